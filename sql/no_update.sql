@@ -1,0 +1,54 @@
+-- Refuses UPDATE on the outbox. `outbox.sql` and `outbox_partitioned.sql` run this file last.
+--
+--   psql -v schema=public -v table=outbox -f sql/no_update.sql
+--
+-- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds and changes, is an
+-- event that nobody ever receives; better that the service hears of it.
+-- The trigger comes with tables that these files made. On a table that was there before, it could break a service that
+-- marks its rows: such a table gets the function, and a notice with the command that adds the trigger.
+-- For a repair by hand: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE after it.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox text := format('%I.%I', in_schema, current_setting('walpost.table_name'));
+    create_trigger text := format(
+        'CREATE TRIGGER walpost_no_update BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %I.walpost_no_update()',
+        outbox, in_schema);
+BEGIN
+    IF to_regprocedure(format('%I.walpost_no_update()', in_schema)) IS NULL THEN
+        EXECUTE format($ddl$
+            CREATE FUNCTION %I.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS $body$
+            BEGIN
+                RAISE EXCEPTION 'UPDATE of outbox table %%.%% refused', TG_TABLE_SCHEMA, TG_TABLE_NAME
+                    USING ERRCODE = 'feature_not_supported',
+                    DETAIL = 'Only inserted rows are published: no consumer would ever see the change.',
+                    HINT = 'Insert a new event instead. INSERT ... ON CONFLICT may only DO NOTHING.';
+            END
+            $body$
+            $ddl$, in_schema);
+    END IF;
+    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = outbox::regclass AND tgname = 'walpost_no_update') THEN
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
+    THEN
+        EXECUTE create_trigger;
+    ELSE
+        RAISE NOTICE 'table % was not made by Walpost and stays as it is: it accepts UPDATE, which is never published',
+            outbox USING HINT = format('To have it refused: %s;', create_trigger);
+    END IF;
+END
+$walpost$;

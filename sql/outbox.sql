@@ -1,0 +1,69 @@
+-- The outbox table. A service inserts its events here, in the transaction that changes its state.
+--
+--   psql -v schema=public -v table=outbox -f sql/outbox.sql
+--
+-- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm.
+-- A table of that name that is there already, say Debezium's, stays exactly as it is.
+-- `walpost init` runs the same: uuidv7.sql, this file, no_update.sql.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+\ir uuidv7.sql
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+BEGIN
+    PERFORM set_config('walpost.table_is_new',
+        (to_regclass(format('%I.%I', in_schema, outbox_name)) IS NULL)::text, false);
+END
+$walpost$;
+
+CREATE TABLE IF NOT EXISTS :"schema".:"table" (
+    -- What consumers recognise a repeated record by: it becomes the header `id`.
+    id            uuid        NOT NULL PRIMARY KEY,
+    -- Names the topic: outbox.event.<aggregatetype>.
+    aggregatetype text        NOT NULL,
+    -- The record's key. Events of one aggregate go to one partition, where their order is kept.
+    aggregateid   text        NOT NULL,
+    type          text        NOT NULL,
+    -- The record's value.
+    payload       jsonb,
+    -- Each member becomes a header of the record.
+    headers       jsonb,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+
+    CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
+    -- A row that no setting can carry to Kafka would hold up every row after it, for ever: PostgreSQL sends at most
+    -- 1 GB in a message, Walpost at most `max_row_bytes`. 16 MiB is far below both, so a row that passes here is at
+    -- worst waiting for the topic's `max.message.bytes` to be raised. Where that is to stay at Kafka's 1 MiB, write
+    -- 900000 here: then the service that writes too large an event gets the error, and the others go on.
+    -- pg_column_size() can be the compressed size, so it is the text that counts: the text is what is sent. Making it
+    -- costs an insert what the walsender pays once more later: a few microseconds for a payload of a kilobyte.
+    CONSTRAINT walpost_event_size CHECK (
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216)
+);
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+BEGIN
+    IF current_setting('walpost.table_is_new')::boolean THEN
+        EXECUTE format('ALTER TABLE %I.%I ALTER COLUMN id SET DEFAULT %s', in_schema, outbox_name,
+            CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
+                ELSE format('%I.walpost_uuidv7()', in_schema) END);
+    END IF;
+END
+$walpost$;
+\ir no_update.sql

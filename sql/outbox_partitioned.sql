@@ -1,0 +1,103 @@
+-- The outbox table, partitioned by day: old events go by dropping a partition, which costs no vacuum and no WAL.
+--
+--   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
+--
+-- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm: run it again every day, from
+-- cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place.
+-- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
+--
+-- To drop a day, only after all of its events are in Kafka:
+--   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
+--   SELECT pg_current_wal_lsn();
+--   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
+--   DROP TABLE public.outbox_p20251101;
+-- Detached or dropped rows that are not yet delivered still arrive, from the write-ahead log. But were the slot lost,
+-- they could not be sent again. Set lock_timeout: DETACH waits for the transactions that use the table, and inserts
+-- wait behind it.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+\ir uuidv7.sql
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+BEGIN
+    PERFORM set_config('walpost.table_is_new',
+        (to_regclass(format('%I.%I', in_schema, outbox_name)) IS NULL)::text, false);
+END
+$walpost$;
+
+-- Columns and checks are those of outbox.sql: their reasons stand there. The primary key of a partitioned table must
+-- contain the partition key, so the server alone doesn't keep `id` unique; a UUID does.
+CREATE TABLE IF NOT EXISTS :"schema".:"table" (
+    id            uuid        NOT NULL,
+    aggregatetype text        NOT NULL,
+    aggregateid   text        NOT NULL,
+    type          text        NOT NULL,
+    payload       jsonb,
+    headers       jsonb,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+
+    PRIMARY KEY (id, created_at),
+    CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
+    CONSTRAINT walpost_event_size CHECK (
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216)
+) PARTITION BY RANGE (created_at);
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+    outbox text := format('%I.%I', in_schema, outbox_name);
+    today date := (now() AT TIME ZONE 'UTC')::date;
+    day date;
+    -- A name is at most 63 bytes.
+    stem text := left(outbox_name, 53);
+    partition_name text;
+BEGIN
+    IF current_setting('walpost.table_is_new')::boolean THEN
+        EXECUTE format('ALTER TABLE %s ALTER COLUMN id SET DEFAULT %s', outbox,
+            CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
+                ELSE format('%I.walpost_uuidv7()', in_schema) END);
+        -- With a default partition an insert never fails for want of one: an outbox whose partitions were forgotten,
+        -- or a row with an odd created_at, must not fail the business transaction. The price is that DETACH ...
+        -- CONCURRENTLY is refused, and that a day can't be made once the default has rows of it.
+        EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
+    ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
+        RAISE EXCEPTION 'table % exists and is not partitioned', outbox
+            USING HINT = 'Use another name for the partitioned table, or sql/outbox.sql to keep this one.';
+    ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
+    THEN
+        RAISE NOTICE 'table % was not made by Walpost: its partitions are left to whoever made it', outbox;
+        RETURN;
+    END IF;
+
+    FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP
+        partition_name := stem || to_char(day, '"_p"YYYYMMDD');
+        CONTINUE WHEN to_regclass(format('%I.%I', in_schema, partition_name)) IS NOT NULL;
+        -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, with all inserts
+        -- queueing behind it. ATTACH lets them through.
+        BEGIN
+            EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
+                in_schema, partition_name, outbox);
+            EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', outbox,
+                in_schema, partition_name, day || ' 00:00+00', day + 1 || ' 00:00+00');
+        EXCEPTION WHEN check_violation THEN
+            RAISE WARNING 'partition % not made: the default partition has rows of that day', partition_name
+                USING HINT = 'They are delivered all the same. Run this file daily, so that the next days are in time.';
+        END;
+    END LOOP;
+END
+$walpost$;
+\ir no_update.sql

@@ -1,0 +1,70 @@
+-- The publication: which table's inserts the slot carries. It comes before the slot.
+--
+--   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
+--
+-- Run by: the table's owner; needs CREATE on the database. Twice without harm: a publication of that name that is
+-- there already is examined, never changed.
+--
+-- Inserts alone: an event is never changed, and deleting old ones is no event. Via the root: rows of every partition,
+-- also of those made later, arrive under the name of the partitioned table.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+\if :{?publication}
+\else
+\set publication walpost_outbox
+\endif
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+SET walpost.publication = :'publication';
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+    outbox text := format('%I.%I', in_schema, outbox_name);
+    name text := current_setting('walpost.publication');
+    found pg_publication;
+    -- A document, because the columns of the view differ from version to version.
+    entry jsonb;
+BEGIN
+    SELECT * INTO found FROM pg_publication WHERE pubname = name;
+    IF found IS NULL THEN
+        EXECUTE format(
+            'CREATE PUBLICATION %I FOR TABLE %s WITH (publish = ''insert'', publish_via_partition_root = true)',
+            name, outbox);
+        RETURN;
+    END IF;
+
+    IF NOT found.pubinsert THEN
+        RAISE EXCEPTION 'publication % exists and does not publish inserts', quote_ident(name)
+            USING HINT = format('ALTER PUBLICATION %I SET (publish = ''insert'');', name);
+    END IF;
+    IF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) = 'p' AND NOT found.pubviaroot THEN
+        RAISE EXCEPTION 'publication % exists and publishes the partitions of % under their own names',
+            quote_ident(name), outbox
+            USING HINT = format('ALTER PUBLICATION %I SET (publish_via_partition_root = true);', name);
+    END IF;
+    SELECT to_jsonb(listed) INTO entry FROM pg_publication_tables AS listed
+        WHERE pubname = name AND schemaname = in_schema AND tablename = outbox_name;
+    IF entry IS NULL THEN
+        RAISE EXCEPTION 'publication % exists and does not contain table %', quote_ident(name), outbox
+            USING HINT = format('ALTER PUBLICATION %I ADD TABLE %s;', name, outbox);
+    END IF;
+    IF entry ->> 'rowfilter' IS NOT NULL THEN
+        RAISE WARNING 'publication % has a row filter on table %: rows outside of % are never delivered',
+            quote_ident(name), outbox, entry ->> 'rowfilter';
+    END IF;
+    IF found.pubupdate OR found.pubdelete OR found.pubtruncate THEN
+        RAISE NOTICE 'publication % publishes more than inserts, which costs the server and is of no use',
+            quote_ident(name) USING HINT = format('ALTER PUBLICATION %I SET (publish = ''insert'');', name);
+    END IF;
+END
+$walpost$;

@@ -1,0 +1,66 @@
+-- The replication slot: Walpost's place in the write-ahead log. What is committed from now on is delivered.
+--
+--   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
+--
+-- Run by: a superuser or a role with REPLICATION, in the outbox's database, not inside a transaction that has written.
+-- Twice without harm: a slot of that name that is there already is examined, never changed.
+--
+-- The publication must be there first: it is looked up as of each change in the log, and a slot that is older than its
+-- publication meets changes from before it, which up to PostgreSQL 17 is an error for ever.
+-- Making a slot waits until every transaction that is open at that moment has ended. With lock_timeout it gives up
+-- instead, and leaves nothing behind.
+-- From here on the server keeps its WAL until Walpost has confirmed it: bound that with max_slot_wal_keep_size, and
+-- drop the slot with teardown.sql when Walpost is to go for good.
+\set ON_ERROR_STOP on
+\if :{?publication}
+\else
+\set publication walpost_outbox
+\endif
+\if :{?slot}
+\else
+\set slot walpost_outbox
+\endif
+
+SET walpost.publication = :'publication';
+SET walpost.slot = :'slot';
+
+DO $walpost$
+DECLARE
+    name text := current_setting('walpost.slot');
+    found pg_replication_slots;
+BEGIN
+    SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
+    IF found IS NULL THEN
+        IF current_setting('wal_level') <> 'logical' THEN
+            RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
+                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server.';
+        END IF;
+        IF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = current_setting('walpost.publication')) THEN
+            RAISE EXCEPTION 'publication % does not exist, and must be there before slot %',
+                quote_ident(current_setting('walpost.publication')), name
+                USING HINT = 'Run sql/publication.sql first.';
+        END IF;
+        PERFORM pg_create_logical_replication_slot(name, 'pgoutput');
+        RETURN;
+    END IF;
+
+    IF found.slot_type <> 'logical' THEN
+        RAISE EXCEPTION 'slot % exists and is a physical one', name
+            USING HINT = 'Choose another name for the slot.';
+    END IF;
+    IF found.plugin <> 'pgoutput' THEN
+        RAISE EXCEPTION 'slot % exists with plugin %, expected pgoutput', name, found.plugin
+            USING HINT = 'Choose another name for the slot.';
+    END IF;
+    IF found.database <> current_database() THEN
+        RAISE EXCEPTION 'slot % exists in database %, expected %', name,
+            quote_ident(found.database), quote_ident(current_database())
+            USING HINT = 'Slot names are one for the whole server: choose another name for the slot.';
+    END IF;
+    IF found.wal_status = 'lost' THEN
+        RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
+            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start anew; '
+                'rows written since then must be sent again.', found.confirmed_flush_lsn);
+    END IF;
+END
+$walpost$;

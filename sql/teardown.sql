@@ -1,0 +1,60 @@
+-- Ends an outbox's replication: drops the slot, then the publication. A person runs this; Walpost never does.
+--
+--   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v slot=walpost_outbox -v role=walpost \
+--        -f sql/teardown.sql
+--
+-- Stop `walpost run` first. Events that are not yet delivered stay in the table but will not be delivered: there is no
+-- way back, a new slot starts with what is committed after it. Twice without harm.
+-- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+\if :{?publication}
+\else
+\set publication walpost_outbox
+\endif
+\if :{?slot}
+\else
+\set slot walpost_outbox
+\endif
+\if :{?role}
+\else
+\set role walpost
+\endif
+
+SET walpost.slot = :'slot';
+
+DO $walpost$
+DECLARE
+    name text := current_setting('walpost.slot');
+    found pg_replication_slots;
+BEGIN
+    SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
+    IF found IS NULL THEN
+        RAISE NOTICE 'slot % does not exist, skipping', name;
+    ELSIF found.database IS DISTINCT FROM current_database() OR found.plugin <> 'pgoutput' THEN
+        RAISE EXCEPTION 'slot % is not of this database and plugin pgoutput: it is not dropped', name;
+    ELSIF found.active THEN
+        RAISE EXCEPTION 'slot % is in use by PID %', name, found.active_pid
+            USING HINT = 'Stop the `walpost run` that uses it.';
+    ELSE
+        PERFORM pg_drop_replication_slot(name);
+        RAISE NOTICE 'slot % dropped: delivered up to %, the log ended at %',
+            name, found.confirmed_flush_lsn, pg_current_wal_lsn();
+    END IF;
+END
+$walpost$;
+
+DROP PUBLICATION IF EXISTS :"publication";
+
+\echo 'Left in place: the table, its functions and the role. To remove those too:'
+\echo '   ' DROP TABLE :"schema".:"table" ';'
+\echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
+\echo '   ' DROP OWNED BY :"role" '; -- in this database: its privileges'
+\echo '   ' DROP ROLE :"role" ';     -- once no database has any left'

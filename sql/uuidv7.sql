@@ -1,0 +1,40 @@
+-- UUIDv7 for servers older than PostgreSQL 18. `outbox.sql` and `outbox_partitioned.sql` run this file first.
+--
+--   psql -v schema=public -f sql/uuidv7.sql
+--
+-- Version 7 (RFC 9562, section 5.7) starts with the time, so that new rows go to the right edge of the primary key's
+-- index. It says nothing about commit order: Walpost takes that from the write-ahead log alone.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+
+SET walpost.schema = :'schema';
+
+DO $walpost$
+DECLARE
+    in_schema text := current_setting('walpost.schema');
+BEGIN
+    IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
+        OR to_regprocedure(format('%I.walpost_uuidv7()', in_schema)) IS NOT NULL THEN
+        RETURN;
+    END IF;
+    -- 48 bits of milliseconds, 4 of version, 12 with the fraction of the millisecond (section 6.2, method 3, as
+    -- PostgreSQL 18 does), then variant and 62 random bits, both as they stand in a version 4 UUID. Two calls within
+    -- the same microsecond are in random order.
+    EXECUTE format($ddl$
+        CREATE FUNCTION %I.walpost_uuidv7() RETURNS uuid
+        LANGUAGE sql VOLATILE PARALLEL SAFE
+        RETURN (
+            SELECT encode(
+                int8send((us / 1000 << 16) | (7 << 12) | (us %% 1000 * 4096 / 1000))
+                    || substring(uuid_send(gen_random_uuid()) FROM 9),
+                'hex')::uuid
+            FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS clock (us))
+        $ddl$, in_schema);
+    EXECUTE format($ddl$
+        COMMENT ON FUNCTION %I.walpost_uuidv7() IS 'UUIDv7 (RFC 9562); PostgreSQL 18 has uuidv7()'
+        $ddl$, in_schema);
+END
+$walpost$;

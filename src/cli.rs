@@ -1,0 +1,122 @@
+//! The command line: one file per subcommand.
+
+pub mod args;
+pub mod check;
+pub mod init;
+pub mod run;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing::error;
+
+use self::args::LogArgs;
+use crate::config::{self, ConfigError, Given};
+use crate::pipeline::settings::PipelineSettings;
+
+/// Carries a PostgreSQL transactional outbox to Apache Kafka, in commit order.
+#[derive(Debug, Parser)]
+#[command(name = "walpost", version, max_term_width = 100)]
+pub struct Cli {
+    /// How to log.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make outbox table, role, publication and slot; what is there already stays as it is
+    Init(init::InitArgs),
+    /// Find everything that would make `run` fail or lose data later, each with its remedy
+    Check(check::CheckArgs),
+    /// Carry the outbox to Kafka until SIGTERM or SIGINT
+    Run(run::RunArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done, or stopped as asked: 0.
+    Done,
+    /// Anything that is none of the others: 1.
+    Failed,
+    /// Bad usage or configuration: 2.
+    Usage,
+    /// Halted, and a person is needed: 3.
+    Halted,
+}
+
+impl Exit {
+    /// The process's exit code.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Halted => 3,
+        }
+    }
+}
+
+/// Does what the command line says.
+#[must_use]
+pub fn run(cli: Cli) -> Exit {
+    if let Err(reason) = cli.log.start() {
+        eprintln!("walpost: {reason}");
+        return Exit::Usage;
+    }
+    match cli.command {
+        Command::Init(args) => init::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "walpost",
+                &mut std::io::stdout(),
+            );
+            Exit::Done
+        }
+    }
+}
+
+/// The settings that flags, environment and file make together, or a logged reason why not.
+fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
+    // A variable that isn't Unicode can't be one of ours.
+    let vars = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    config::load(given, &|name| std::env::var(name).ok(), vars).map_err(|reason: ConfigError| {
+        error!("{reason}");
+        Exit::Usage
+    })
+}
+
+/// A runtime for one command or one pipeline, on the calling thread.
+fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|reason| {
+            error!("the asynchronous runtime can't be started: {reason}");
+            Exit::Failed
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,294 @@
+//! `walpost check`: everything that would make `run` fail or lose data later, each with its remedy.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::{Exit, load, runtime};
+use crate::config::Given;
+use crate::kafka::probe::{self, BrokerFinding};
+use crate::outbox::columns::{Mapping, TableColumn};
+use crate::outbox::template::Part;
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::postgres::catalog::{Catalog, Observed};
+use crate::postgres::connection::Connection;
+
+/// Flags of `walpost check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// One JSON document instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    /// As it should be.
+    Ok,
+    /// `run` works, but data can be lost or repeated later.
+    Warning,
+    /// `run` fails.
+    Failure,
+}
+
+/// One check.
+#[derive(Debug, Serialize)]
+struct Finding {
+    pipeline: String,
+    check: &'static str,
+    outcome: Outcome,
+    /// What was found; where it isn't as it should be, with the remedy.
+    message: String,
+}
+
+/// Checks the pipelines and prints what was found.
+#[must_use]
+pub fn run(args: &CheckArgs) -> Exit {
+    let given = Given {
+        connection: &args.connection,
+        records: Some(&args.records),
+        sink: None,
+    };
+    let pipelines = match load(&given) {
+        Ok(pipelines) => pipelines,
+        Err(exit) => return exit,
+    };
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(exit) => return exit,
+    };
+    let mut findings = Vec::new();
+    for settings in &pipelines {
+        let mut report = Report {
+            pipeline: settings.name.clone(),
+            findings: &mut findings,
+        };
+        runtime.block_on(async {
+            postgres(settings, &mut report).await;
+            kafka(settings, &mut report).await;
+        });
+    }
+    runtime.shutdown_background();
+    let failed = findings
+        .iter()
+        .any(|finding| finding.outcome == Outcome::Failure);
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({ "ok": !failed, "checks": findings })
+        );
+    } else {
+        findings.iter().for_each(print);
+    }
+    if failed { Exit::Halted } else { Exit::Done }
+}
+
+fn print(finding: &Finding) {
+    let mark = match finding.outcome {
+        Outcome::Ok => "ok     ",
+        Outcome::Warning => "WARNING",
+        Outcome::Failure => "FAILED ",
+    };
+    println!(
+        "{mark} {}: {}: {}",
+        finding.pipeline, finding.check, finding.message
+    );
+}
+
+struct Report<'f> {
+    pipeline: String,
+    findings: &'f mut Vec<Finding>,
+}
+
+impl Report<'_> {
+    fn add(&mut self, check: &'static str, outcome: Outcome, message: impl ToString) {
+        let (pipeline, message) = (self.pipeline.clone(), message.to_string());
+        self.findings.push(Finding {
+            pipeline,
+            check,
+            outcome,
+            message,
+        });
+    }
+}
+
+async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
+    let database = settings.postgres.describe();
+    let observed = match Catalog::open(&settings.postgres).await {
+        Ok(catalog) => {
+            report.add("connection", Outcome::Ok, format!("{database} accepts SQL"));
+            catalog.look(&settings.target).await
+        }
+        Err(error) => Err(error),
+    };
+    let observed = match observed {
+        Ok(observed) => observed,
+        Err(error) => return report.add("connection", Outcome::Failure, error),
+    };
+    match Connection::open(
+        &settings.postgres,
+        settings.link_timeout,
+        settings.row_bytes_max,
+    )
+    .await
+    {
+        Ok(_) => report.add(
+            "replication",
+            Outcome::Ok,
+            "a replication connection is accepted",
+        ),
+        Err(error) => report.add(
+            "replication",
+            Outcome::Failure,
+            format!("{error}. The role needs REPLICATION, and pg_hba.conf a line for its database"),
+        ),
+    }
+    let problems = observed.problems(&settings.target);
+    for problem in &problems {
+        report.add("database", Outcome::Failure, problem);
+    }
+    if problems.is_empty() {
+        report.add(
+            "database",
+            Outcome::Ok,
+            "table, publication and slot are there and fit together",
+        );
+    }
+    columns(settings, &observed, report);
+    risks(settings, &observed, report);
+}
+
+fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
+    let Some(table) = &observed.table else { return };
+    let columns: Vec<_> = table
+        .columns
+        .iter()
+        .map(|(name, type_oid)| TableColumn {
+            name,
+            type_oid: *type_oid,
+        })
+        .collect();
+    match Mapping::bind(
+        &settings.outbox,
+        &settings.target.table.to_string(),
+        &columns,
+    ) {
+        Ok(_) => report.add(
+            "columns",
+            Outcome::Ok,
+            "topic, key, headers and payload have their columns",
+        ),
+        Err(error) => report.add("columns", Outcome::Failure, error),
+    }
+}
+
+/// What works today and loses or repeats events some day.
+fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
+    let target = &settings.target;
+    if let Some(table) = &observed.table
+        && !table.refuses_update
+    {
+        report.add(
+            "updates",
+            Outcome::Warning,
+            format!(
+                "table {} accepts UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE \
+                 is lost so. Forbid it with the trigger of sql/no_update.sql",
+                target.table
+            ),
+        );
+    }
+    if let Some(publication) = &observed.publication {
+        let name = &target.publication;
+        if let Some(filter) = &publication.row_filter {
+            let message = format!(
+                "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: ALTER PUBLICATION \
+                 {name} SET TABLE {}",
+                target.table
+            );
+            report.add("row filter", Outcome::Warning, message);
+        }
+        if publication.more_than_inserts {
+            let message = format!(
+                "publication {name:?} publishes more than inserts, which is decoded and then left out. Change it: \
+                 ALTER PUBLICATION {name} SET (publish = 'insert')"
+            );
+            report.add("publication", Outcome::Warning, message);
+        }
+    }
+    match observed.slot_wal_keep.as_deref() {
+        Some("-1") => report.add(
+            "disk",
+            Outcome::Warning,
+            "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot keeps write-ahead log until the \
+             disk is full. Bound it: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; beyond the bound the slot is \
+             lost, and events have to be sent again from the table",
+        ),
+        Some(bound) => {
+            report.add("disk", Outcome::Ok, format!("max_slot_wal_keep_size is {bound}"));
+        }
+        None => {}
+    }
+    if let Some(slot) = &observed.slot {
+        match slot.wal_status.as_deref() {
+            Some("unreserved") => report.add(
+                "slot",
+                Outcome::Warning,
+                format!(
+                    "slot {:?} is unreserved: the server removes the log it needs at the next checkpoint. Let walpost \
+                     catch up now, or raise max_slot_wal_keep_size",
+                    target.slot
+                ),
+            ),
+            status => {
+                let status = status.unwrap_or("unknown");
+                let message = format!("confirmed up to {}, wal_status {status}", slot.confirmed);
+                report.add("slot", Outcome::Ok, message);
+            }
+        }
+    }
+}
+
+async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
+    let SinkSettings::Kafka {
+        properties,
+        create_topics,
+    } = &settings.sink
+    else {
+        return;
+    };
+    // A template without columns names the one topic there is; others are known with their rows.
+    let topic = match settings.outbox.topic.parts() {
+        [Part::Literal(topic)] => Some(topic.clone()),
+        _ => None,
+    };
+    match probe::look(properties, topic).await {
+        BrokerFinding::Unreachable(reason) => report.add("kafka", Outcome::Failure, reason),
+        BrokerFinding::Reachable { brokers } => {
+            let message =
+                format!("{brokers} broker(s); topics are looked up with their first record");
+            report.add("kafka", Outcome::Ok, message);
+        }
+        BrokerFinding::Topic { topic, partitions } => {
+            report.add(
+                "kafka",
+                Outcome::Ok,
+                format!("topic {topic:?} has {partitions} partition(s)"),
+            );
+        }
+        BrokerFinding::NoTopic(_) if create_topics.is_some() => {
+            report.add(
+                "kafka",
+                Outcome::Ok,
+                "the topic is missing and will be created",
+            );
+        }
+        BrokerFinding::NoTopic(error) => report.add("kafka", Outcome::Failure, error),
+    }
+}

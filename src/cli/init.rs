@@ -1,0 +1,117 @@
+//! `walpost init`
+
+use clap::Args;
+use tracing::{error, info};
+
+use super::args::ConnectionArgs;
+use super::{Exit, load, runtime};
+use crate::config::Given;
+use crate::config::file::SinkName;
+use crate::config::values::duration;
+use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::provision::Provision;
+
+/// Flags of `walpost init`.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    /// Show the SQL and change nothing
+    #[arg(long)]
+    print: bool,
+    /// Partition the table by day
+    #[arg(long)]
+    partitioned: bool,
+    /// The role to make for `walpost run`
+    #[arg(
+        long,
+        env = "WALPOST_ROLE",
+        default_value = "walpost",
+        value_name = "NAME"
+    )]
+    role: String,
+    /// Make no role
+    #[arg(long)]
+    no_role: bool,
+    /// How long a statement may wait for a lock. A slot also waits for running transactions
+    #[arg(
+        long,
+        env = "WALPOST_LOCK_TIMEOUT",
+        default_value = "10s",
+        value_name = "DURATION"
+    )]
+    lock_timeout: String,
+}
+
+/// Makes what the pipelines need.
+#[must_use]
+pub fn run(args: &InitArgs) -> Exit {
+    let lock_timeout = match duration(&args.lock_timeout) {
+        Ok(timeout) => timeout,
+        Err(reason) => {
+            error!("--lock-timeout: {reason}");
+            return Exit::Usage;
+        }
+    };
+    let given = Given {
+        connection: &args.connection,
+        records: None,
+        sink: Some(SinkName::Stdout),
+    };
+    let pipelines = match load(&given) {
+        Ok(pipelines) => pipelines,
+        Err(exit) => return exit,
+    };
+    for settings in &pipelines {
+        let provision = Provision {
+            target: settings.target.clone(),
+            partitioned: args.partitioned,
+            role: (!args.no_role).then(|| args.role.clone()),
+            lock_timeout,
+        };
+        if args.print {
+            for script in provision.scripts() {
+                println!("-- {}\n{}", script.makes, script.sql);
+            }
+        } else if let Err(exit) = apply(settings, &provision) {
+            return exit;
+        }
+    }
+    Exit::Done
+}
+
+/// Makes what one pipeline needs, or logs why not.
+///
+/// # Errors
+/// How the program is to end.
+pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Result<(), Exit> {
+    let database = settings.postgres.describe();
+    let applied = runtime()?.block_on(async {
+        let catalog = Catalog::open(&settings.postgres)
+            .await
+            .map_err(|error| ("connection".to_owned(), error))?;
+        provision.apply(&catalog).await
+    });
+    let Err((step, reason)) = applied else {
+        let target = &settings.target;
+        info!(%database, table = %target.table, publication = target.publication, slot = target.slot, "ready");
+        return Ok(());
+    };
+    let hint = match &reason {
+        CatalogError::Server(error) if error.code == "55P03" => {
+            ". A slot waits for every transaction that was running: see pg_stat_activity; then run \
+             init again, or raise --lock-timeout"
+        }
+        CatalogError::Server(error) if error.code == "42501" => {
+            ". Run init as the owner of the table with REPLICATION, or as a superuser"
+        }
+        _ => "",
+    };
+    error!(%database, "{step}: {reason}{hint}");
+    Err(match recovery::of_catalog(&reason) {
+        Remedy::Reconnect | Remedy::StandBy | Remedy::RebuildSink => Exit::Failed,
+        Remedy::Halt => Exit::Halted,
+    })
+}

@@ -1,0 +1,449 @@
+//! Flags, environment and walpost.toml become settings: validated, with every default filled in.
+//!
+//! Flags come before environment variables (both arrive through clap), those before the file.
+
+pub mod file;
+pub mod values;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::cli::args::{ConnectionArgs, RecordArgs};
+use crate::kafka::properties::{self, Properties, PropertyError};
+use crate::outbox::route::POSITION_HEADER;
+use crate::outbox::settings::{HeadersColumn, OutboxSettings};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::postgres::catalog::Target;
+use crate::postgres::conninfo::{Conninfo, ConninfoError};
+
+use self::file::{File, FilePipeline, SinkName};
+use self::values::{Bytes, bytes, duration};
+
+/// A configuration that can't be used. Exit code 2.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file can't be read.
+    #[error("configuration file {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("configuration file {}, line {line}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Where, counted from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A value can't be used.
+    #[error("pipeline {pipeline:?}: {key}: {reason}")]
+    Value {
+        /// The pipeline.
+        pipeline: String,
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The database is not named rightly.
+    #[error("pipeline {pipeline:?}: postgres: {error}")]
+    Postgres {
+        /// The pipeline.
+        pipeline: String,
+        /// What is wrong.
+        error: ConninfoError,
+    },
+    /// No database is named.
+    #[error(
+        "pipeline {0:?}: no database is named: expected --postgres URL, WALPOST_POSTGRES=URL, postgres = \"URL\" in walpost.toml, or PGHOST or PGDATABASE in the environment"
+    )]
+    NoPostgres(String),
+    /// Kafka's properties can't be used.
+    #[error("pipeline {pipeline:?}: {error}")]
+    Kafka {
+        /// The pipeline.
+        pipeline: String,
+        /// What is wrong.
+        error: PropertyError,
+    },
+    /// `--pipeline` names one that is not in the file.
+    #[error("pipeline {name:?} is not in the configuration file, which has: {found}")]
+    NoPipeline {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        found: String,
+    },
+    /// Two pipelines have the same name or slot.
+    #[error("pipelines {first:?} and {second:?} have the same {what}; each needs its own")]
+    Twice {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+        /// What they share.
+        what: &'static str,
+    },
+    /// A flag for one pipeline, and several pipelines.
+    #[error(
+        "flags or WALPOST_* variables for one pipeline are given, but the configuration file has several: {0}. Choose one with --pipeline NAME, or put the values into the file"
+    )]
+    Several(String),
+    /// An environment variable or flag for Kafka that can't be read.
+    #[error("{0}")]
+    Flag(String),
+}
+
+/// Everything that flags and environment say about pipelines.
+pub struct Given<'a> {
+    /// Flags that every command has.
+    pub connection: &'a ConnectionArgs,
+    /// Flags for making and delivering records, where the command has them.
+    pub records: Option<&'a RecordArgs>,
+    /// `--sink`, where the command has it.
+    pub sink: Option<SinkName>,
+}
+
+type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+/// The settings of every pipeline that was asked for.
+///
+/// # Errors
+/// Something can't be used; the message names it.
+pub fn load(
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: impl Iterator<Item = (String, String)>,
+) -> Result<Vec<PipelineSettings>, ConfigError> {
+    let file = match &given.connection.config {
+        Some(path) => file::read(path)?,
+        None => File::default(),
+    };
+    let from_env = kafka_properties(env_vars);
+    let chosen = choose(
+        file.pipeline,
+        &given.connection.pipeline,
+        given.connection.config.is_some(),
+    )?;
+    if chosen.len() > 1 && given.is_for_one_pipeline() {
+        return Err(ConfigError::Several(names(&chosen)));
+    }
+    let settings: Vec<_> = chosen
+        .into_iter()
+        .map(|pipeline| settings(pipeline, &file.kafka, &from_env, given, env))
+        .collect::<Result<_, _>>()?;
+    each_its_own(&settings)?;
+    Ok(settings)
+}
+
+impl Given<'_> {
+    fn is_for_one_pipeline(&self) -> bool {
+        self.connection.is_for_one_pipeline()
+            || self.records.is_some_and(RecordArgs::is_for_one_pipeline)
+    }
+}
+
+fn names(pipelines: &[FilePipeline]) -> String {
+    let names: Vec<_> = pipelines.iter().map(FilePipeline::name).collect();
+    names.join(", ")
+}
+
+/// The pipelines of the file that were asked for; without a file, one with nothing but a name.
+fn choose(
+    pipelines: Vec<FilePipeline>,
+    asked: &[String],
+    from_file: bool,
+) -> Result<Vec<FilePipeline>, ConfigError> {
+    if pipelines.is_empty() && !from_file {
+        let unnamed = || vec![FilePipeline::default()];
+        let named = |name: &String| FilePipeline {
+            name: Some(name.clone()),
+            ..FilePipeline::default()
+        };
+        return Ok(match asked {
+            [] => unnamed(),
+            asked => asked.iter().map(named).collect(),
+        });
+    }
+    for name in asked {
+        if !pipelines.iter().any(|pipeline| pipeline.name() == name) {
+            let (name, found) = (name.clone(), names(&pipelines));
+            return Err(ConfigError::NoPipeline { name, found });
+        }
+    }
+    if asked.is_empty() {
+        return Ok(if pipelines.is_empty() {
+            vec![FilePipeline::default()]
+        } else {
+            pipelines
+        });
+    }
+    Ok(pipelines
+        .into_iter()
+        .filter(|pipeline| asked.iter().any(|name| name == pipeline.name()))
+        .collect())
+}
+
+fn each_its_own(settings: &[PipelineSettings]) -> Result<(), ConfigError> {
+    for (at, second) in settings.iter().enumerate() {
+        for first in &settings[..at] {
+            let what = if first.name == second.name {
+                "name"
+            } else if first.target.slot == second.target.slot
+                && first.postgres.describe() == second.postgres.describe()
+            {
+                "slot in the same database"
+            } else {
+                continue;
+            };
+            let (first, second) = (first.name.clone(), second.name.clone());
+            return Err(ConfigError::Twice {
+                first,
+                second,
+                what,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Properties from variables: `WALPOST_KAFKA_SASL_PASSWORD` is `sasl.password`.
+fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {
+    vars.filter_map(|(name, value)| {
+        let name = name.strip_prefix("WALPOST_KAFKA_")?;
+        Some((name.to_lowercase().replace('_', "."), value))
+    })
+    .collect()
+}
+
+/// Takes what was given first, and says which key a value that can't be used belongs to.
+struct Reader {
+    pipeline: String,
+}
+
+impl Reader {
+    fn error(&self, key: &'static str, reason: impl ToString) -> ConfigError {
+        ConfigError::Value {
+            pipeline: self.pipeline.clone(),
+            key,
+            reason: reason.to_string(),
+        }
+    }
+
+    fn parse<T>(
+        &self,
+        key: &'static str,
+        given: Option<&String>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        given
+            .map(|text| parse(text).map_err(|reason| self.error(key, reason)))
+            .transpose()
+    }
+
+    fn from_str<T>(
+        &self,
+        key: &'static str,
+        given: Option<&String>,
+    ) -> Result<Option<T>, ConfigError>
+    where
+        T: std::str::FromStr,
+        T::Err: ToString,
+    {
+        self.parse(key, given, |text| {
+            text.parse().map_err(|error: T::Err| error.to_string())
+        })
+    }
+}
+
+fn settings(
+    mut file: FilePipeline,
+    kafka: &BTreeMap<String, file::Scalar>,
+    from_env: &Properties,
+    given: &Given<'_>,
+    env: Env<'_>,
+) -> Result<PipelineSettings, ConfigError> {
+    let name = file.name().to_owned();
+    let reader = Reader {
+        pipeline: name.clone(),
+    };
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    if name.is_empty() || name.len() > 48 || !name.bytes().all(is_legal) {
+        return Err(reader.error("name", "expected 1 to 48 characters of a-z, 0-9 and _"));
+    }
+    given.overlay(&mut file);
+    let postgres = postgres(&name, file.postgres.as_deref(), env)?;
+    let target = target(&reader, &file)?;
+    let outbox = outbox(&reader, &file)?;
+    let default_timeout = Duration::from_secs(60);
+    let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), duration)?;
+    let link_timeout = link_timeout.unwrap_or(default_timeout);
+    if link_timeout < Duration::from_secs(1) {
+        return Err(reader.error("link_timeout", "expected at least 1s"));
+    }
+    let drain_timeout = reader.parse("drain_timeout", file.drain_timeout.as_ref(), duration)?;
+    let size = |key, given: &Option<file::Scalar>, default| {
+        let given = given.as_ref().map(ToString::to_string);
+        Ok::<_, ConfigError>(
+            reader
+                .parse(key, given.as_ref(), bytes)?
+                .unwrap_or(Bytes(default))
+                .0,
+        )
+    };
+    let window_bytes = size("window_bytes", &file.window_bytes, 16 << 20)?;
+    let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
+    // PostgreSQL's own limit for a message.
+    let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);
+    let window_records = file.window_records.unwrap_or(100_000);
+    if window_records == 0 || window_bytes == 0 || row_bytes_max < 1024 {
+        let reason = "window_records and window_bytes must be above 0, max_row_bytes at least 1KiB";
+        return Err(reader.error("window", reason));
+    }
+    let sink = match given.sink.or(file.sink).unwrap_or_default() {
+        SinkName::Stdout => SinkSettings::Stdout,
+        SinkName::Kafka => sink(&reader, &file, kafka, from_env, given)?,
+    };
+    Ok(PipelineSettings {
+        name,
+        postgres,
+        target,
+        outbox,
+        sink,
+        window_records,
+        window_bytes,
+        row_bytes_max,
+        link_timeout,
+        drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
+    })
+}
+
+fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, ConfigError> {
+    let from_env = ["PGHOST", "PGHOSTADDR", "PGDATABASE"]
+        .iter()
+        .any(|name| env(name).is_some());
+    let url = match url {
+        Some(url) => url,
+        None if from_env => "",
+        None => return Err(ConfigError::NoPostgres(name.to_owned())),
+    };
+    Conninfo::parse(url, env).map_err(|error| ConfigError::Postgres {
+        pipeline: name.to_owned(),
+        error,
+    })
+}
+
+fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
+    let default = format!("walpost_{}", reader.pipeline);
+    let slot = file.slot.clone().unwrap_or_else(|| default.clone());
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
+        let reason = format!("{slot:?}: expected 1 to 63 characters of a-z, 0-9 and _");
+        return Err(reader.error("slot", reason));
+    }
+    let publication = file.publication.clone().unwrap_or(default);
+    if publication.is_empty() || publication.len() > 63 {
+        return Err(reader.error("publication", "expected a name of 1 to 63 bytes"));
+    }
+    let table = reader.from_str("table", file.table.as_ref())?;
+    Ok(Target {
+        table: match table {
+            Some(table) => table,
+            None => crate::postgres::table::TableName {
+                schema: "public".to_owned(),
+                name: "outbox".to_owned(),
+            },
+        },
+        publication,
+        slot,
+    })
+}
+
+fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, ConfigError> {
+    let default = OutboxSettings::default();
+    let headers = match &file.headers {
+        None => default.headers,
+        Some(given) => given
+            .iter()
+            .map(|(name, template)| {
+                if name.is_empty() || name.contains('\0') || name == POSITION_HEADER {
+                    let reason = format!("{name:?} can't be the name of a header of yours");
+                    return Err(reader.error("headers", reason));
+                }
+                let template = template
+                    .parse()
+                    .map_err(|error| reader.error("headers", error))?;
+                Ok((name.clone(), template))
+            })
+            .collect::<Result<_, _>>()?,
+    };
+    Ok(OutboxSettings {
+        topic: reader
+            .from_str("topic", file.topic.as_ref())?
+            .unwrap_or(default.topic),
+        key: reader
+            .from_str("key", file.key.as_ref())?
+            .unwrap_or(default.key),
+        payload: file.payload.clone().unwrap_or(default.payload),
+        null_payload: file.null_payload.unwrap_or_default(),
+        headers,
+        headers_column: match file.headers_column.as_deref() {
+            None => HeadersColumn::IfPresent,
+            Some("") => HeadersColumn::Off,
+            Some(name) => HeadersColumn::Named(name.to_owned()),
+        },
+        timestamp: file.timestamp.clone(),
+        partition: file.partition.clone(),
+    })
+}
+
+fn sink(
+    reader: &Reader,
+    file: &FilePipeline,
+    kafka: &BTreeMap<String, file::Scalar>,
+    from_env: &Properties,
+    given: &Given<'_>,
+) -> Result<SinkSettings, ConfigError> {
+    let text = |(name, value): (&String, &file::Scalar)| (name.clone(), value.to_string());
+    let mut properties: Properties = kafka.iter().map(text).collect();
+    properties.extend(file.kafka.iter().flatten().map(text));
+    properties.extend(from_env.clone());
+    if let Some(records) = given.records {
+        if let Some(brokers) = &records.kafka {
+            properties.insert("bootstrap.servers".to_owned(), brokers.clone());
+        }
+        for property in &records.kafka_property {
+            let (name, value) = property.split_once('=').ok_or_else(|| {
+                ConfigError::Flag(format!(
+                    "--kafka-property {property:?}: expected NAME=VALUE"
+                ))
+            })?;
+            properties.insert(name.trim().to_owned(), value.to_owned());
+        }
+    }
+    properties::check(&properties).map_err(|error| ConfigError::Kafka {
+        pipeline: reader.pipeline.clone(),
+        error,
+    })?;
+    if let Some(create) = &file.create_topics
+        && (create.partitions < 1 || create.replication == 0 || create.replication < -1)
+    {
+        return Err(reader.error(
+            "create_topics",
+            "expected at least 1 partition and 1 replica",
+        ));
+    }
+    Ok(SinkSettings::Kafka {
+        properties,
+        create_topics: file.create_topics,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! walpost.toml as it is written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{ConfigError, Given};
+use crate::kafka::topics::CreateTopics;
+use crate::outbox::settings::NullPayload;
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// librdkafka's properties for every pipeline.
+    #[serde(default)]
+    pub kafka: BTreeMap<String, Scalar>,
+    /// The pipelines.
+    #[serde(default)]
+    pub pipeline: Vec<FilePipeline>,
+}
+
+/// One `[[pipeline]]`. Every key is optional: flags and defaults fill in.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    missing_docs,
+    reason = "the keys are documented in README.md, for those who write them"
+)]
+pub struct FilePipeline {
+    pub name: Option<String>,
+    pub postgres: Option<String>,
+    pub table: Option<String>,
+    pub publication: Option<String>,
+    pub slot: Option<String>,
+    pub sink: Option<SinkName>,
+    pub topic: Option<String>,
+    pub key: Option<String>,
+    pub payload: Option<String>,
+    pub null_payload: Option<NullPayload>,
+    pub headers: Option<BTreeMap<String, String>>,
+    pub headers_column: Option<String>,
+    pub timestamp: Option<String>,
+    pub partition: Option<String>,
+    pub window_bytes: Option<Scalar>,
+    pub window_records: Option<u64>,
+    pub max_row_bytes: Option<Scalar>,
+    pub link_timeout: Option<String>,
+    pub drain_timeout: Option<String>,
+    pub create_topics: Option<CreateTopics>,
+    pub kafka: Option<BTreeMap<String, Scalar>>,
+}
+
+/// The name of a sink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SinkName {
+    /// Apache Kafka.
+    #[default]
+    Kafka,
+    /// Standard output, one JSON object a line.
+    Stdout,
+}
+
+/// A text, number or truth value: librdkafka takes them all as text.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+pub enum Scalar {
+    /// In quotes.
+    Text(String),
+    /// A whole number.
+    Integer(i64),
+    /// true or false.
+    Boolean(bool),
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Integer(number) => write!(f, "{number}"),
+            Self::Boolean(truth) => write!(f, "{truth}"),
+        }
+    }
+}
+
+impl fmt::Debug for Scalar {
+    // It can be a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("...")
+    }
+}
+
+impl fmt::Debug for FilePipeline {
+    // Connection strings have passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FilePipeline")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FilePipeline {
+    /// The pipeline's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("outbox")
+    }
+}
+
+impl Given<'_> {
+    /// Puts what flags and environment say over what the file says.
+    pub(super) fn overlay(&self, file: &mut FilePipeline) {
+        fn over<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
+            if let Some(given) = given {
+                *file = Some(given.clone());
+            }
+        }
+        let connection = self.connection;
+        over(&mut file.postgres, connection.postgres.as_ref());
+        over(&mut file.table, connection.table.as_ref());
+        over(&mut file.publication, connection.publication.as_ref());
+        over(&mut file.slot, connection.slot.as_ref());
+        let Some(records) = self.records else { return };
+        over(&mut file.topic, records.topic.as_ref());
+        over(&mut file.key, records.key.as_ref());
+        over(&mut file.payload, records.payload.as_ref());
+        over(&mut file.null_payload, records.null_payload.as_ref());
+        over(
+            &mut file.window_bytes,
+            records.window_bytes.clone().map(Scalar::Text).as_ref(),
+        );
+        over(&mut file.window_records, records.window_records.as_ref());
+        over(
+            &mut file.max_row_bytes,
+            records.max_row_bytes.clone().map(Scalar::Text).as_ref(),
+        );
+        over(&mut file.link_timeout, records.link_timeout.as_ref());
+        over(&mut file.drain_timeout, records.drain_timeout.as_ref());
+        over(&mut file.create_topics, records.create_topics.as_ref());
+        if !records.header.is_empty() {
+            file.headers = Some(records.header.iter().cloned().collect());
+        }
+    }
+}
+
+/// Reads the file.
+///
+/// # Errors
+/// It can't be read, or has a key or value that it can't have.
+pub fn read(path: &Path) -> Result<File, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
+        path: path.to_owned(),
+        error,
+    })?;
+    parse(&text).map_err(|(line, reason)| ConfigError::File {
+        path: path.to_owned(),
+        line,
+        reason,
+    })
+}
+
+/// The file's text; an error has its line. The error never quotes the line, which can have a
+/// password in it.
+pub(super) fn parse(text: &str) -> Result<File, (usize, String)> {
+    toml::from_str(text).map_err(|error| {
+        let before = error
+            .span()
+            .and_then(|span| text.get(..span.start))
+            .unwrap_or_default();
+        let message = error.message();
+        let reason = match nearest_known(message) {
+            Some(known) => format!("{message}; did you mean `{known}`?"),
+            None => message.to_owned(),
+        };
+        (before.matches('\n').count() + 1, reason)
+    })
+}
+
+/// The known key that is most like the unknown one, both as serde's message has them: "unknown
+/// field `a`, expected one of `b`, `c`".
+fn nearest_known(message: &str) -> Option<&str> {
+    let mut quoted = message
+        .strip_prefix("unknown field ")?
+        .split('`')
+        .skip(1)
+        .step_by(2);
+    let unknown = quoted.next()?;
+    quoted
+        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
+        .filter(|(distance, _)| *distance <= unknown.len() / 2 + 1)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
+}

@@ -1,0 +1,302 @@
+use super::*;
+use crate::outbox::settings::NullPayload;
+
+/// Loads `toml` as the file's text, with flags and environment.
+fn load_text(
+    toml: &str,
+    connection: ConnectionArgs,
+    records: &RecordArgs,
+    env: &[(&str, &str)],
+) -> Result<Vec<PipelineSettings>, ConfigError> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("walpost.toml");
+    std::fs::write(&path, toml).expect("written");
+    let connection = ConnectionArgs {
+        config: (!toml.is_empty()).then_some(path),
+        ..connection
+    };
+    let given = Given {
+        connection: &connection,
+        records: Some(records),
+        sink: None,
+    };
+    let look_up = |name: &str| {
+        let found = env.iter().find(|(key, _)| *key == name);
+        found
+            .map(|(_, value)| (*value).to_owned())
+            .or((name == "USER").then(|| "me".to_owned()))
+    };
+    let vars = env
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    load(&given, &look_up, vars)
+}
+
+fn from_toml(toml: &str) -> Result<Vec<PipelineSettings>, ConfigError> {
+    load_text(toml, ConnectionArgs::default(), &RecordArgs::default(), &[])
+}
+
+fn error(toml: &str) -> String {
+    from_toml(toml).expect_err(toml).to_string()
+}
+
+fn property<'s>(settings: &'s PipelineSettings, name: &str) -> Option<&'s str> {
+    match &settings.sink {
+        SinkSettings::Kafka { properties, .. } => properties.get(name).map(String::as_str),
+        SinkSettings::Stdout => None,
+    }
+}
+
+const MINIMAL: &str = r#"
+    [kafka]
+    "bootstrap.servers" = "broker:9092"
+    [[pipeline]]
+    postgres = "postgresql://walpost@db/shop"
+"#;
+
+#[test]
+fn a_minimal_file_gives_the_defaults() {
+    let settings = from_toml(MINIMAL).expect("loads").remove(0);
+    assert_eq!(settings.name, "outbox");
+    assert_eq!(settings.target.table.to_string(), "public.outbox");
+    assert_eq!(settings.target.slot, "walpost_outbox");
+    assert_eq!(settings.target.publication, "walpost_outbox");
+    assert_eq!(settings.outbox, OutboxSettings::default());
+    assert_eq!(
+        (settings.window_bytes, settings.window_records),
+        (16 << 20, 100_000)
+    );
+    assert_eq!(settings.row_bytes_max, 64 << 20);
+    assert_eq!(settings.link_timeout, Duration::from_secs(60));
+    assert_eq!(settings.drain_timeout, Duration::from_secs(30));
+}
+
+#[test]
+fn every_key_of_the_file_is_used() {
+    let settings = from_toml(
+        r#"
+        [kafka]
+        "bootstrap.servers" = "broker:9092"
+        "linger.ms" = 3
+        [[pipeline]]
+        name = "orders"
+        postgres = "host=db dbname=shop"
+        table = "shop.events"
+        publication = "p"
+        slot = "s"
+        topic = "t"
+        key = "{tenant}:{id}"
+        payload = "body"
+        null_payload = "tombstone"
+        headers = { type = "{type}" }
+        headers_column = ""
+        timestamp = "created_at"
+        partition = "shard"
+        window_bytes = "1MiB"
+        window_records = 10
+        max_row_bytes = 2097152
+        link_timeout = "5s"
+        drain_timeout = "1m"
+        create_topics = { partitions = 3 }
+        kafka = { "linger.ms" = 7, "socket.nagle.disable" = true }
+        "#,
+    )
+    .expect("loads")
+    .remove(0);
+    assert_eq!(settings.name, "orders");
+    assert_eq!(settings.postgres.describe(), "shop on db:5432 as me");
+    assert_eq!(settings.target.table.to_string(), "shop.events");
+    assert_eq!(
+        (
+            settings.target.publication.as_str(),
+            settings.target.slot.as_str()
+        ),
+        ("p", "s")
+    );
+    let outbox = settings.outbox.clone();
+    assert_eq!(
+        (outbox.topic.to_string(), outbox.key.to_string()),
+        ("t".into(), "{tenant}:{id}".into())
+    );
+    assert_eq!(
+        (outbox.payload.as_str(), outbox.null_payload),
+        ("body", NullPayload::Tombstone)
+    );
+    assert_eq!(
+        outbox.headers,
+        [("type".to_owned(), "{type}".parse().expect("template"))]
+    );
+    assert_eq!(outbox.headers_column, HeadersColumn::Off);
+    assert_eq!(
+        (outbox.timestamp.as_deref(), outbox.partition.as_deref()),
+        (Some("created_at"), Some("shard"))
+    );
+    assert_eq!(
+        (settings.window_bytes, settings.window_records),
+        (1 << 20, 10)
+    );
+    assert_eq!(settings.row_bytes_max, 2 << 20);
+    assert_eq!(
+        (
+            settings.link_timeout.as_secs(),
+            settings.drain_timeout.as_secs()
+        ),
+        (5, 60)
+    );
+    assert_eq!(property(&settings, "linger.ms"), Some("7"));
+    assert_eq!(property(&settings, "socket.nagle.disable"), Some("true"));
+    match settings.sink {
+        SinkSettings::Kafka {
+            create_topics: Some(create),
+            ..
+        } => {
+            assert_eq!((create.partitions, create.replication), (3, -1));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn flags_come_before_variables_and_variables_before_the_file() {
+    let records = RecordArgs {
+        kafka: Some("flag:1".to_owned()),
+        kafka_property: vec!["linger.ms=1".to_owned()],
+        topic: Some("from-flag".to_owned()),
+        ..RecordArgs::default()
+    };
+    let env = [
+        ("WALPOST_KAFKA_BOOTSTRAP_SERVERS", "env:1"),
+        ("WALPOST_KAFKA_LINGER_MS", "2"),
+        ("WALPOST_KAFKA_SASL_USERNAME", "me"),
+    ];
+    let toml = format!("{MINIMAL}\ntopic = \"from-file\"\nkey = \"from-file\"");
+    let settings = load_text(&toml, ConnectionArgs::default(), &records, &env)
+        .expect("loads")
+        .remove(0);
+    assert_eq!(settings.outbox.topic.to_string(), "from-flag");
+    assert_eq!(settings.outbox.key.to_string(), "from-file");
+    assert_eq!(property(&settings, "bootstrap.servers"), Some("flag:1"));
+    assert_eq!(property(&settings, "linger.ms"), Some("1"));
+    assert_eq!(property(&settings, "sasl.username"), Some("me"));
+}
+
+#[test]
+fn one_pipeline_needs_no_file() {
+    let connection = ConnectionArgs {
+        postgres: Some("postgresql://db/shop".to_owned()),
+        pipeline: vec!["orders".to_owned()],
+        ..ConnectionArgs::default()
+    };
+    let records = RecordArgs {
+        kafka: Some("b:1".to_owned()),
+        ..RecordArgs::default()
+    };
+    let settings = load_text("", connection, &records, &[])
+        .expect("loads")
+        .remove(0);
+    assert_eq!(
+        (settings.name.as_str(), settings.target.slot.as_str()),
+        ("orders", "walpost_orders")
+    );
+    let nothing = load_text("", ConnectionArgs::default(), &records, &[]).expect_err("no database");
+    assert!(
+        nothing.to_string().contains("WALPOST_POSTGRES"),
+        "{nothing}"
+    );
+    let from_env = load_text("", ConnectionArgs::default(), &records, &[("PGHOST", "db")]);
+    assert_eq!(
+        from_env.expect("loads")[0].postgres.describe(),
+        "me on db:5432 as me"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
+    let text = error(&format!("{MINIMAL}\n    topc = \"x\""));
+    for word in ["line 7", "`topc`", "did you mean `topic`?"] {
+        assert!(text.contains(word), "{word:?} in {text:?}");
+    }
+    let text = error("[pipelin]\n");
+    assert!(text.contains("did you mean `pipeline`?"), "{text}");
+}
+
+#[test]
+fn a_value_that_can_not_be_used_is_named_by_its_key() {
+    let check = |line: &str, words: &[&str]| {
+        let text = error(&format!("{MINIMAL}\n    {line}"));
+        words
+            .iter()
+            .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+    };
+    check("name = \"No\"", &["name", "a-z"]);
+    check("slot = \"a-b\"", &["slot", "a-b"]);
+    check("table = \"a.b.c\"", &["table", "SCHEMA.TABLE"]);
+    check("topic = \"{a\"", &["topic", "never closed"]);
+    check(
+        "headers = { walpost-position = \"x\" }",
+        &["headers", "walpost-position"],
+    );
+    check("headers = { \"a\\u0000\" = \"x\" }", &["headers"]);
+    check("window_bytes = \"much\"", &["window_bytes", "16MiB"]);
+    check("window_records = 0", &["window_records"]);
+    check("link_timeout = \"5\"", &["link_timeout", "30s"]);
+    check("link_timeout = \"5ms\"", &["link_timeout", "at least 1s"]);
+    check("null_payload = \"x\"", &["line 7", "tombstone"]);
+    check("create_topics = { partitions = 0 }", &["create_topics"]);
+    check("kafka = { acks = 1 }", &["acks", "refused"]);
+}
+
+#[test]
+fn pipelines_are_chosen_by_name_and_each_has_its_own_slot() {
+    let two = format!(
+        "{MINIMAL}\n[[pipeline]]\nname = \"b\"\npostgres = \"postgresql://walpost@db/shop\"\n"
+    );
+    let names = |settings: Vec<PipelineSettings>| -> Vec<_> {
+        settings.into_iter().map(|s| s.name).collect()
+    };
+    assert_eq!(names(from_toml(&two).expect("loads")), ["outbox", "b"]);
+    let chosen = |name: &str| {
+        let connection = ConnectionArgs {
+            pipeline: vec![name.to_owned()],
+            ..ConnectionArgs::default()
+        };
+        load_text(&two, connection, &RecordArgs::default(), &[])
+    };
+    assert_eq!(names(chosen("b").expect("loads")), ["b"]);
+    let text = chosen("c").expect_err("none such").to_string();
+    assert!(
+        text.contains("\"c\"") && text.contains("outbox, b"),
+        "{text}"
+    );
+    let topic = RecordArgs {
+        topic: Some("t".to_owned()),
+        ..RecordArgs::default()
+    };
+    let text = load_text(&two, ConnectionArgs::default(), &topic, &[])
+        .expect_err("several")
+        .to_string();
+    assert!(text.contains("--pipeline"), "{text}");
+    assert!(error(&two.replace("\"b\"", "\"outbox\"")).contains("same name"));
+    assert!(error(&format!("{two}slot = \"walpost_outbox\"")).contains("same slot"));
+}
+
+#[test]
+fn no_error_and_no_debug_output_shows_a_password() {
+    let secret = "s3cr3t";
+    let file = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"b:1\"\n\"sasl.password\" = \"{secret}\"\n\
+         [[pipeline]]\npostgres = \"postgresql://u:{secret}@db/shop\"\n"
+    );
+    let settings = from_toml(&file).expect("loads");
+    assert!(!format!("{settings:?}").contains(secret), "{settings:?}");
+    for broken in [
+        format!("{file}topc = 1"),
+        file.replace("postgres =", "postgre ="),
+        file.replace("@db/shop\"", "@db/shop"),
+        file.replace("/shop", "/shop?sslmod=x"),
+        file.replace("\"sasl.password\" =", "\"sasl.pasword\" ="),
+    ] {
+        let text = error(&broken);
+        assert!(!text.contains(secret), "{text}");
+    }
+}

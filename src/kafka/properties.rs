@@ -1,0 +1,192 @@
+//! librdkafka's properties: what the user says, what Walpost insists on, what it refuses.
+//!
+//! librdkafka 2.12, `CONFIGURATION.md`.
+
+use std::collections::BTreeMap;
+
+use rdkafka::config::ClientConfig;
+
+/// Properties by name, as the user wrote them.
+pub type Properties = BTreeMap<String, String>;
+
+/// A property that can't be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PropertyError {
+    /// It would break order, durability or the count of deliveries.
+    #[error("Kafka property {name} = {value:?} is refused: {reason}. Remove it")]
+    Refused {
+        /// The property.
+        name: String,
+        /// Its value.
+        value: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// librdkafka does not accept it.
+    #[error("Kafka properties: {0}")]
+    Invalid(String),
+    /// No broker is named.
+    #[error(
+        "no Kafka broker is named: expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
+         \"bootstrap.servers\" in [kafka]"
+    )]
+    NoBrokers,
+}
+
+/// Holds `properties` against what Walpost promises.
+///
+/// # Errors
+/// A property would break a promise.
+pub fn check(properties: &Properties) -> Result<(), PropertyError> {
+    for (name, value) in properties {
+        if let Some(reason) = refusal(name, value) {
+            let (name, value) = (name.clone(), value.clone());
+            return Err(PropertyError::Refused {
+                name,
+                value,
+                reason,
+            });
+        }
+    }
+    match properties
+        .get("bootstrap.servers")
+        .or(properties.get("metadata.broker.list"))
+    {
+        Some(brokers) if !brokers.trim().is_empty() => {}
+        _ => return Err(PropertyError::NoBrokers),
+    }
+    client_config(properties, "walpost")
+        .create_native_config()
+        .map(drop)
+        .map_err(|error| PropertyError::Invalid(describe(&error)))
+}
+
+fn refusal(name: &str, value: &str) -> Option<&'static str> {
+    let holds = |expected: &[&str]| expected.contains(&value.trim());
+    match name {
+        "enable.idempotence" if !holds(&["true"]) => {
+            Some("without idempotence a retry can repeat and reorder records")
+        }
+        "acks" | "request.required.acks" if !holds(&["all", "-1"]) => {
+            Some("an LSN is confirmed only for what all in-sync replicas have (acks = all)")
+        }
+        "message.timeout.ms" | "delivery.timeout.ms" if !holds(&["0"]) => {
+            Some("a record that expires leaves a gap; Walpost waits for the broker instead")
+        }
+        "queuing.strategy" if !holds(&["fifo"]) => Some("it would reorder records"),
+        "delivery.report.only.error" if !holds(&["false"]) => {
+            Some("deliveries have to be reported to be confirmed")
+        }
+        "queue.buffering.max.messages" | "queue.buffering.max.kbytes" => {
+            Some("window_records and window_bytes bound what is in flight")
+        }
+        "transactional.id" => Some("Walpost does not produce in Kafka transactions"),
+        "test.mock.num.brokers" => Some("what a mock broker acknowledges is nowhere"),
+        _ => None,
+    }
+}
+
+/// The properties for a producer, or another client of the same cluster: the user's over Walpost's
+/// defaults, and what Walpost insists on over both.
+#[must_use]
+pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    // The Java client's partitioner, so that a key stays in its partition when Walpost takes over
+    // from Debezium.
+    config.set("partitioner", "murmur2_random");
+    config.set("client.id", client_id);
+    config.set("reconnect.backoff.max.ms", "2000");
+    config.set("socket.keepalive.enable", "true");
+    config.set("log.connection.close", "false");
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    config.set("enable.idempotence", "true");
+    config.set("acks", "all");
+    // An expired record would be skipped, and later ones sent: a gap.
+    config.set("message.timeout.ms", "0");
+    // The window bounds both; a bound here would refuse a row larger than it for ever.
+    config.set("queue.buffering.max.messages", "0");
+    config.set("queue.buffering.max.kbytes", "2147483647");
+    config
+}
+
+/// An error of librdkafka without Rust's names for it.
+#[must_use]
+pub fn describe(error: &rdkafka::error::KafkaError) -> String {
+    match error {
+        rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
+            // A value can be a password: librdkafka's descriptions quote those of names it knows,
+            // and a name it doesn't know can be a password's misspelt.
+            let secret = ["password", "secret", "key.pem", "sasl.jaas"];
+            match secret.iter().any(|part| name.contains(part)) {
+                true => format!("{name} is not accepted"),
+                false => format!("{name}: {description}"),
+            }
+        }
+        other => match other.rdkafka_error_code() {
+            Some(code) => code.to_string(),
+            None => other.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn properties(more: &[(&str, &str)]) -> Properties {
+        [("bootstrap.servers", "localhost:9092")]
+            .iter()
+            .chain(more)
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn what_would_break_order_or_durability_is_refused() {
+        for (name, value) in [
+            ("enable.idempotence", "false"),
+            ("acks", "1"),
+            ("request.required.acks", "0"),
+            ("message.timeout.ms", "30000"),
+            ("delivery.timeout.ms", "30000"),
+            ("queuing.strategy", "lifo"),
+            ("delivery.report.only.error", "true"),
+            ("queue.buffering.max.kbytes", "1024"),
+            ("transactional.id", "x"),
+            ("test.mock.num.brokers", "3"),
+        ] {
+            match check(&properties(&[(name, value)])) {
+                Err(PropertyError::Refused { name: refused, .. }) => assert_eq!(refused, name),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn other_properties_are_passed_through() {
+        let given = properties(&[
+            ("acks", "all"),
+            ("compression.type", "zstd"),
+            ("security.protocol", "sasl_ssl"),
+            ("sasl.mechanisms", "SCRAM-SHA-512"),
+            ("linger.ms", "20"),
+            ("partitioner", "consistent"),
+        ]);
+        assert_eq!(check(&given), Ok(()));
+        let config = client_config(&given, "x");
+        assert_eq!(config.get("linger.ms"), Some("20"));
+        assert_eq!(config.get("partitioner"), Some("consistent"));
+        assert_eq!(config.get("message.timeout.ms"), Some("0"));
+    }
+
+    #[test]
+    fn what_librdkafka_does_not_know_is_refused_by_name() {
+        let error = check(&properties(&[("compresion.type", "lz4")])).expect_err("unknown");
+        assert!(error.to_string().contains("compresion.type"), "{error}");
+        let error = check(&properties(&[("linger.ms", "soon")])).expect_err("no number");
+        assert!(error.to_string().contains("linger.ms"), "{error}");
+        assert_eq!(check(&Properties::new()), Err(PropertyError::NoBrokers));
+    }
+}

@@ -1,0 +1,63 @@
+//! Walpost carries a PostgreSQL transactional outbox to Apache Kafka by reading the write-ahead
+//! log.
+//!
+//! ```text
+//! socket ──frame──▶ pgoutput ──message──▶ core ──row──▶ route ──record──▶ producer ──▶ Kafka
+//!    ▲                                                                       │
+//!    └────────── status update: confirmed LSN ◀── watermark ◀── delivery ────┘
+//! ```
+//!
+//! Data flows one way. One value travels back, the confirmed LSN, and only
+//! [`pipeline::watermark`] can make one.
+//!
+//! # The rooms
+//!
+//! - [`cli`]: the command line, one file per subcommand. [`config`]: flags, environment and
+//!   walpost.toml become [`pipeline::settings::PipelineSettings`].
+//! - [`supervisor`]: pipelines side by side, each on its thread; signals.
+//! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
+//!   [`pipeline::core`] turns frames into records (pure), [`pipeline::watermark`] turns deliveries
+//!   into confirmed LSNs (pure), [`pipeline::recovery`] maps every error to its remedy,
+//!   [`pipeline::sink`] is the border to Kafka.
+//! - [`postgres`]: everything that knows PostgreSQL. [`postgres::frame`] and [`postgres::pgoutput`]
+//!   are pure codecs, [`postgres::connection`] is the replication socket, [`postgres::catalog`]
+//!   asks SQL questions and never streams, [`postgres::provision`] runs the files in `sql/`.
+//! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
+//! - [`kafka`]: everything that knows rdkafka.
+//! - [`observe`]: what a person sees while it runs.
+//!
+//! # One event's way
+//!
+//! [`postgres::connection::Connection::fill`] reads from the socket,
+//! [`postgres::connection::Connection::peek`] finds a whole frame in the buffer,
+//! [`pipeline::core::Core::frame`] decodes it ([`postgres::pgoutput::Message::decode`]), lays its
+//! values out ([`outbox::columns::Mapping`]), makes a record of them
+//! ([`outbox::route::Router::route`]), counts it ([`pipeline::watermark::Watermark::reserve`]) and
+//! hands it over ([`pipeline::sink::Sink::produce`]). librdkafka copies it, sends it, and calls
+//! [`pipeline::watermark::Deliveries::delivered`]. When every record of a transaction and of all
+//! before it is delivered, [`pipeline::watermark::Watermark::confirmed`] rises, and
+//! [`postgres::connection::Connection::confirm`] tells PostgreSQL.
+//!
+//! # Invariants
+//!
+//! 1. An LSN is confirmed only when every record of every transaction that ends at or before it is
+//!    durable in the sink. `Confirmed` has no constructor outside `watermark`.
+//! 2. On one connection, the confirmed LSN never goes back and is never beyond what was received;
+//!    a new connection starts from the slot's own word. Asserted in release builds.
+//! 3. What can't be decoded, mapped, routed or produced stops the pipeline with an error that names
+//!    it. Nothing is ever skipped.
+//! 4. Within a partition, records appear in commit order, and in insert order inside a transaction.
+//! 5. Memory is bounded by configuration (`window_bytes`, `window_records`, `max_row_bytes`),
+//!    whatever the backlog, the transaction or the outage.
+//! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before),
+//!    are never parsed, and never reach a log.
+//! 7. A slot, a publication or a topic is never dropped or moved without the word of a person.
+
+pub mod cli;
+pub mod config;
+pub mod kafka;
+pub mod observe;
+pub mod outbox;
+pub mod pipeline;
+pub mod postgres;
+pub mod supervisor;

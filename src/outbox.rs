@@ -1,0 +1,40 @@
+//! What an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
+//!
+//! [`settings`] says which columns mean what, [`columns`] holds them against the table that is
+//! there, and [`route`] makes a record of a row.
+
+pub mod columns;
+pub mod headers;
+pub mod route;
+pub mod settings;
+pub mod template;
+pub mod timestamp;
+
+/// One record for Kafka, borrowed from the row it came from and the router's scratch space.
+#[derive(Clone, Copy)]
+pub struct Record<'r> {
+    /// The topic; a legal name for one.
+    pub topic: &'r str,
+    /// The partition, where a column says it; otherwise the partitioner chooses by the key.
+    pub partition: Option<i32>,
+    /// Milliseconds since 1970-01-01 UTC, where a column says them.
+    pub timestamp_millis: Option<i64>,
+    /// The key.
+    pub key: Option<&'r [u8]>,
+    /// The value; none is a tombstone.
+    pub payload: Option<&'r [u8]>,
+    /// The headers.
+    pub headers: headers::Headers<'r>,
+}
+
+impl std::fmt::Debug for Record<'_> {
+    // Lengths only: a payload must not reach a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Record")
+            .field("topic", &self.topic)
+            .field("partition", &self.partition)
+            .field("key_bytes", &self.key.map(<[u8]>::len))
+            .field("payload_bytes", &self.payload.map(<[u8]>::len))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,441 @@
+//! Settings held against the table that is there: which column is what.
+
+use super::settings::{HeadersColumn, NullPayload, OutboxSettings};
+use super::template::{Part, Template};
+
+/// How many different columns one pipeline's settings can name.
+///
+/// A row's values are laid out in an array of this size on the stack, so that routing a row
+/// allocates nothing.
+pub const COLUMNS_MAX: usize = 32;
+
+/// The values of the columns that the settings name, by slot; `None` is null.
+pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
+
+/// A column of the table, as the Relation message has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableColumn<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// OID of its type (`pg_type.oid`).
+    pub type_oid: u32,
+}
+
+/// The settings bound to one shape of the table.
+#[derive(Debug)]
+pub struct Mapping {
+    /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
+    slots: Vec<Option<u8>>,
+    /// The topic's template.
+    pub(super) topic: Bound,
+    /// The key's template.
+    pub(super) key: Bound,
+    /// The value.
+    pub(super) payload: Source,
+    /// What a null value becomes.
+    pub(super) null_payload: NullPayload,
+    /// Headers from templates.
+    pub(super) headers: Vec<(String, Bound)>,
+    /// Headers from a JSON column.
+    pub(super) headers_column: Option<Source>,
+    /// The record's timestamp.
+    pub(super) timestamp: Option<(Source, TimestampType)>,
+    /// The record's partition.
+    pub(super) partition: Option<Source>,
+    /// The column `id`, to name a row in an error.
+    id: Option<Source>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) slot: u8,
+    /// The text form is hexadecimal and stands for bytes.
+    pub(super) bytea: bool,
+}
+
+impl Source {
+    pub(super) fn of<'a>(self, row: &Row<'a>) -> Option<&'a [u8]> {
+        row[usize::from(self.slot)]
+    }
+}
+
+/// How a timestamp column's text is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimestampType {
+    /// Milliseconds since 1970-01-01 UTC.
+    Millis,
+    /// timestamp with time zone.
+    Zoned,
+    /// timestamp without time zone, taken as UTC.
+    Local,
+}
+
+/// A template whose columns have become slots.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+pub(super) enum Piece {
+    Literal(Box<[u8]>),
+    Column(Source),
+}
+
+/// A table that the settings don't fit.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MappingError {
+    /// A named column is not there.
+    #[error(
+        "table {table} has no column {column:?}, which {setting} names; it has: {found}. \
+         Name one of these in {setting}, or add the column"
+    )]
+    MissingColumn {
+        /// The table.
+        table: String,
+        /// The column that is missing.
+        column: String,
+        /// The setting that names it.
+        setting: String,
+        /// The columns there are.
+        found: String,
+    },
+    /// A named column is of a type that can't serve.
+    #[error(
+        "column {column:?} of table {table} has the type with OID {type_oid}, but {setting} needs \
+         {expected}. Name another column in {setting}, or change the type: \
+         ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
+    )]
+    WrongType {
+        /// The table.
+        table: String,
+        /// The column.
+        column: String,
+        /// Its type.
+        type_oid: u32,
+        /// The setting that names it.
+        setting: &'static str,
+        /// Types that can serve.
+        expected: &'static str,
+    },
+    /// More columns are named than a row has room for.
+    #[error(
+        "the settings for table {0} name more than {COLUMNS_MAX} different columns; name fewer"
+    )]
+    TooManyColumns(String),
+}
+
+/// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+mod oid {
+    pub(super) const BYTEA: u32 = 17;
+    pub(super) const INT8: u32 = 20;
+    pub(super) const INT2: u32 = 21;
+    pub(super) const INT4: u32 = 23;
+    pub(super) const JSON: u32 = 114;
+    pub(super) const TIMESTAMP: u32 = 1114;
+    pub(super) const TIMESTAMPTZ: u32 = 1184;
+    pub(super) const JSONB: u32 = 3802;
+    /// The first OID that a type made by a user can have.
+    pub(super) const FIRST_OF_USERS: u32 = 16384;
+}
+
+impl Mapping {
+    /// Finds the columns that `settings` names among those of `table`.
+    ///
+    /// # Errors
+    /// A named column is missing or of a type that can't serve.
+    pub fn bind(
+        settings: &OutboxSettings,
+        table: &str,
+        columns: &[TableColumn<'_>],
+    ) -> Result<Self, MappingError> {
+        let mut binder = Binder {
+            table,
+            columns,
+            slots: vec![None; columns.len()],
+            used: 0,
+        };
+        let topic = binder.template(&settings.topic, "topic")?;
+        let key = binder.template(&settings.key, "key")?;
+        let payload = binder.typed(
+            &settings.payload,
+            "payload",
+            "a built-in type such as jsonb, json, text or bytea",
+            |oid| oid < oid::FIRST_OF_USERS,
+        )?;
+        let mut headers = Vec::new();
+        for (name, template) in &settings.headers {
+            let setting = format!("header {name:?}");
+            headers.push((name.clone(), binder.template(template, &setting)?));
+        }
+        let is_json = |oid| oid == oid::JSON || oid == oid::JSONB;
+        let headers_column = match &settings.headers_column {
+            HeadersColumn::Off => None,
+            HeadersColumn::Named(name) => {
+                Some(binder.typed(name, "headers_column", "json or jsonb", is_json)?)
+            }
+            HeadersColumn::IfPresent => columns
+                .iter()
+                .find(|column| column.name == "headers" && is_json(column.type_oid))
+                .map(|column| binder.column(column.name, "headers_column"))
+                .transpose()?,
+        };
+        let timestamp = match &settings.timestamp {
+            None => None,
+            Some(name) => {
+                let source = binder.typed(
+                    name,
+                    "timestamp",
+                    "timestamptz, timestamp, or int8 with milliseconds since 1970",
+                    |oid| timestamp_type(oid).is_some(),
+                )?;
+                timestamp_type(binder.type_of(name)).map(|kind| (source, kind))
+            }
+        };
+        let partition = match &settings.partition {
+            None => None,
+            Some(name) => {
+                Some(binder.typed(name, "partition", "int2, int4 or int8", is_integer)?)
+            }
+        };
+        let id = match columns.iter().any(|column| column.name == "id") {
+            true => Some(binder.column("id", "id")?),
+            false => None,
+        };
+        Ok(Self {
+            slots: binder.slots,
+            topic,
+            key,
+            payload,
+            null_payload: settings.null_payload,
+            headers,
+            headers_column,
+            timestamp,
+            partition,
+            id,
+        })
+    }
+
+    /// How many columns the table has.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The slot in a [`Row`] for the value of the table's column at `index`, if it is needed.
+    #[must_use]
+    pub fn slot(&self, index: usize) -> Option<usize> {
+        self.slots.get(index).copied().flatten().map(usize::from)
+    }
+
+    /// Names a row for a person: by its column `id`, where the table has one.
+    #[must_use]
+    pub fn describe(&self, row: &Row<'_>) -> String {
+        match self.id.and_then(|id| id.of(row)) {
+            Some(id) => format!(
+                "row with id {}",
+                String::from_utf8_lossy(&id[..id.len().min(100)])
+            ),
+            None => "row".to_owned(),
+        }
+    }
+}
+
+fn is_integer(oid: u32) -> bool {
+    matches!(oid, oid::INT2 | oid::INT4 | oid::INT8)
+}
+
+fn timestamp_type(oid: u32) -> Option<TimestampType> {
+    match oid {
+        oid::TIMESTAMPTZ => Some(TimestampType::Zoned),
+        oid::TIMESTAMP => Some(TimestampType::Local),
+        oid if is_integer(oid) => Some(TimestampType::Millis),
+        _ => None,
+    }
+}
+
+struct Binder<'a> {
+    table: &'a str,
+    columns: &'a [TableColumn<'a>],
+    slots: Vec<Option<u8>>,
+    used: u8,
+}
+
+impl Binder<'_> {
+    fn column(&mut self, name: &str, setting: &str) -> Result<Source, MappingError> {
+        let index = self
+            .columns
+            .iter()
+            .position(|column| column.name == name)
+            .ok_or_else(|| MappingError::MissingColumn {
+                table: self.table.to_owned(),
+                column: name.to_owned(),
+                setting: setting.to_owned(),
+                found: self
+                    .columns
+                    .iter()
+                    .map(|column| column.name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?;
+        let slot = match self.slots[index] {
+            Some(slot) => slot,
+            None if usize::from(self.used) == COLUMNS_MAX => {
+                return Err(MappingError::TooManyColumns(self.table.to_owned()));
+            }
+            None => {
+                let slot = self.used;
+                self.used += 1;
+                self.slots[index] = Some(slot);
+                slot
+            }
+        };
+        Ok(Source {
+            slot,
+            bytea: self.columns[index].type_oid == oid::BYTEA,
+        })
+    }
+
+    fn type_of(&self, name: &str) -> u32 {
+        self.columns
+            .iter()
+            .find(|column| column.name == name)
+            .map_or(0, |column| column.type_oid)
+    }
+
+    fn typed(
+        &mut self,
+        name: &str,
+        setting: &'static str,
+        expected: &'static str,
+        serves: impl Fn(u32) -> bool,
+    ) -> Result<Source, MappingError> {
+        let source = self.column(name, setting)?;
+        let type_oid = self.type_of(name);
+        if serves(type_oid) {
+            return Ok(source);
+        }
+        Err(MappingError::WrongType {
+            table: self.table.to_owned(),
+            column: name.to_owned(),
+            type_oid,
+            setting,
+            expected,
+        })
+    }
+
+    fn template(&mut self, template: &Template, setting: &str) -> Result<Bound, MappingError> {
+        let setting = format!("{setting} = \"{template}\"");
+        let pieces = template
+            .parts()
+            .iter()
+            .map(|part| match part {
+                Part::Literal(text) => Ok(Piece::Literal(text.as_bytes().into())),
+                Part::Column(name) => self.column(name, &setting).map(Piece::Column),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Bound { pieces })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn columns() -> Vec<TableColumn<'static>> {
+        [
+            ("id", 2950),
+            ("aggregatetype", 1043),
+            ("aggregateid", 1043),
+            ("type", 1043),
+            ("payload", oid::JSONB),
+            ("raw", oid::BYTEA),
+            ("kind", 16999),
+        ]
+        .map(|(name, type_oid)| TableColumn { name, type_oid })
+        .to_vec()
+    }
+
+    fn bind(change: impl FnOnce(&mut OutboxSettings)) -> Result<Mapping, MappingError> {
+        let mut settings = OutboxSettings::default();
+        change(&mut settings);
+        Mapping::bind(&settings, "public.outbox", &columns())
+    }
+
+    #[test]
+    fn the_defaults_fit_a_debezium_outbox_table() {
+        let mapping = bind(|_| {}).expect("binds");
+        let needed: Vec<_> = (0..mapping.width())
+            .map(|i| mapping.slot(i).is_some())
+            .collect();
+        assert_eq!(needed, [true, true, true, false, true, false, false]);
+        assert!(mapping.headers_column.is_none());
+    }
+
+    #[test]
+    fn a_column_named_twice_has_one_slot() {
+        let mapping = bind(|s| s.key = "{id}{id}".parse().expect("template")).expect("binds");
+        assert_eq!(mapping.slot(0), Some(mapping.key.slots()[0]));
+        assert_eq!(mapping.key.slots()[0], mapping.key.slots()[1]);
+    }
+
+    #[test]
+    fn a_missing_column_is_named_with_what_there_is() {
+        let error = bind(|s| s.key = "{tenant}".parse().expect("template")).expect_err("missing");
+        let text = error.to_string();
+        for part in [
+            "public.outbox",
+            "\"tenant\"",
+            "key = \"{tenant}\"",
+            "aggregateid, type",
+        ] {
+            assert!(text.contains(part), "{part:?} in {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_column_of_a_wrong_type_is_refused() {
+        let wrong = |change: fn(&mut OutboxSettings), setting: &str| match bind(change) {
+            Err(MappingError::WrongType { setting: found, .. }) => assert_eq!(found, setting),
+            other => panic!("{setting}: {other:?}"),
+        };
+        wrong(|s| s.payload = "kind".to_owned(), "payload");
+        wrong(|s| s.timestamp = Some("type".to_owned()), "timestamp");
+        wrong(|s| s.partition = Some("type".to_owned()), "partition");
+        wrong(
+            |s| s.headers_column = HeadersColumn::Named("raw".to_owned()),
+            "headers_column",
+        );
+    }
+
+    #[test]
+    fn more_columns_than_a_row_has_room_for_are_refused() {
+        let names: Vec<_> = (0..=COLUMNS_MAX).map(|i| format!("c{i}")).collect();
+        let columns: Vec<_> = names
+            .iter()
+            .map(|name| TableColumn { name, type_oid: 25 })
+            .collect();
+        let all: String = names.iter().map(|name| format!("{{{name}}}")).collect();
+        let settings = OutboxSettings {
+            topic: all.parse().expect("template"),
+            ..OutboxSettings::default()
+        };
+        assert_eq!(
+            Mapping::bind(&settings, "t", &columns).expect_err("too many"),
+            MappingError::TooManyColumns("t".to_owned())
+        );
+    }
+
+    impl Bound {
+        fn slots(&self) -> Vec<usize> {
+            self.pieces
+                .iter()
+                .filter_map(|piece| match piece {
+                    Piece::Column(source) => Some(usize::from(source.slot)),
+                    Piece::Literal(_) => None,
+                })
+                .collect()
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The headers of one record, laid out in the router's scratch space.
+
+use std::ops::Range;
+
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// A record's headers, in order.
+#[derive(Clone, Copy)]
+pub struct Headers<'r> {
+    spans: &'r [HeaderSpan],
+    scratch: &'r [u8],
+}
+
+/// Where a header's name and value are in the scratch space.
+#[derive(Clone, Debug)]
+pub(super) struct HeaderSpan {
+    pub(super) name: Range<usize>,
+    pub(super) value: Option<Range<usize>>,
+}
+
+impl<'r> Headers<'r> {
+    pub(super) fn new(spans: &'r [HeaderSpan], scratch: &'r [u8]) -> Self {
+        Self { spans, scratch }
+    }
+
+    /// How many headers there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// There are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Names and values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
+        let scratch = self.scratch;
+        self.spans.iter().map(move |span| {
+            // Names are written from `str`s only, so none is replaced by the default.
+            let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
+            (name, span.value.clone().map(|value| &scratch[value]))
+        })
+    }
+}
+
+/// Appends one header for each member of the JSON object `json`: a string as its characters, null
+/// as a header without value, anything else as its JSON text.
+///
+/// # Errors
+/// The text is not a JSON object; the message names the place, never the content.
+pub(super) fn append_json(
+    json: &[u8],
+    spans: &mut Vec<HeaderSpan>,
+    scratch: &mut Vec<u8>,
+) -> Result<(), String> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    (&mut deserializer)
+        .deserialize_map(Members { spans, scratch })
+        .and_then(|()| deserializer.end())
+        .map_err(|error| {
+            format!(
+                "not a JSON object of headers, at line {} column {}",
+                error.line(),
+                error.column()
+            )
+        })
+}
+
+struct Members<'s> {
+    spans: &'s mut Vec<HeaderSpan>,
+    scratch: &'s mut Vec<u8>,
+}
+
+impl<'de> Visitor<'de> for Members<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+            // librdkafka keeps a header's name as a C string.
+            if name.contains('\0') {
+                return Err(A::Error::custom("a name has a NUL character"));
+            }
+            let name = push(self.scratch, name.as_bytes());
+            let json = map.next_value::<&RawValue>()?.get();
+            let value = match json.as_bytes().first() {
+                Some(b'n') => None,
+                Some(b'"') => {
+                    let text: std::borrow::Cow<'_, str> =
+                        serde_json::from_str(json).map_err(A::Error::custom)?;
+                    Some(push(self.scratch, text.as_bytes()))
+                }
+                _ => Some(push(self.scratch, json.as_bytes())),
+            };
+            self.spans.push(HeaderSpan { name, value });
+        }
+        Ok(())
+    }
+}
+
+/// Appends `bytes` and says where they are.
+pub(super) fn push(scratch: &mut Vec<u8>, bytes: &[u8]) -> Range<usize> {
+    let start = scratch.len();
+    scratch.extend_from_slice(bytes);
+    start..scratch.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(json: &str) -> Result<Vec<(String, Option<String>)>, String> {
+        let (mut spans, mut scratch) = (Vec::new(), Vec::new());
+        append_json(json.as_bytes(), &mut spans, &mut scratch)?;
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        Ok(Headers::new(&spans, &scratch)
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.map(text)))
+            .collect())
+    }
+
+    #[test]
+    fn each_member_becomes_a_header() {
+        let pair = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
+        assert_eq!(
+            headers(
+                r#" {"a": "x", "é\n": "q\"ü\u00e9", "n": null, "i": 12, "o": {"k": [1]}, "t": true} "#
+            ),
+            Ok(vec![
+                pair("a", Some("x")),
+                pair("é\n", Some("q\"üé")),
+                pair("n", None),
+                pair("i", Some("12")),
+                pair("o", Some(r#"{"k": [1]}"#)),
+                pair("t", Some("true")),
+            ])
+        );
+        assert_eq!(headers("{}"), Ok(vec![]));
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_without_its_content() {
+        for json in [
+            "[]",
+            "\"secret\"",
+            "{\"secret\"",
+            "{} x",
+            "",
+            "nul",
+            "{\"\\u0000\": 1}",
+        ] {
+            let error = headers(json).expect_err(json);
+            assert!(
+                error.contains("not a JSON object of headers") && !error.contains("secret"),
+                "{error}"
+            );
+        }
+    }
+}

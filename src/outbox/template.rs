@@ -1,0 +1,169 @@
+//! Templates over columns: `{tenant}:{aggregateid}`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A text with the names of columns in braces; `{{` and `}}` stand for the braces themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    text: String,
+    parts: Vec<Part>,
+}
+
+/// A piece of a [`Template`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Stands as it is.
+    Literal(String),
+    /// Is replaced by the value of the column of this name.
+    Column(String),
+}
+
+/// A text that isn't a template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// `{` without `}`.
+    #[error(
+        "template {0:?}: '{{' at byte {1} is never closed; write '{{{{' for the character itself"
+    )]
+    Unclosed(String, usize),
+    /// `}` without `{`.
+    #[error(
+        "template {0:?}: '}}' at byte {1} closes nothing; write '}}}}' for the character itself"
+    )]
+    Unopened(String, usize),
+    /// `{}`.
+    #[error("template {0:?}: empty braces at byte {1}; put the name of a column in them")]
+    NoName(String, usize),
+    /// Nothing at all.
+    #[error("template is empty; write a column in braces, like {{aggregateid}}")]
+    Empty,
+}
+
+impl Template {
+    /// The pieces, in order.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for Template {
+    type Err = TemplateError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}']) {
+            let offset = text.len() - rest.len() + at;
+            let (before, brace) = rest.split_at(at);
+            literal.push_str(before);
+            if let Some(after) = brace.strip_prefix("{{") {
+                literal.push('{');
+                rest = after;
+            } else if let Some(after) = brace.strip_prefix("}}") {
+                literal.push('}');
+                rest = after;
+            } else if let Some(after) = brace.strip_prefix('{') {
+                let (name, after) = after
+                    .split_once('}')
+                    .filter(|(name, _)| !name.contains('{'))
+                    .ok_or_else(|| TemplateError::Unclosed(text.to_owned(), offset))?;
+                if name.is_empty() {
+                    return Err(TemplateError::NoName(text.to_owned(), offset));
+                }
+                if !literal.is_empty() {
+                    parts.push(Part::Literal(std::mem::take(&mut literal)));
+                }
+                parts.push(Part::Column(name.to_owned()));
+                rest = after;
+            } else {
+                return Err(TemplateError::Unopened(text.to_owned(), offset));
+            }
+        }
+        literal.push_str(rest);
+        if !literal.is_empty() {
+            parts.push(Part::Literal(literal));
+        }
+        if parts.is_empty() {
+            return Err(TemplateError::Empty);
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            parts,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn literal(text: &str) -> Part {
+        Part::Literal(text.to_owned())
+    }
+
+    fn column(name: &str) -> Part {
+        Part::Column(name.to_owned())
+    }
+
+    #[test]
+    fn templates_are_taken_apart() {
+        let check = |text: &str, parts: &[Part]| {
+            assert_eq!(
+                text.parse::<Template>().expect(text).parts(),
+                parts,
+                "{text}"
+            );
+        };
+        check("{id}", &[column("id")]);
+        check(
+            "outbox.event.{aggregatetype}",
+            &[literal("outbox.event."), column("aggregatetype")],
+        );
+        check(
+            "{tenant}:{id}",
+            &[column("tenant"), literal(":"), column("id")],
+        );
+        check("fixed", &[literal("fixed")]);
+        check("{{{a}}}", &[literal("{"), column("a"), literal("}")]);
+        check("{Größe x}", &[column("Größe x")]);
+    }
+
+    #[test]
+    fn what_is_no_template_is_refused_with_its_place() {
+        let error = |text: &str| text.parse::<Template>().expect_err(text);
+        assert_eq!(error("a{b"), TemplateError::Unclosed("a{b".to_owned(), 1));
+        assert_eq!(
+            error("{a{b}"),
+            TemplateError::Unclosed("{a{b}".to_owned(), 0)
+        );
+        assert_eq!(error("ab}"), TemplateError::Unopened("ab}".to_owned(), 2));
+        assert_eq!(error("{}"), TemplateError::NoName("{}".to_owned(), 0));
+        assert_eq!(error(""), TemplateError::Empty);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_a_template_or_an_error(text in "[{}a-z]{0,12}") {
+            let _ = text.parse::<Template>();
+        }
+
+        #[test]
+        fn a_doubled_text_is_itself(text in "[{}a-z]{1,12}") {
+            let escaped = text.replace('{', "{{").replace('}', "}}");
+            let template = escaped.parse::<Template>().expect("escaped");
+            prop_assert_eq!(template.parts(), &[Part::Literal(text)]);
+        }
+    }
+}

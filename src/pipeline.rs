@@ -1,0 +1,299 @@
+//! The one loop that joins the stages, and what happens when it can't go on.
+//!
+//! [`session`] streams over one connection, [`core`] turns its frames into records, [`watermark`]
+//! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
+
+pub mod core;
+pub mod recovery;
+pub mod session;
+pub mod settings;
+pub mod sink;
+pub mod stdout;
+pub mod watermark;
+
+use std::time::Instant;
+
+use tokio::sync::watch;
+use tracing::{debug, info, warn};
+
+use self::core::Core;
+use self::recovery::{Backoff, Remedy};
+use self::session::Memory;
+use self::settings::{PipelineSettings, SinkSettings};
+use self::sink::{Sink, SinkError};
+use self::stdout::StdoutSink;
+use self::watermark::{Confirmed, DeliveryFailure, OrderError, Watermark, Window};
+use crate::kafka::producer::KafkaSink;
+use crate::observe::outage::{Outage, Say};
+use crate::outbox::columns::MappingError;
+use crate::outbox::route::RouteError;
+use crate::postgres::catalog::{CatalogError, Problem};
+use crate::postgres::connection::ConnectionError;
+use crate::postgres::lsn::{Lsn, Position};
+use crate::postgres::pgoutput::DecodeError;
+use crate::postgres::table::TableName;
+
+/// Why a pipeline can't go on. [`recovery::remedy`] says what each calls for.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The replication connection failed.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// The catalog can't be asked.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// Table, publication or slot are not as they have to be.
+    #[error(transparent)]
+    Problem(#[from] Problem),
+    /// The slot is in use.
+    #[error("slot {slot:?} is active for PID {pid}")]
+    SlotInUse {
+        /// The slot.
+        slot: String,
+        /// The server process that has it.
+        pid: i32,
+    },
+    /// The server that answers is another one than before.
+    #[error(
+        "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
+         cluster, and what it has delivered is not known. If it is the right one, restart walpost"
+    )]
+    OtherCluster {
+        /// Now.
+        found: String,
+        /// Before.
+        expected: String,
+    },
+    /// Somebody else moved or re-created the slot.
+    #[error(
+        "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
+         re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
+         Send them again from the table, then restart walpost"
+    )]
+    SlotMoved {
+        /// The slot.
+        slot: String,
+        /// Where it stands.
+        found: Lsn,
+        /// What was confirmed last.
+        confirmed: Lsn,
+    },
+    /// The server is stopping and waits for what can't be delivered now.
+    #[error(
+        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"
+    )]
+    ServerStopping,
+    /// A message of the plugin can't be decoded.
+    #[error("{error}, at {at}")]
+    Decode {
+        /// Position of the message.
+        at: String,
+        /// What is wrong with it.
+        error: DecodeError,
+    },
+    /// The stream contradicts itself.
+    #[error("the replication stream contradicts itself: {0}")]
+    Order(#[from] OrderError),
+    /// The table is not as the settings expect.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The publication has another table's rows.
+    #[error(
+        "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
+         with publish_via_partition_root = true if that is partitioned"
+    )]
+    ForeignTable {
+        /// Position of the row.
+        at: Position,
+        /// The table of the row.
+        found: String,
+        /// The table of the settings.
+        expected: TableName,
+    },
+    /// A row of a table that was not described before.
+    #[error("the row at {at} is of the unknown relation {oid}")]
+    UnknownRelation {
+        /// Position of the row.
+        at: Position,
+        /// OID of its table.
+        oid: u32,
+    },
+    /// A row that the protocol doesn't allow.
+    #[error("{table}: the stream has {found} at {at}")]
+    BadTuple {
+        /// Position of the row.
+        at: Position,
+        /// The table.
+        table: TableName,
+        /// What is there.
+        found: &'static str,
+    },
+    /// A row that can't become a record.
+    #[error("{row} at {at} can't become a record: {error}")]
+    Route {
+        /// Position of the row.
+        at: Position,
+        /// The row, for a person.
+        row: String,
+        /// Why.
+        error: RouteError,
+    },
+    /// A record that the sink doesn't take.
+    #[error("{row} at {at}: {error}")]
+    Produce {
+        /// Position of the row.
+        at: Position,
+        /// The row, for a person.
+        row: String,
+        /// Why.
+        error: SinkError,
+    },
+    /// The sink can't go on.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// The sink took a record and could not make it durable.
+    #[error("{}", .0.reason)]
+    Delivery(DeliveryFailure),
+}
+
+/// What a pipeline is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Go on.
+    Run,
+    /// Stop reading, deliver what was read, confirm it, end.
+    Drain,
+}
+
+/// Runs a pipeline until it is told to drain, or can't go on.
+///
+/// # Errors
+/// What needs a person.
+pub async fn run(
+    settings: &PipelineSettings,
+    orders: watch::Receiver<Order>,
+) -> Result<(), PipelineError> {
+    match &settings.sink {
+        SinkSettings::Stdout => {
+            run_into(settings, orders, |deliveries| {
+                Ok(StdoutSink::new(deliveries))
+            })
+            .await
+        }
+        SinkSettings::Kafka {
+            properties,
+            create_topics,
+        } => {
+            run_into(settings, orders, |deliveries| {
+                KafkaSink::new(&settings.name, properties, *create_topics, deliveries)
+            })
+            .await
+        }
+    }
+}
+
+/// What goes on across connections to PostgreSQL: what is in flight stays in flight.
+struct Carrier<S> {
+    core: Core,
+    sink: S,
+}
+
+async fn run_into<S: Sink>(
+    settings: &PipelineSettings,
+    mut orders: watch::Receiver<Order>,
+    make_sink: impl Fn(std::sync::Arc<watermark::Deliveries>) -> Result<S, SinkError>,
+) -> Result<(), PipelineError> {
+    let window = Window {
+        records: settings.window_records,
+        bytes: settings.window_bytes,
+    };
+    let make = || -> Result<_, PipelineError> {
+        let watermark = Watermark::new(window, Lsn::ZERO);
+        let sink = make_sink(watermark.deliveries())?;
+        let core = Core::new(
+            settings.target.table.clone(),
+            settings.outbox.clone(),
+            watermark,
+        );
+        Ok(Carrier { core, sink })
+    };
+    let pipeline = &settings.name;
+    let mut carrier = make()?;
+    let mut memory = Memory::default();
+    let mut outage = Outage::default();
+    let mut backoff = Backoff::default();
+    loop {
+        let error = match session::open(settings, &mut memory, &mut orders).await {
+            Ok(None) => return stopped(pipeline, memory.confirmed()),
+            Ok(Some(session)) => {
+                if let Some(lasted) = outage.ended(Instant::now()) {
+                    info!(pipeline, ?lasted, "PostgreSQL is back");
+                }
+                let Carrier { core, sink } = &mut carrier;
+                let mut session = session;
+                match session.stream(core, sink, &mut memory, &mut orders).await {
+                    Ok(()) => {
+                        session.end(core, &mut memory).await;
+                        return stopped(pipeline, memory.confirmed());
+                    }
+                    Err(error) => {
+                        if session.has_progressed() {
+                            backoff = Backoff::default();
+                        }
+                        error
+                    }
+                }
+            }
+            Err(error) => error,
+        };
+        let delay = match recovery::remedy(&error) {
+            Remedy::Halt => return Err(error),
+            Remedy::StandBy => {
+                memory.note_another_owner();
+                match outage.failed(Instant::now()) {
+                    Say::Begins => info!(
+                        pipeline,
+                        "standing by: {error}; taking over when it is free"
+                    ),
+                    Say::Lasts(lasts, _) => info!(pipeline, ?lasts, "standing by: {error}"),
+                    Say::Nothing => debug!(pipeline, "standing by: {error}"),
+                }
+                recovery::stand_by_delay()
+            }
+            remedy @ (Remedy::Reconnect | Remedy::RebuildSink) => {
+                let delay = backoff.next_delay();
+                match outage.failed(Instant::now()) {
+                    Say::Begins => warn!(pipeline, %error, ?delay, "reconnecting"),
+                    Say::Lasts(lasts, attempts) => {
+                        warn!(pipeline, %error, ?lasts, attempts, "reconnecting, still");
+                    }
+                    Say::Nothing => debug!(pipeline, %error, ?delay, "reconnecting"),
+                }
+                if remedy == Remedy::RebuildSink {
+                    drop(carrier);
+                    carrier = make()?;
+                }
+                delay
+            }
+        };
+        tokio::select! {
+            biased;
+            () = drain_ordered(&mut orders) => return stopped(pipeline, memory.confirmed()),
+            () = tokio::time::sleep(delay) => {}
+        }
+    }
+}
+
+fn stopped(pipeline: &str, confirmed: Option<Confirmed>) -> Result<(), PipelineError> {
+    match confirmed {
+        Some(confirmed) => info!(pipeline, confirmed = %confirmed.lsn(), "stopped"),
+        None => info!(pipeline, "stopped"),
+    }
+    Ok(())
+}
+
+/// Resolves when the pipeline is told to drain, or nobody is there to tell it anything.
+async fn drain_ordered(orders: &mut watch::Receiver<Order>) {
+    // An error means that the sender is gone, which is an order to end as well.
+    let _ = orders.wait_for(|order| *order == Order::Drain).await;
+}

@@ -1,0 +1,209 @@
+//! What an error calls for: one map from every kind to its remedy, and how long to wait.
+
+use std::time::Duration;
+
+use super::PipelineError;
+use super::sink::SinkError;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::connection::ConnectionError;
+use crate::postgres::dial::{DialError, ServerError};
+
+/// What an error calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// It can heal by itself: connect again.
+    Reconnect,
+    /// It can heal with a new producer: make one, and connect again.
+    RebuildSink,
+    /// Another instance is at work: wait until the slot is free.
+    StandBy,
+    /// A person has to do something.
+    Halt,
+}
+
+/// What `error` calls for.
+#[must_use]
+pub fn remedy(error: &PipelineError) -> Remedy {
+    match error {
+        PipelineError::Connection(error) => of_connection(error),
+        PipelineError::Catalog(error) => of_catalog(error),
+        PipelineError::SlotInUse { .. } => Remedy::StandBy,
+        PipelineError::ServerStopping => Remedy::Reconnect,
+        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
+        PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
+        PipelineError::Delivery(_) => Remedy::RebuildSink,
+        PipelineError::Problem(_)
+        | PipelineError::OtherCluster { .. }
+        | PipelineError::SlotMoved { .. }
+        | PipelineError::Decode { .. }
+        | PipelineError::Order(_)
+        | PipelineError::Mapping(_)
+        | PipelineError::ForeignTable { .. }
+        | PipelineError::UnknownRelation { .. }
+        | PipelineError::BadTuple { .. }
+        | PipelineError::Route { .. } => Remedy::Halt,
+    }
+}
+
+fn of_connection(error: &ConnectionError) -> Remedy {
+    match error {
+        ConnectionError::Dial(error) => of_dial(error),
+        ConnectionError::Server(error) => of_server(error),
+        ConnectionError::Io(_) | ConnectionError::Closed | ConnectionError::Silent(_) => {
+            Remedy::Reconnect
+        }
+        ConnectionError::PublicationSkipped(_)
+        | ConnectionError::RowTooLarge { .. }
+        | ConnectionError::Frame(_)
+        | ConnectionError::Protocol(_) => Remedy::Halt,
+    }
+}
+
+/// What an error of the catalog calls for.
+#[must_use]
+pub fn of_catalog(error: &CatalogError) -> Remedy {
+    match error {
+        CatalogError::Dial(error) => of_dial(error),
+        CatalogError::Server(error) => of_server(error),
+        CatalogError::Lost(_) => Remedy::Reconnect,
+        CatalogError::Unexpected(_) => Remedy::Halt,
+    }
+}
+
+fn of_dial(error: &DialError) -> Remedy {
+    match error.decisive() {
+        DialError::Resolve { .. }
+        | DialError::Connect { .. }
+        | DialError::Timeout { .. }
+        | DialError::Io { .. }
+        | DialError::NotReadWrite { .. } => Remedy::Reconnect,
+        DialError::Server { error, .. } => of_server(error),
+        DialError::Tls { .. }
+        | DialError::TlsFile { .. }
+        | DialError::TlsRefused { .. }
+        | DialError::NoPassword { .. }
+        | DialError::AuthMethod { .. }
+        | DialError::Scram { .. }
+        | DialError::ChannelBinding { .. }
+        | DialError::Protocol { .. }
+        | DialError::AllHosts { .. } => Remedy::Halt,
+    }
+}
+
+/// By SQLSTATE: PostgreSQL 18, "Appendix A. PostgreSQL Error Codes".
+fn of_server(error: &ServerError) -> Remedy {
+    match error.code.as_str() {
+        // object_in_use: a walsender has the slot.
+        "55006" => Remedy::StandBy,
+        // lock_not_available
+        "55P03" => Remedy::Reconnect,
+        // database_dropped
+        "57P04" => Remedy::Halt,
+        code => match code.get(..2) {
+            // Connection exception, transaction rollback, insufficient resources, operator
+            // intervention, system error, internal error: of the moment.
+            Some("08" | "40" | "53" | "57" | "58" | "XX") => Remedy::Reconnect,
+            // Everything else is about what is there or what we may: it will be the same next time.
+            _ => Remedy::Halt,
+        },
+    }
+}
+
+fn of_sink(error: &SinkError) -> Remedy {
+    match error {
+        SinkError::Broken(_) => Remedy::RebuildSink,
+        SinkError::TopicMissing { .. }
+        | SinkError::TopicNotCreated { .. }
+        | SinkError::TopicDenied { .. }
+        | SinkError::TooLarge { .. }
+        | SinkError::NoPartition { .. }
+        | SinkError::Refused { .. }
+        | SinkError::Configuration(_)
+        | SinkError::Stdout(_) => Remedy::Halt,
+    }
+}
+
+/// The server is shutting down, or has.
+#[must_use]
+pub fn is_stopping(error: &DialError) -> bool {
+    match error.decisive() {
+        DialError::Server { error, .. } => error.code == "57P03",
+        DialError::Connect { .. } => true,
+        _ => false,
+    }
+}
+
+/// Delays between attempts: doubling, with jitter so that many pipelines don't come back at once.
+#[derive(Debug)]
+pub struct Backoff {
+    next: Duration,
+}
+
+const BACKOFF_MIN: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(15);
+/// How soon a hot standby sees that the slot is free.
+const STAND_BY: Duration = Duration::from_secs(1);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { next: BACKOFF_MIN }
+    }
+}
+
+impl Backoff {
+    /// How long to wait before the next attempt.
+    pub fn next_delay(&mut self) -> Duration {
+        let delay = self.next;
+        self.next = (delay * 2).min(BACKOFF_MAX);
+        jittered(delay)
+    }
+}
+
+/// How long a hot standby waits before it looks again.
+#[must_use]
+pub fn stand_by_delay() -> Duration {
+    jittered(STAND_BY)
+}
+
+/// Between half of `delay` and all of it.
+fn jittered(delay: Duration) -> Duration {
+    delay.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_a_bound_and_are_jittered() {
+        let mut backoff = Backoff::default();
+        let mut expected = BACKOFF_MIN;
+        for _ in 0..20 {
+            let delay = backoff.next_delay();
+            assert!(
+                delay >= expected / 2 && delay <= expected,
+                "{delay:?} for {expected:?}"
+            );
+            expected = (expected * 2).min(BACKOFF_MAX);
+        }
+        assert_eq!(expected, BACKOFF_MAX);
+    }
+
+    #[test]
+    fn what_can_heal_is_tried_again_and_the_rest_halts() {
+        let server = |code: &str| ServerError {
+            code: code.to_owned(),
+            ..ServerError::default()
+        };
+        let check = |code, expected| assert_eq!(of_server(&server(code)), expected, "{code}");
+        check("57P01", Remedy::Reconnect); // admin_shutdown
+        check("57P03", Remedy::Reconnect); // cannot_connect_now
+        check("53300", Remedy::Reconnect); // too_many_connections
+        check("55006", Remedy::StandBy); // object_in_use
+        check("42704", Remedy::Halt); // undefined_object
+        check("55000", Remedy::Halt); // object_not_in_prerequisite_state
+        check("28P01", Remedy::Halt); // invalid_password
+        check("3D000", Remedy::Halt); // invalid_catalog_name
+        check("", Remedy::Halt);
+    }
+}

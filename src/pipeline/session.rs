@@ -1,0 +1,389 @@
+//! Streaming over one connection: from the checks before it to the last confirm.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{debug, info, warn};
+
+use super::core::{Core, Step};
+use super::settings::PipelineSettings;
+use super::sink::{Preparation, Sink, SinkError};
+use super::watermark::Confirmed;
+use super::{Order, PipelineError, drain_ordered, recovery};
+use crate::outbox::columns::{Mapping, TableColumn};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Target};
+use crate::postgres::connection::{Connection, ConnectionError};
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::lsn::Lsn;
+
+/// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
+const CONFIRM: Duration = Duration::from_millis(100);
+/// The server hears from us at least this often.
+const STATUS_MAX: Duration = Duration::from_secs(10);
+/// How often the publication is looked at while streaming.
+const PUBLICATION: Duration = Duration::from_secs(30);
+const REOPEN: Duration = Duration::from_secs(1);
+/// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
+const LAST_CONFIRM: Duration = Duration::from_secs(2);
+
+/// What a pipeline remembers from one connection to the next, to notice another history.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    system_id: Option<String>,
+    timeline: u32,
+    confirmed: Option<Confirmed>,
+    another_owner: bool,
+}
+
+impl Memory {
+    /// What was told to PostgreSQL last.
+    pub(super) fn confirmed(&self) -> Option<Confirmed> {
+        self.confirmed
+    }
+
+    /// Another process had the slot, and may rightly have moved it.
+    pub(super) fn note_another_owner(&mut self) {
+        self.another_owner = true;
+    }
+
+    fn check_slot(&mut self, slot: &str, found: Lsn) -> Result<(), PipelineError> {
+        match self.confirmed.map(Confirmed::lsn) {
+            Some(confirmed) if found > confirmed && !self.another_owner => {
+                Err(PipelineError::SlotMoved {
+                    slot: slot.to_owned(),
+                    found,
+                    confirmed,
+                })
+            }
+            _ => {
+                self.another_owner = false;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A connection that streams.
+pub(super) struct Session<'s> {
+    settings: &'s PipelineSettings,
+    connection: Connection,
+    resume: Lsn,
+    /// Looks at the database from the side; ended with the session.
+    lookout: JoinSet<Sighting>,
+    told: Option<Confirmed>,
+    told_at: Instant,
+    status_due: Instant,
+    stopping_since: Option<Instant>,
+}
+
+/// What the stream waits for before it goes on with the next frame.
+enum Wait {
+    Nothing,
+    Room,
+    Topic(String, Preparation),
+}
+
+/// Checks what the pipeline needs, connects, and starts replication. Nothing if told to drain
+/// meanwhile.
+pub(super) async fn open<'s>(
+    settings: &'s PipelineSettings,
+    memory: &mut Memory,
+    orders: &mut watch::Receiver<Order>,
+) -> Result<Option<Session<'s>>, PipelineError> {
+    tokio::select! {
+        biased;
+        () = drain_ordered(orders) => Ok(None),
+        session = start(settings, memory) => session.map(Some),
+    }
+}
+
+async fn start<'s>(
+    settings: &'s PipelineSettings,
+    memory: &mut Memory,
+) -> Result<Session<'s>, PipelineError> {
+    let target = &settings.target;
+    let catalog = Catalog::open(&settings.postgres).await?;
+    let observed = catalog.look(target).await?;
+    if let Some(problem) = observed.problems(target).into_iter().next() {
+        return Err(problem.into());
+    }
+    check_mapping(settings, &observed)?;
+    if let Some(pid) = observed.slot.and_then(|slot| slot.active_pid) {
+        return Err(PipelineError::SlotInUse {
+            slot: target.slot.clone(),
+            pid,
+        });
+    }
+
+    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+    let identity = connection.identify().await?;
+    match &memory.system_id {
+        Some(expected) if *expected != identity.system_id => {
+            let (found, expected) = (identity.system_id, expected.clone());
+            return Err(PipelineError::OtherCluster { found, expected });
+        }
+        Some(_) if memory.timeline != identity.timeline => {
+            let (from, to) = (memory.timeline, identity.timeline);
+            warn!(
+                pipeline = settings.name,
+                from, to, "PostgreSQL has a new timeline: a standby was promoted"
+            );
+        }
+        _ => {}
+    }
+    memory.system_id = Some(identity.system_id);
+    memory.timeline = identity.timeline;
+
+    connection.start(&target.slot, &target.publication).await?;
+    // Only now that the slot is ours does nobody else move it.
+    let slot = catalog.look(target).await?.slot;
+    let resume = slot
+        .ok_or_else(|| Problem::NoSlot {
+            slot: target.slot.clone(),
+        })?
+        .confirmed;
+    memory.check_slot(&target.slot, resume)?;
+    info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
+
+    let mut lookout = JoinSet::new();
+    lookout.spawn(look_out(settings.postgres.clone(), target.clone(), catalog));
+    let now = Instant::now();
+    Ok(Session {
+        settings,
+        connection,
+        resume,
+        lookout,
+        told: None,
+        told_at: now,
+        status_due: now,
+        stopping_since: None,
+    })
+}
+
+/// The settings fit the table as it is now; rows say again what it was like when they were written.
+fn check_mapping(settings: &PipelineSettings, observed: &Observed) -> Result<(), PipelineError> {
+    let columns: Vec<_> = observed
+        .table
+        .iter()
+        .flat_map(|table| &table.columns)
+        .map(|(name, type_oid)| TableColumn {
+            name,
+            type_oid: *type_oid,
+        })
+        .collect();
+    Mapping::bind(
+        &settings.outbox,
+        &settings.target.table.to_string(),
+        &columns,
+    )?;
+    Ok(())
+}
+
+/// What can be seen of the database from beside the stream.
+enum Sighting {
+    /// The publication would leave rows out.
+    Problem(Problem),
+    /// The server ends its sessions and takes no new ones.
+    Stopping,
+}
+
+/// Resolves when there is something to be seen.
+///
+/// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
+/// halts the pipeline by itself; looking at the catalog is the second line. That a server is
+/// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
+async fn look_out(postgres: Conninfo, target: Target, mut catalog: Catalog) -> Sighting {
+    loop {
+        let mut reopen = timeout(PUBLICATION, catalog.closed()).await.is_ok();
+        while reopen {
+            match Catalog::open(&postgres).await {
+                Ok(open) => {
+                    catalog = open;
+                    reopen = false;
+                }
+                Err(CatalogError::Dial(error)) if recovery::is_stopping(&error) => {
+                    return Sighting::Stopping;
+                }
+                Err(error) => {
+                    debug!(%error, "the catalog can't be looked at now");
+                    tokio::time::sleep(REOPEN).await;
+                }
+            }
+        }
+        match catalog.look(&target).await {
+            Ok(observed) => {
+                if let Some(problem) = observed.publication_problem(&target) {
+                    return Sighting::Problem(problem);
+                }
+            }
+            Err(error) => debug!(%error, "the catalog can't be looked at now"),
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Streams until told to drain: then goes on to the end of a transaction that is open, so that
+    /// none is sent twice without need.
+    ///
+    /// # Errors
+    /// Whatever keeps the stream from going on.
+    pub(super) async fn stream(
+        &mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+        memory: &mut Memory,
+        orders: &mut watch::Receiver<Order>,
+    ) -> Result<(), PipelineError> {
+        core.reconnected(self.resume);
+        let deliveries = core.watermark.deliveries();
+        let mut wait = Wait::Nothing;
+        let mut drain_until = None;
+        loop {
+            if matches!(wait, Wait::Nothing) {
+                wait = self.frames(core, sink, drain_until.is_some())?;
+                sink.flush()?;
+            }
+            if let Some(failure) = deliveries.failure() {
+                return Err(PipelineError::Delivery(failure));
+            }
+            let now = Instant::now();
+            if drain_until.is_some_and(|until| now >= until || !core.is_open()) {
+                return Ok(());
+            }
+            let next = self.keep_in_touch(core, memory, now).await?;
+            let drained = drain_until.unwrap_or(next).min(next);
+            tokio::select! {
+                biased;
+                () = drain_ordered(orders), if drain_until.is_none() => {
+                    info!(pipeline = self.settings.name, in_flight = core.watermark.in_flight().records, "draining");
+                    drain_until = Some(Instant::now() + self.settings.drain_timeout);
+                }
+                Some(Ok(sighting)) = self.lookout.join_next(), if !self.lookout.is_empty() => {
+                    match sighting {
+                        Sighting::Problem(problem) => return Err(problem.into()),
+                        Sighting::Stopping => self.stopping_since = Some(Instant::now()),
+                    }
+                }
+                () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
+                topic = wait.topic() => {
+                    sink.prepared(topic?);
+                    wait = Wait::Nothing;
+                }
+                filled = self.connection.fill(), if matches!(wait, Wait::Nothing) => filled?,
+                () = sleep_until(drained) => {}
+            }
+        }
+    }
+
+    /// Takes the frames that have come, until there are no more or the sink wants to be waited for.
+    fn frames(
+        &mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+        draining: bool,
+    ) -> Result<Wait, PipelineError> {
+        while !(draining && !core.is_open()) {
+            let Some(frame) = self.connection.peek()? else {
+                break;
+            };
+            match core.frame(&frame, sink)? {
+                Step::Done => {}
+                Step::Answer => self.status_due = Instant::now(),
+                Step::Full => return Ok(Wait::Room),
+                Step::NewTopic(topic) => {
+                    let preparation = sink.prepare(&topic);
+                    return Ok(Wait::Topic(topic, preparation));
+                }
+            }
+            self.connection.consume();
+        }
+        Ok(Wait::Nothing)
+    }
+
+    /// Confirms what is due, and says when to come back for it. Finds a dead link, and lets go of a
+    /// server that shuts down.
+    async fn keep_in_touch(
+        &mut self,
+        core: &mut Core,
+        memory: &mut Memory,
+        now: Instant,
+    ) -> Result<Instant, PipelineError> {
+        let limit = self.settings.link_timeout;
+        if now.duration_since(self.connection.last_heard()) > limit {
+            return Err(ConnectionError::Silent(limit).into());
+        }
+        let confirmed = core.watermark.confirmed();
+        let in_flight = core.watermark.in_flight().records > 0;
+        if in_flight
+            && self
+                .stopping_since
+                .is_some_and(|since| now >= since + LAST_CONFIRM)
+        {
+            return Err(PipelineError::ServerStopping);
+        }
+        let risen = self.told != Some(confirmed);
+        if now >= self.status_due || (risen && now >= self.told_at + CONFIRM) {
+            let status = STATUS_MAX.min(limit / 3);
+            // Frequent status updates keep the server from asking us, so we ask it.
+            let ask = now.duration_since(self.connection.last_heard()) >= status;
+            self.connection.confirm(confirmed, ask, limit).await?;
+            memory.confirmed = Some(confirmed);
+            self.told = Some(confirmed);
+            self.told_at = now;
+            self.status_due = now + status;
+        }
+        let soon = self.told_at + CONFIRM;
+        Ok(if in_flight || self.told != Some(confirmed) {
+            soon
+        } else {
+            self.status_due
+        })
+    }
+
+    /// Waits for what is in flight, within the drain's limit, confirms it and closes.
+    pub(super) async fn end(mut self, core: &mut Core, memory: &mut Memory) {
+        let pipeline = &self.settings.name;
+        let limit = self.settings.drain_timeout;
+        let empty = timeout(limit, core.watermark.empty()).await;
+        if empty.is_err() || core.watermark.deliveries().failed() {
+            let left = core.watermark.in_flight().records;
+            warn!(
+                pipeline,
+                left,
+                ?limit,
+                "not all records were acknowledged in time; they will be sent again at the next start"
+            );
+        }
+        let confirmed = core.watermark.confirmed();
+        memory.confirmed = Some(confirmed);
+        let told = self.connection.confirm(confirmed, false, limit).await;
+        let closed = match told {
+            Ok(()) => self.connection.close().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = closed {
+            warn!(pipeline, %error, "the connection did not close in order; the last records may be sent again");
+        }
+    }
+
+    /// Something was confirmed beyond where the session began.
+    pub(super) fn has_progressed(&self) -> bool {
+        self.told.is_some_and(|told| told.lsn() > self.resume)
+    }
+}
+
+impl Wait {
+    /// Resolves when the topic that is waited for is there; never without one.
+    async fn topic(&mut self) -> Result<&str, SinkError> {
+        match self {
+            Self::Topic(topic, preparation) => {
+                preparation.await?;
+                Ok(topic)
+            }
+            Self::Nothing | Self::Room => std::future::pending().await,
+        }
+    }
+}

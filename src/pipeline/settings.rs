@@ -1,0 +1,65 @@
+//! What one pipeline is to do: validated, with every default filled in.
+
+use std::time::Duration;
+
+use crate::kafka::properties::Properties;
+use crate::kafka::topics::CreateTopics;
+use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::Target;
+use crate::postgres::conninfo::Conninfo;
+
+/// One pipeline: from one slot to one sink.
+#[derive(Clone, Debug)]
+pub struct PipelineSettings {
+    /// Its name, in logs and in the defaults of other names.
+    pub name: String,
+    /// The database.
+    pub postgres: Conninfo,
+    /// Table, publication and slot.
+    pub target: Target,
+    /// How records are made of rows.
+    pub outbox: OutboxSettings,
+    /// Where records go.
+    pub sink: SinkSettings,
+    /// Records that may be between reading and acknowledged.
+    pub window_records: u64,
+    /// Bytes that may be between reading and acknowledged.
+    pub window_bytes: u64,
+    /// The largest message of the server that is accepted, in bytes.
+    pub row_bytes_max: usize,
+    /// How long a connection may be silent before it is taken for dead, on both sides.
+    pub link_timeout: Duration,
+    /// How long a drain may take.
+    pub drain_timeout: Duration,
+}
+
+/// Where records go.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SinkSettings {
+    /// Kafka.
+    Kafka {
+        /// librdkafka's properties.
+        properties: Properties,
+        /// How topics that don't exist are made, if they are.
+        create_topics: Option<CreateTopics>,
+    },
+    /// Standard output, one JSON object a line.
+    Stdout,
+}
+
+impl std::fmt::Debug for SinkSettings {
+    // Names only: among the values are passwords.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("Stdout"),
+            Self::Kafka {
+                properties,
+                create_topics,
+            } => f
+                .debug_struct("Kafka")
+                .field("properties", &properties.keys())
+                .field("create_topics", create_topics)
+                .finish(),
+        }
+    }
+}

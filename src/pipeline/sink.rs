@@ -1,0 +1,126 @@
+//! Where records go: the border between the pipeline and Kafka.
+
+use std::pin::Pin;
+
+use super::watermark::Tag;
+use crate::outbox::Record;
+
+/// A place for records that reports their delivery by tag, to the
+/// [`Deliveries`](super::watermark::Deliveries) it was made with.
+pub trait Sink {
+    /// Hands over one record. Never blocks. A record is taken as a whole or not at all; taken
+    /// records keep their order within a partition.
+    ///
+    /// # Errors
+    /// The record can't be taken, now or ever.
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
+
+    /// Nothing more is at hand: what was taken should not wait for company.
+    ///
+    /// # Errors
+    /// The sink can't take any more.
+    fn flush(&mut self) -> Result<(), SinkError>;
+
+    /// Sees to it that `topic` exists, before its first record.
+    fn prepare(&mut self, topic: &str) -> Preparation;
+
+    /// The preparation of `topic` has succeeded.
+    fn prepared(&mut self, topic: &str);
+}
+
+/// Resolves when the topic is there.
+pub type Preparation = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
+
+/// What came of [`Sink::produce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Produced {
+    /// The sink has it.
+    Taken,
+    /// The sink is full; the same record is to be tried again later.
+    Full,
+    /// The topic has to be prepared first.
+    NewTopic,
+}
+
+/// A sink that can't go on.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SinkError {
+    /// The topic is not there, and nobody makes it.
+    #[error(
+        "topic {topic:?} does not exist at {brokers}, and was not created automatically. Create it: \
+         kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 12 \
+         --replication-factor 3; or set create_topics = {{ partitions = 12, replication = 3 }}"
+    )]
+    TopicMissing {
+        /// The topic.
+        topic: String,
+        /// `bootstrap.servers`.
+        brokers: String,
+    },
+    /// The topic could not be created as the configuration asks.
+    #[error(
+        "topic {topic:?} could not be created at {brokers}: {reason}. Create it by hand, or correct create_topics"
+    )]
+    TopicNotCreated {
+        /// The topic.
+        topic: String,
+        /// `bootstrap.servers`.
+        brokers: String,
+        /// What the broker says.
+        reason: String,
+    },
+    /// The broker lets us not use the topic.
+    #[error(
+        "topic {topic:?} at {brokers}: {reason}. Grant the principal WRITE and DESCRIBE on the topic"
+    )]
+    TopicDenied {
+        /// The topic.
+        topic: String,
+        /// `bootstrap.servers`.
+        brokers: String,
+        /// What the broker says.
+        reason: String,
+    },
+    /// The record is larger than the producer may send.
+    #[error(
+        "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows. \
+         Raise \"message.max.bytes\" in [kafka] and max.message.bytes of the topic: \
+         kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
+         --add-config max.message.bytes=..."
+    )]
+    TooLarge {
+        /// The topic.
+        topic: String,
+        /// Bytes of key, value and headers.
+        bytes: usize,
+    },
+    /// The topic has no such partition.
+    #[error(
+        "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
+    )]
+    NoPartition {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
+    /// The broker does not accept who we are.
+    #[error(
+        "Kafka at {brokers} refuses the connection: {reason}. Correct security.protocol, sasl.* and ssl.* in [kafka]"
+    )]
+    Refused {
+        /// `bootstrap.servers`.
+        brokers: String,
+        /// What librdkafka says.
+        reason: String,
+    },
+    /// The producer can't be made from its properties.
+    #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
+    Configuration(String),
+    /// The producer can't take any more records, and has to be made anew.
+    #[error("Kafka producer: {0}")]
+    Broken(String),
+    /// Standard output can't be written to.
+    #[error("standard output can't be written to: {0}")]
+    Stdout(String),
+}

@@ -1,0 +1,451 @@
+//! Deliveries in any order become one contiguous confirmed LSN.
+//!
+//! Each transaction with records has a counter; the delivery callback takes one from it and does
+//! nothing else per record. The LSN to confirm is the end of the last transaction before which,
+//! and including which, every counter is at zero. Transactions without records and keepalives need
+//! no counter: they lift the end of the transaction before them.
+//!
+//! Only this module can make a [`Confirmed`], so nothing else can decide what PostgreSQL is told.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::postgres::lsn::Lsn;
+
+/// An LSN such that every record of every transaction ending at or before it is durable in the
+/// sink. Made by [`Watermark::confirmed`] alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Confirmed(Lsn);
+
+impl Confirmed {
+    /// The LSN.
+    #[must_use]
+    pub fn lsn(self) -> Lsn {
+        self.0
+    }
+}
+
+/// How much may be between reading and durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Records.
+    pub records: u64,
+    /// Bytes, as [`Tag::cost`] counts them.
+    pub bytes: u64,
+}
+
+impl Window {
+    fn is_within(self, other: Self) -> bool {
+        self.records <= other.records && self.bytes <= other.bytes
+    }
+}
+
+/// Transactions with records that may be between reading and durable.
+const TRANSACTIONS_MAX: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 16;
+const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
+
+/// While its transaction is open, a counter stands this much higher than the records in flight, so
+/// that it can't be at zero before the commit.
+const OPEN: u64 = 1 << 63;
+
+/// What a record carries through the sink and back: its transaction's counter and its cost. One
+/// word, so that it fits the sink's per-record pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag(u64);
+
+impl Tag {
+    /// The tag as the word it is.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        self.0
+    }
+
+    /// The tag that [`Tag::to_word`] was taken of.
+    #[must_use]
+    pub fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    /// What the record takes of the window, in bytes.
+    #[must_use]
+    pub fn cost(self) -> u64 {
+        self.0 >> SLOT_BITS
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "masked to SLOT_BITS bits")]
+    fn slot(self) -> usize {
+        (self.0 & (TRANSACTIONS_MAX as u64 - 1)) as usize
+    }
+}
+
+/// The reading side: what was sent, and up to where it has become durable.
+pub struct Watermark {
+    deliveries: Arc<Deliveries>,
+    window: Window,
+    /// Ends of the transactions that have a counter and are complete, oldest first.
+    ends: VecDeque<Lsn>,
+    /// Counter of the oldest transaction.
+    head: usize,
+    open: Option<OpenTransaction>,
+    sent: Window,
+    /// The highest LSN of a keepalive, an empty transaction or a commit.
+    received: Lsn,
+    confirmed: Confirmed,
+}
+
+struct OpenTransaction {
+    commit: Lsn,
+    records: u64,
+}
+
+/// A stream that contradicts itself. Confirming anything after it could lose events.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OrderError {
+    /// A transaction begins inside another one.
+    #[error("transaction with commit LSN {0} begins inside the one with commit LSN {1}")]
+    Nested(Lsn, Lsn),
+    /// A transaction ends that didn't begin, or ends before its commit record.
+    #[error("commit at {0} (end {1}) doesn't end the transaction that began")]
+    Unmatched(Lsn, Lsn),
+    /// A row outside a transaction.
+    #[error("row outside a transaction")]
+    Stray,
+    /// Commits must rise.
+    #[error("commit LSN {0} isn't above {1}, which came before it")]
+    NotRising(Lsn, Lsn),
+}
+
+impl Watermark {
+    /// Nothing sent yet, and everything up to `resume` durable: PostgreSQL's own word for it, the
+    /// slot's `confirmed_flush_lsn`.
+    #[must_use]
+    pub fn new(window: Window, resume: Lsn) -> Self {
+        let counters = (0..TRANSACTIONS_MAX)
+            .map(|_| AtomicU64::new(OPEN))
+            .collect();
+        Self {
+            deliveries: Arc::new(Deliveries {
+                counters,
+                records: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                waiter: Waiter::default(),
+                failed: AtomicBool::new(false),
+                failure: Mutex::new(None),
+            }),
+            window,
+            ends: VecDeque::new(),
+            head: 0,
+            open: None,
+            sent: Window {
+                records: 0,
+                bytes: 0,
+            },
+            received: resume,
+            confirmed: Confirmed(resume),
+        }
+    }
+
+    /// The other side, for the sink.
+    #[must_use]
+    pub fn deliveries(&self) -> Arc<Deliveries> {
+        Arc::clone(&self.deliveries)
+    }
+
+    /// A new connection starts at `resume`, the slot's `confirmed_flush_lsn`, and sends again what
+    /// ends after it.
+    ///
+    /// What is in flight keeps its counters, ahead of what is re-sent, but confirms nothing any
+    /// more: the server may be another one now, whose log ends before those LSNs.
+    pub fn reconnected(&mut self, resume: Lsn) {
+        if let Some(open) = self.open.take() {
+            self.seal(open.records, Lsn::ZERO);
+        }
+        self.ends.iter_mut().for_each(|end| *end = Lsn::ZERO);
+        self.received = resume;
+        self.confirmed = Confirmed(resume);
+    }
+
+    /// A transaction begins whose commit record is at `commit`.
+    ///
+    /// # Errors
+    /// Another is open, or commits don't rise.
+    pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
+        if let Some(open) = &self.open {
+            return Err(OrderError::Nested(commit, open.commit));
+        }
+        if commit < self.received {
+            return Err(OrderError::NotRising(commit, self.received));
+        }
+        self.open = Some(OpenTransaction { commit, records: 0 });
+        Ok(())
+    }
+
+    /// Counts one more record, which takes `cost` bytes, as in flight: its tag, or nothing while
+    /// the window is full. A record larger than the whole window passes when nothing else is in
+    /// flight.
+    ///
+    /// It is counted before the sink has it, because the sink may deliver it at once; what the
+    /// sink then refuses goes to [`Watermark::release`].
+    ///
+    /// # Errors
+    /// No transaction is open.
+    pub fn reserve(&mut self, cost: u64) -> Result<Option<Tag>, OrderError> {
+        if self.ends.len() == TRANSACTIONS_MAX {
+            self.confirmed();
+        }
+        let in_flight = self.in_flight();
+        let open = self.open.as_mut().ok_or(OrderError::Stray)?;
+        let fits = in_flight.records < self.window.records
+            && in_flight.bytes.saturating_add(cost) <= self.window.bytes;
+        if self.ends.len() == TRANSACTIONS_MAX || !(fits || in_flight.records == 0) {
+            return Ok(None);
+        }
+        let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
+        let tag = Tag(cost.min(COST_MAX) << SLOT_BITS | slot as u64);
+        open.records += 1;
+        self.sent.records += 1;
+        self.sent.bytes += tag.cost();
+        Ok(Some(tag))
+    }
+
+    /// The sink has not taken the record with this tag.
+    pub fn release(&mut self, tag: Tag) {
+        if let Some(open) = &mut self.open {
+            open.records -= 1;
+            self.sent.records -= 1;
+            self.sent.bytes -= tag.cost();
+        }
+    }
+
+    /// The open transaction is complete and ends at `end`.
+    ///
+    /// # Errors
+    /// It isn't the one that began.
+    pub fn commit(&mut self, commit: Lsn, end: Lsn) -> Result<(), OrderError> {
+        let records = match &self.open {
+            Some(open) if open.commit == commit && end > commit => open.records,
+            _ => return Err(OrderError::Unmatched(commit, end)),
+        };
+        self.open = None;
+        self.received = end;
+        if records == 0 {
+            self.lift(end);
+        } else {
+            self.seal(records, end);
+        }
+        Ok(())
+    }
+
+    /// The server has nothing to send below `lsn`: a keepalive. Inside a transaction it counts only
+    /// if it is before that transaction's commit.
+    pub fn idle(&mut self, lsn: Lsn) {
+        if lsn > self.received && self.open.as_ref().is_none_or(|open| lsn <= open.commit) {
+            self.received = lsn;
+            self.lift(lsn);
+        }
+    }
+
+    /// What may be told to PostgreSQL now. On one connection it never goes back, and it never is
+    /// beyond what was received.
+    ///
+    /// # Panics
+    /// The watermark is beyond what was received: a defect that must not reach PostgreSQL.
+    pub fn confirmed(&mut self) -> Confirmed {
+        while let Some(&end) = self.ends.front() {
+            if self.deliveries.counters[self.head].load(Ordering::Acquire) != 0 {
+                break;
+            }
+            self.deliveries.counters[self.head].store(OPEN, Ordering::Relaxed);
+            self.head = (self.head + 1) % TRANSACTIONS_MAX;
+            self.ends.pop_front();
+            self.confirmed = self.confirmed.max(Confirmed(end));
+        }
+        assert!(
+            self.confirmed.0 <= self.received,
+            "would confirm {}, but only {} was received",
+            self.confirmed.0,
+            self.received,
+        );
+        self.confirmed
+    }
+
+    /// The highest LSN that was received on this connection.
+    #[must_use]
+    pub fn received(&self) -> Lsn {
+        self.received
+    }
+
+    /// Records and bytes that the sink has and that aren't durable.
+    #[must_use]
+    pub fn in_flight(&self) -> Window {
+        let delivered = self.deliveries.total();
+        Window {
+            records: self.sent.records - delivered.records,
+            bytes: self.sent.bytes - delivered.bytes,
+        }
+    }
+
+    /// Resolves when [`Watermark::reserve`] is worth another try, or a delivery has failed. A full
+    /// window is waited for until a quarter of it is free, so that many records share the cost of
+    /// a sleep and a wake.
+    pub async fn room(&self) {
+        let in_flight = self.in_flight();
+        let three_quarters = |all: u64| all - all / 4;
+        let some_progress = in_flight.records.saturating_sub(1);
+        self.wait_for(Window {
+            records: three_quarters(self.window.records).min(some_progress),
+            bytes: three_quarters(self.window.bytes),
+        })
+        .await;
+    }
+
+    /// Resolves when the sink has nothing left, or a delivery has failed.
+    pub async fn empty(&self) {
+        self.wait_for(Window {
+            records: 0,
+            bytes: 0,
+        })
+        .await;
+    }
+
+    async fn wait_for(&self, at_most: Window) {
+        // As totals delivered, which is what the other side counts.
+        let enough = Window {
+            records: self.sent.records.saturating_sub(at_most.records),
+            bytes: self.sent.bytes.saturating_sub(at_most.bytes),
+        };
+        loop {
+            let woken = self.deliveries.waiter.arm(enough);
+            if self.deliveries.failed() || enough.is_within(self.deliveries.total()) {
+                return;
+            }
+            woken.await;
+        }
+    }
+
+    /// Gives the counter of the transaction that was open its true value.
+    fn seal(&mut self, records: u64, end: Lsn) {
+        if records == 0 {
+            return;
+        }
+        let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
+        // OPEN - delivered + records - OPEN: what is still in flight.
+        self.deliveries.counters[slot].fetch_sub(OPEN - records, Ordering::AcqRel);
+        self.ends.push_back(end);
+    }
+
+    fn lift(&mut self, lsn: Lsn) {
+        match self.ends.back_mut() {
+            Some(end) => *end = lsn.max(*end),
+            None => self.confirmed = self.confirmed.max(Confirmed(lsn)),
+        }
+    }
+}
+
+/// The sink's side: called from its threads.
+pub struct Deliveries {
+    counters: Box<[AtomicU64]>,
+    records: AtomicU64,
+    bytes: AtomicU64,
+    waiter: Waiter,
+    failed: AtomicBool,
+    failure: Mutex<Option<DeliveryFailure>>,
+}
+
+/// A record that the sink could not make durable. The watermark stands still from here on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryFailure {
+    /// What the sink says, with the topic.
+    pub reason: String,
+    /// The same record would fail again.
+    pub permanent: bool,
+}
+
+impl Deliveries {
+    /// The record with this tag is durable.
+    pub fn delivered(&self, tag: Tag) {
+        self.counters[tag.slot()].fetch_sub(1, Ordering::AcqRel);
+        let total = Window {
+            bytes: self.bytes.fetch_add(tag.cost(), Ordering::SeqCst) + tag.cost(),
+            records: self.records.fetch_add(1, Ordering::SeqCst) + 1,
+        };
+        self.waiter.wake_if(|enough| enough.is_within(total));
+    }
+
+    /// What was delivered, ever.
+    fn total(&self) -> Window {
+        // Records first: they are counted last, so the bytes are never behind them.
+        let records = self.records.load(Ordering::SeqCst);
+        Window {
+            records,
+            bytes: self.bytes.load(Ordering::SeqCst),
+        }
+    }
+
+    /// A record is lost to this sink. Its counter never reaches zero, so nothing after it is
+    /// confirmed; the pipeline starts again from what was.
+    pub fn failed_with(&self, failure: DeliveryFailure) {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(failure);
+        self.failed.store(true, Ordering::SeqCst);
+        self.waiter.wake_if(|_| true);
+    }
+
+    /// Some delivery has failed.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// The first failure.
+    #[must_use]
+    pub fn failure(&self) -> Option<DeliveryFailure> {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// Wakes one sleeper when its target is reached, and costs one load where nobody sleeps.
+///
+/// The sleeper arms and then looks at the totals; the other side adds to the totals and then looks
+/// whether it is armed. In one total order (`SeqCst`) one of the two sees the other.
+#[derive(Default)]
+struct Waiter {
+    armed: AtomicBool,
+    records: AtomicU64,
+    bytes: AtomicU64,
+    notify: Notify,
+}
+
+impl Waiter {
+    fn arm(&self, enough: Window) -> impl Future<Output = ()> {
+        self.records.store(enough.records, Ordering::Relaxed);
+        self.bytes.store(enough.bytes, Ordering::Relaxed);
+        self.armed.store(true, Ordering::SeqCst);
+        self.notify.notified()
+    }
+
+    fn wake_if(&self, reached: impl Fn(Window) -> bool) {
+        if !self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        let enough = Window {
+            records: self.records.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        };
+        if reached(enough) && self.armed.swap(false, Ordering::SeqCst) {
+            self.notify.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,361 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+type Environment<'a> = &'a [(&'a str, &'a str)];
+
+const ALICE: Environment<'_> = &[("USER", "alice"), ("HOME", "/nonexistent")];
+
+fn parse(text: &str, environment: Environment<'_>) -> Result<Conninfo, ConninfoError> {
+    let all: Vec<_> = environment.iter().chain(ALICE).collect();
+    Conninfo::parse(text, &|name| {
+        all.iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, v)| (*v).to_owned())
+    })
+}
+
+fn described(text: &str, environment: Environment<'_>) -> String {
+    parse(text, environment).unwrap().describe()
+}
+
+fn refusal(text: &str, environment: Environment<'_>) -> String {
+    parse(text, environment).unwrap_err().to_string()
+}
+
+fn default_host() -> String {
+    Host {
+        place: default_place(),
+        port: 5432,
+    }
+    .to_string()
+}
+
+#[test]
+fn hosts_ports_user_and_database_are_found_as_in_libpq() {
+    let at_home = format!("shop on {} as alice", default_host());
+    for (text, expected) in [
+        ("dbname=shop", at_home.as_str()),
+        ("host='' dbname=shop", &at_home),
+        ("postgresql:///shop", &at_home),
+        ("host=db", "alice on db:5432 as alice"),
+        ("host=db user=bob", "bob on db:5432 as bob"),
+        ("host=db port='' dbname=''", "alice on db:5432 as alice"),
+        ("host=a,b port=1,2", "alice on a:1,b:2 as alice"),
+        ("host=a,b port=7", "alice on a:7,b:7 as alice"),
+        ("host=a,b port=,7", "alice on a:5432,b:7 as alice"),
+        ("postgresql://a,b:7/shop", "shop on a:5432,b:7 as alice"),
+        ("postgresql://[::1]:7/shop", "shop on [::1]:7 as alice"),
+        (
+            "hostaddr=::1,10.0.0.1",
+            "alice on [::1]:5432,10.0.0.1:5432 as alice",
+        ),
+        ("host=db hostaddr=10.0.0.1", "alice on db:5432 as alice"),
+        (
+            "postgresql://walpost@/shop?host=/var/run/postgresql",
+            "shop on /var/run/postgresql:5432 as walpost",
+        ),
+        ("postgresql://%2Ftmp%2Fpg:7", "alice on /tmp/pg:7 as alice"),
+        ("host=/a,b", "alice on /a:5432,b:5432 as alice"),
+        ("host=@abstract", "alice on @abstract:5432 as alice"),
+        ("user=a user=b host=h", "b on h:5432 as b"),
+    ] {
+        assert_eq!(described(text, &[]), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn an_address_goes_with_the_name_that_the_certificate_is_for() {
+    let conninfo = parse("host=db hostaddr=10.0.0.1", &[]).unwrap();
+    let place = Place::Tcp {
+        name: "db".to_owned(),
+        address: Some([10, 0, 0, 1].into()),
+    };
+    assert_eq!(conninfo.hosts, [Host { place, port: 5432 }]);
+}
+
+#[test]
+fn the_string_comes_before_the_environment_and_that_before_the_defaults() {
+    let environment: Environment<'_> = &[
+        ("PGHOST", "envhost"),
+        ("PGPORT", "99"),
+        ("PGUSER", "envuser"),
+        ("PGDATABASE", "envdb"),
+        ("PGAPPNAME", "envapp"),
+        ("PGSSLMODE", "require"),
+        ("PGCONNECT_TIMEOUT", "3"),
+        ("PGTARGETSESSIONATTRS", "primary"),
+        ("PGCHANNELBINDING", "require"),
+        ("PGOPTIONS", "-c geqo=off"),
+        ("PGCLIENTENCODING", "LATIN1"),
+    ];
+    assert_eq!(described("", environment), "envdb on envhost:99 as envuser");
+    assert_eq!(
+        described("host=h port=1 user=u dbname=d", environment),
+        "d on h:1 as u"
+    );
+
+    let by_environment = parse("", environment).unwrap();
+    assert_eq!(by_environment.application_name, "envapp");
+    assert_eq!(by_environment.tls.mode, SslMode::Require);
+    assert_eq!(by_environment.connect_timeout, Some(Duration::from_secs(3)));
+    assert_eq!(by_environment.target, Target::Primary);
+    assert_eq!(by_environment.channel_binding, ChannelBinding::Require);
+    assert_eq!(by_environment.options.as_deref(), Some("-c geqo=off"));
+
+    let by_string = parse(
+        "sslmode=disable connect_timeout=0 application_name=a",
+        environment,
+    );
+    let by_string = by_string.unwrap();
+    assert_eq!(by_string.tls.mode, SslMode::Disable);
+    assert_eq!(by_string.connect_timeout, None);
+    assert_eq!(by_string.application_name, "a");
+
+    let by_default = parse("", &[]).unwrap();
+    assert_eq!(by_default.application_name, "walpost");
+    assert_eq!(by_default.tls.mode, SslMode::Prefer);
+    assert_eq!(by_default.target, Target::Any);
+    assert_eq!(by_default.channel_binding, ChannelBinding::Prefer);
+    assert_eq!(by_default.connect_timeout, Some(Duration::from_secs(10)));
+    assert_eq!(by_default.tcp_user_timeout, Some(Duration::from_secs(30)));
+    let keepalive = by_default.keepalive.unwrap();
+    assert_eq!(
+        (keepalive.idle.as_secs(), keepalive.interval.as_secs()),
+        (10, 5)
+    );
+    assert_eq!(keepalive.retries, 3);
+}
+
+#[test]
+fn harmless_parameters_are_accepted() {
+    for text in [
+        "keepalives=0",
+        "keepalives_idle=-1",
+        "connect_timeout=' 5 '",
+        "fallback_application_name=x",
+        "load_balance_hosts=random",
+        "gssencmode=prefer",
+        "gssencmode=disable",
+        "krbsrvname=postgres",
+        "sslcompression=0",
+        "sslnegotiation=postgres",
+        "client_encoding=UTF8",
+        "max_protocol_version=latest",
+        "require_auth=",
+        "ssl_min_protocol_version=TLSv1.1",
+        "ssl_min_protocol_version=TLSv1.2 ssl_max_protocol_version=TLSv1.2",
+        "sslcertmode=disable",
+        "sslrootcert=system sslmode=verify-full",
+    ] {
+        assert!(parse(text, &[]).is_ok(), "{text:?}: {:?}", parse(text, &[]));
+    }
+}
+
+#[test]
+fn what_can_not_be_used_is_named_with_what_was_found_and_expected() {
+    for (text, expected) in [
+        (
+            "hots=a",
+            "unknown connection parameter \"hots\"; did you mean \"host\"?",
+        ),
+        (
+            "ssl_mode=a",
+            "unknown connection parameter \"ssl_mode\"; did you mean \"sslmode\"?",
+        ),
+        ("qqq=a", "unknown connection parameter \"qqq\""),
+        ("postgresql://h/?hots=a", "did you mean \"host\"?"),
+        ("port=0", "port is \"0\", expected a number from 1 to 65535"),
+        ("port=65536", "port is \"65536\""),
+        ("host=a port=x", "port is \"x\""),
+        (
+            "host=a,b port=1,2,3",
+            "port lists 3 values, expected 2: one for each host",
+        ),
+        (
+            "host=a hostaddr=::1,::2",
+            "hostaddr lists 2 values, expected 1",
+        ),
+        (
+            "hostaddr=example",
+            "hostaddr is \"example\", expected IPv4 or IPv6 addresses",
+        ),
+        (
+            "sslmode=allow",
+            "sslmode is \"allow\", expected disable, prefer, require, verify-ca, verify-full",
+        ),
+        ("sslmode=", "sslmode is \"\""),
+        (
+            "target_session_attrs=standby",
+            "target_session_attrs is \"standby\", expected any, read-write, primary",
+        ),
+        (
+            "channel_binding=maybe",
+            "channel_binding is \"maybe\", expected disable, prefer",
+        ),
+        (
+            "connect_timeout=soon",
+            "connect_timeout is \"soon\", expected a whole number",
+        ),
+        ("keepalives=2", "keepalives is \"2\", expected 0, 1"),
+        (
+            "gssencmode=require",
+            "gssencmode is \"require\", expected disable or prefer",
+        ),
+        ("sslnegotiation=direct", "sslnegotiation is \"direct\""),
+        ("client_encoding=LATIN1", "client_encoding is \"LATIN1\""),
+        (
+            "sslcertmode=require",
+            "sslcertmode is \"require\", expected disable, allow",
+        ),
+        (
+            "ssl_max_protocol_version=TLSv1.1",
+            "expected TLSv1.2, TLSv1.3",
+        ),
+        (
+            "ssl_min_protocol_version=TLSv1.3 ssl_max_protocol_version=TLSv1.2",
+            "ssl_max_protocol_version is \"TLSv1.2\", expected not less than",
+        ),
+        (
+            "sslrootcert=system sslmode=require",
+            "expected verify-full, for sslrootcert=system",
+        ),
+        (
+            "service=shop",
+            "service is not supported: write what the service file holds",
+        ),
+        (
+            "require_auth=scram-sha-256",
+            "require_auth is not supported",
+        ),
+        ("requirepeer=postgres", "requirepeer is not supported"),
+        ("sslcrldir=/x", "sslcrldir is not supported"),
+        (
+            "replication=database",
+            "replication is not supported: walpost sets it",
+        ),
+    ] {
+        let error = refusal(text, &[]);
+        assert!(error.contains(expected), "{text:?}: {error}");
+    }
+}
+
+#[test]
+fn an_environment_variable_is_named_as_such() {
+    for (variable, value, expected) in [
+        ("PGPORT", "x", "PGPORT is \"x\""),
+        ("PGSSLMODE", "allow", "PGSSLMODE is \"allow\""),
+        ("PGSERVICE", "shop", "PGSERVICE is not supported"),
+        ("PGREQUIREAUTH", "gss", "PGREQUIREAUTH is not supported"),
+        ("PGHOSTADDR", "a", "PGHOSTADDR is \"a\""),
+    ] {
+        let error = refusal("", &[(variable, value)]);
+        assert!(error.contains(expected), "{variable}: {error}");
+    }
+    assert!(parse("service='' port=1", &[("PGSERVICE", "s"), ("PGPORT", "x")]).is_ok());
+}
+
+#[test]
+fn without_any_user_the_error_says_where_one_may_come_from() {
+    let error = Conninfo::parse("host=h", &|_| None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("user=NAME") && error.contains("PGUSER"),
+        "{error}"
+    );
+    let conninfo = Conninfo::parse("", &|name| (name == "LOGNAME").then(|| "bob".to_owned()));
+    assert_eq!(conninfo.unwrap().user(), "bob");
+}
+
+#[test]
+fn nothing_printed_holds_the_password() {
+    for text in [
+        "host=h password=hunter2 sslpassword=hunter2",
+        "postgresql://u:hunter2@h/db",
+        "postgresql://u:pa/hunter2@h/db",
+        "postgresql://u:hunter2/x@h/db",
+        "postgresql://u:8/hunter2@h/db",
+        "postgresql://u:p@hunter2@h/db",
+        "postgresql://u:p@hunter2@h:x/db",
+    ] {
+        let shown = match parse(text, &[("PGPASSWORD", "hunter2")]) {
+            Ok(conninfo) => format!("{conninfo:?} {}", conninfo.describe()),
+            Err(error) => format!("{error} {error:?}"),
+        };
+        // A password that can pass for a database's name is one.
+        let spilt_into_dbname = text == "postgresql://u:8/hunter2@h/db";
+        assert_eq!(
+            shown.contains("hunter2"),
+            spilt_into_dbname,
+            "{text:?}: {shown}"
+        );
+    }
+}
+
+#[test]
+fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join(".pgpass");
+    let lines = "localhost:5432:*:alice:by socket\ndb:*:shop:alice:by host\n[::1]:*:*:*:no\n";
+    std::fs::write(&file, lines).unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let home = home.path().to_str().unwrap();
+    let file = file.to_str().unwrap();
+
+    let by_home: Environment<'_> = &[("HOME", home)];
+    for (text, environment, expected) in [
+        ("host=db dbname=shop", by_home, Some("by host")),
+        ("host=db dbname=other", by_home, None),
+        ("host=/tmp", by_home, Some("by socket")),
+        ("host=/var/run/postgresql", by_home, Some("by socket")),
+        ("host=/run/elsewhere", by_home, None),
+        ("host=db dbname=shop password=mine", by_home, Some("mine")),
+        ("host=db dbname=shop password=", by_home, Some("by host")),
+        (
+            "host=db dbname=shop",
+            &[("HOME", home), ("PGPASSWORD", "env")],
+            Some("env"),
+        ),
+        (
+            "host=db dbname=shop",
+            &[("PGPASSFILE", file)],
+            Some("by host"),
+        ),
+        ("host=db dbname=shop", &[], None),
+    ] {
+        let conninfo = parse(text, environment).unwrap();
+        let password = conninfo.password(&conninfo.hosts[0]);
+        let password = password.map(|Secret(bytes)| String::from_utf8(bytes).unwrap());
+        assert_eq!(password.as_deref(), expected, "{text:?} {environment:?}");
+    }
+}
+
+#[test]
+fn a_certificate_file_that_is_named_is_read_even_if_missing_and_a_default_only_if_there() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join(".postgresql")).unwrap();
+    let root = home.path().join(".postgresql/root.crt");
+    let environment: Environment<'_> = &[("HOME", home.path().to_str().unwrap())];
+    let file = |text| match parse(text, environment).unwrap().tls.root {
+        RootCert::File(file) => file,
+        RootCert::System => panic!("{text}"),
+    };
+    assert_eq!(file("").to_read(), None);
+    assert_eq!(
+        file("sslrootcert=/none").to_read(),
+        Some(Path::new("/none"))
+    );
+    std::fs::write(&root, "").unwrap();
+    assert_eq!(file("").to_read(), Some(root.as_path()));
+
+    let conninfo = parse("sslrootcert=system", environment).unwrap();
+    assert_eq!(
+        (conninfo.tls.root, conninfo.tls.mode),
+        (RootCert::System, SslMode::VerifyFull)
+    );
+}

@@ -1,0 +1,265 @@
+//! Opens an authenticated connection: hosts in turn, TLS, authentication, and which kind of server
+//! answered. One way in for both clients, the replication client and tokio-postgres.
+//!
+//! Differences from libpq: a host that refuses us does not end the search among the others; in
+//! `sslmode=prefer` a certificate is never checked, and only a failed handshake or a refusal by
+//! `pg_hba.conf` leads to a try without TLS.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use tokio::net::UnixStream;
+
+pub use error::{DialError, ServerError};
+pub use socket::Socket;
+
+use crate::postgres::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
+use socket::Address;
+use startup::Wire;
+
+mod error;
+mod handover;
+mod socket;
+mod startup;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+/// An authenticated connection that is ready for queries.
+pub struct Session {
+    /// The transport.
+    pub socket: Socket,
+    /// Bytes read from it that lie behind ReadyForQuery; most often none.
+    pub buffer: BytesMut,
+    /// What the server reported of itself: `server_version`, `in_hot_standby` ...
+    pub parameters: HashMap<String, String>,
+    /// The server process on the other side.
+    pub backend_pid: i32,
+    /// The key for cancelling that process's query.
+    pub secret: i32,
+    /// The host that answered, as logs call it.
+    pub host: String,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("host", &self.host)
+            .field("backend_pid", &self.backend_pid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The half of an SQL client that moves bytes: a future to be polled (spawned) for as long as the
+/// client is in use. It ends when the client is dropped, or with the error that broke the
+/// connection.
+pub struct SqlConnection(handover::Driver);
+
+impl Future for SqlConnection {
+    type Output = Result<(), tokio_postgres::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+/// Opens a session for logical replication (`replication=database`), in which `SHOW` and SQL work
+/// as well. `startup` adds run-time parameters of the server to the startup message.
+///
+/// # Errors
+/// [`DialError`]; for more than one attempt [`DialError::AllHosts`].
+pub async fn replication(
+    conninfo: &Conninfo,
+    startup: &[(&str, &str)],
+) -> Result<Session, DialError> {
+    let mut parameters = vec![("replication", "database")];
+    parameters.extend_from_slice(startup);
+    open(conninfo, &parameters).await
+}
+
+/// Opens an SQL client and the connection that has to be driven for it.
+///
+/// # Errors
+/// As [`replication`].
+pub async fn sql(
+    conninfo: &Conninfo,
+) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
+    let session = open(conninfo, &[]).await?;
+    handover::to_tokio_postgres(session, &conninfo.user).await
+}
+
+async fn open(conninfo: &Conninfo, parameters: &[(&str, &str)]) -> Result<Session, DialError> {
+    let mut hosts: Vec<_> = conninfo.hosts.iter().collect();
+    if conninfo.shuffle_hosts {
+        fastrand::shuffle(&mut hosts);
+    }
+    let mut failures = Vec::new();
+    for host in hosts {
+        let addresses = match addresses(conninfo, host).await {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                failures.push(error);
+                continue;
+            }
+        };
+        for address in &addresses {
+            let label = match address {
+                Address::Tcp(address) if addresses.len() > 1 => {
+                    format!("{host} ({})", address.ip())
+                }
+                Address::Tcp(_) | Address::Unix(_) => host.to_string(),
+            };
+            let attempt = Attempt {
+                conninfo,
+                parameters,
+                host,
+                address,
+                label: &label,
+            };
+            match attempt.run().await {
+                Ok(session) => return Ok(session),
+                Err(error) => failures.push(error),
+            }
+        }
+    }
+    Err(
+        DialError::of(failures).unwrap_or_else(|| DialError::Resolve {
+            host: conninfo.describe(),
+            source: io::Error::other("no address"),
+        }),
+    )
+}
+
+/// The addresses of a host; never none.
+async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, DialError> {
+    let name = match &host.place {
+        Place::Socket(folder) => return Ok(vec![Address::unix(folder, host.port)]),
+        Place::Tcp {
+            address: Some(address),
+            ..
+        } => {
+            return Ok(vec![Address::Tcp(SocketAddr::new(*address, host.port))]);
+        }
+        Place::Tcp {
+            name,
+            address: None,
+        } => name.as_str(),
+    };
+    let look_up = async {
+        let found: Vec<_> = tokio::net::lookup_host((name, host.port))
+            .await?
+            .map(Address::Tcp)
+            .collect();
+        if found.is_empty() {
+            Err(io::Error::other("no address"))
+        } else {
+            Ok(found)
+        }
+    };
+    let found = within(conninfo, &host.to_string(), look_up).await?;
+    found.map_err(|source| DialError::Resolve {
+        host: host.to_string(),
+        source,
+    })
+}
+
+/// Bounds a step by `connect_timeout`.
+async fn within<T>(
+    conninfo: &Conninfo,
+    label: &str,
+    step: impl Future<Output = T>,
+) -> Result<T, DialError> {
+    match conninfo.connect_timeout {
+        None => Ok(step.await),
+        Some(limit) => tokio::time::timeout(limit, step)
+            .await
+            .map_err(|_| DialError::Timeout {
+                host: label.to_owned(),
+                limit,
+            }),
+    }
+}
+
+/// One address of one host.
+struct Attempt<'a> {
+    conninfo: &'a Conninfo,
+    parameters: &'a [(&'a str, &'a str)],
+    host: &'a Host,
+    address: &'a Address,
+    label: &'a str,
+}
+
+impl Attempt<'_> {
+    async fn run(&self) -> Result<Session, DialError> {
+        let tls = &self.conninfo.tls;
+        let error = match within(self.conninfo, self.label, self.open(tls)).await? {
+            Ok(session) => return Ok(session),
+            Err(error) => error,
+        };
+        let refused_for_tls = match (&error, self.address) {
+            (DialError::Tls { .. }, _) => true,
+            (DialError::Server { error, .. }, Address::Tcp(_)) => error.code == "28000",
+            _ => false,
+        };
+        if tls.mode != SslMode::Prefer || !refused_for_tls {
+            return Err(error);
+        }
+        tracing::warn!(host = self.label, %error, "trying without TLS, as sslmode=prefer allows");
+        let plain = Tls {
+            mode: SslMode::Disable,
+            ..tls.clone()
+        };
+        match within(self.conninfo, self.label, self.open(&plain)).await {
+            Ok(Ok(session)) => Ok(session),
+            // The first refusal is the one to mend.
+            Ok(Err(_)) | Err(_) => Err(error),
+        }
+    }
+
+    async fn open(&self, tls: &Tls) -> Result<Session, DialError> {
+        let socket = self.connect(tls).await?;
+        let wire = Wire::new(socket, self.label);
+        let (mut wire, started) = wire
+            .start(self.conninfo, self.host, self.parameters)
+            .await?;
+        // Both can be asked in a replication session too.
+        let (wanted, question) = match self.conninfo.target {
+            Target::Any => return Ok(wire.into_session(started)),
+            Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),
+            Target::Primary => ("a primary", "SHOW in_hot_standby"),
+        };
+        if wire.query(question).await?.as_deref() == Some("off") {
+            return Ok(wire.into_session(started));
+        }
+        wire.terminate().await;
+        Err(DialError::NotReadWrite {
+            host: self.label.to_owned(),
+            wanted,
+        })
+    }
+
+    async fn connect(&self, tls: &Tls) -> Result<Socket, DialError> {
+        let failed = |source| DialError::Connect {
+            host: self.label.to_owned(),
+            source,
+        };
+        match (self.address, &self.host.place) {
+            (Address::Unix(path), _) => UnixStream::connect(path)
+                .await
+                .map(Socket::Unix)
+                .map_err(failed),
+            (Address::Tcp(address), Place::Tcp { name, .. } | Place::Socket(name)) => {
+                let stream = socket::connect_tcp(*address, self.conninfo)
+                    .await
+                    .map_err(failed)?;
+                tls::negotiate(stream, tls, name, self.label).await
+            }
+        }
+    }
+}

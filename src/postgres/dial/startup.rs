@@ -1,0 +1,381 @@
+//! From a connected socket to a session that is ready for queries: startup message, authentication,
+//! first parameters.
+//!
+//! Spec: PostgreSQL 18, 54.2.1 "Start-up" and 54.3 "SASL Authentication".
+
+use std::collections::HashMap;
+use std::io;
+
+use bytes::BytesMut;
+use postgres_protocol::authentication::{md5_hash, sasl};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, Header, Message};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_postgres::fallible_iterator::FallibleIterator;
+
+use super::Session;
+use super::error::{DialError, ServerError};
+use super::socket::Socket;
+use super::tls;
+use crate::postgres::conninfo::{ChannelBinding, Conninfo, Host, Secret};
+
+/// No message of a startup is near this long.
+const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+/// Nor is a whole startup: what comes before ReadyForQuery is kept in memory.
+const STARTUP_BYTES_MAX: usize = 1024 * 1024;
+
+/// The protocol's messages over a socket, before the session is ready.
+pub(super) struct Wire<'a> {
+    socket: Socket,
+    buffer: BytesMut,
+    received_bytes: usize,
+    host: &'a str,
+}
+
+impl<'a> Wire<'a> {
+    /// `host` is what errors call the server.
+    pub(super) fn new(socket: Socket, host: &'a str) -> Wire<'a> {
+        Wire {
+            socket,
+            buffer: BytesMut::with_capacity(8 * 1024),
+            received_bytes: 0,
+            host,
+        }
+    }
+
+    /// Makes the socket a session: startup message with `parameters`, authentication, and all up to
+    /// ReadyForQuery.
+    pub(super) async fn start(
+        mut self,
+        conninfo: &Conninfo,
+        host: &Host,
+        parameters: &[(&str, &str)],
+    ) -> Result<(Wire<'a>, Started), DialError> {
+        let own = [
+            ("user", conninfo.user.as_str()),
+            ("database", &conninfo.dbname),
+            ("client_encoding", "UTF8"),
+            ("application_name", &conninfo.application_name),
+        ];
+        let options = conninfo
+            .options
+            .as_deref()
+            .map(|options| ("options", options));
+        let all = own
+            .into_iter()
+            .chain(options)
+            .chain(parameters.iter().copied());
+        self.send(|buffer| frontend::startup_message(all, buffer))
+            .await?;
+        self.authenticate(conninfo, host).await?;
+        let started = self.until_ready().await?;
+        Ok((self, started))
+    }
+
+    /// The first value of a query's answer, None where it is null or there is no row.
+    pub(super) async fn query(&mut self, sql: &str) -> Result<Option<String>, DialError> {
+        self.send(|buffer| frontend::query(sql, buffer)).await?;
+        let mut value = None;
+        loop {
+            match self.next().await? {
+                Message::DataRow(row) => {
+                    let range = row.ranges().next().map_err(|error| self.protocol(error))?;
+                    let bytes = range.flatten().and_then(|range| row.buffer().get(range));
+                    value = bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+                }
+                Message::RowDescription(_)
+                | Message::CommandComplete(_)
+                | Message::ParameterStatus(_) => {}
+                Message::ReadyForQuery(_) => return Ok(value),
+                _ => return Err(self.unexpected("in answer to SHOW")),
+            }
+        }
+    }
+
+    /// Says good-bye; the server's log would have a complaint otherwise.
+    pub(super) async fn terminate(mut self) {
+        // It is of no use to know that the server is gone already.
+        let terminate = |buffer: &mut BytesMut| {
+            frontend::terminate(buffer);
+            Ok(())
+        };
+        let _ = self.send(terminate).await;
+        let _ = self.socket.shutdown().await;
+    }
+
+    pub(super) fn into_session(self, started: Started) -> Session {
+        Session {
+            socket: self.socket,
+            buffer: self.buffer,
+            parameters: started.parameters,
+            backend_pid: started.backend_pid,
+            secret: started.secret,
+            host: self.host.to_owned(),
+        }
+    }
+
+    async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
+        let method = match self.next().await? {
+            Message::AuthenticationSasl(body) => return self.scram(conninfo, host, &body).await,
+            Message::AuthenticationOk
+            | Message::AuthenticationCleartextPassword
+            | Message::AuthenticationMd5Password(_)
+                if conninfo.channel_binding == ChannelBinding::Require =>
+            {
+                let reason = "the server does not ask for SCRAM authentication";
+                return Err(DialError::ChannelBinding {
+                    host: self.host.to_owned(),
+                    reason,
+                });
+            }
+            Message::AuthenticationOk => return Ok(()),
+            Message::AuthenticationCleartextPassword => {
+                let Secret(password) = self.password(conninfo, host)?;
+                self.send(|buffer| frontend::password_message(&password, buffer))
+                    .await?;
+                return self.expect_ok().await;
+            }
+            Message::AuthenticationMd5Password(body) => {
+                let Secret(password) = self.password(conninfo, host)?;
+                let hash = md5_hash(conninfo.user.as_bytes(), &password, body.salt());
+                self.send(|buffer| frontend::password_message(hash.as_bytes(), buffer))
+                    .await?;
+                return self.expect_ok().await;
+            }
+            Message::AuthenticationKerberosV5 => "Kerberos V5",
+            Message::AuthenticationGss => "gss",
+            Message::AuthenticationSspi => "sspi",
+            Message::AuthenticationScmCredential => "SCM credential",
+            _ => return Err(self.unexpected("in place of an authentication request")),
+        };
+        Err(DialError::AuthMethod {
+            host: self.host.to_owned(),
+            method: method.to_owned(),
+        })
+    }
+
+    async fn scram(
+        &mut self,
+        conninfo: &Conninfo,
+        host: &Host,
+        offer: &AuthenticationSaslBody,
+    ) -> Result<(), DialError> {
+        let offered: Vec<&str> = offer
+            .mechanisms()
+            .collect()
+            .map_err(|error| self.protocol(error))?;
+        let end_point = match &self.socket {
+            Socket::Tls(stream) if conninfo.channel_binding != ChannelBinding::Disable => {
+                tls::server_end_point(stream.ssl())
+            }
+            Socket::Tls(_) | Socket::Tcp(_) | Socket::Unix(_) => None,
+        };
+        let plus = offered.contains(&sasl::SCRAM_SHA_256_PLUS);
+        let (mechanism, binding) = match end_point {
+            Some(hash) if plus => (
+                sasl::SCRAM_SHA_256_PLUS,
+                sasl::ChannelBinding::tls_server_end_point(hash),
+            ),
+            // Said inside the signed exchange: a server that has offered it then knows that the
+            // offer was taken away.
+            Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
+            None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
+        };
+        if !offered.contains(&mechanism) {
+            let method = format!("SASL {}", offered.join(" or "));
+            return Err(DialError::AuthMethod {
+                host: self.host.to_owned(),
+                method,
+            });
+        }
+        if conninfo.channel_binding == ChannelBinding::Require
+            && mechanism != sasl::SCRAM_SHA_256_PLUS
+        {
+            let reason = match (&self.socket, plus) {
+                (Socket::Unix(_) | Socket::Tcp(_), _) => "the connection has no TLS",
+                (Socket::Tls(_), false) => "the server does not offer SCRAM-SHA-256-PLUS",
+                (Socket::Tls(_), true) => "the server's certificate has no hash to bind to",
+            };
+            return Err(DialError::ChannelBinding {
+                host: self.host.to_owned(),
+                reason,
+            });
+        }
+
+        let Secret(password) = self.password(conninfo, host)?;
+        let mut scram = sasl::ScramSha256::new(&password, binding);
+        let failed = |error: io::Error| DialError::Scram {
+            host: self.host.to_owned(),
+            reason: error.to_string(),
+        };
+        self.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer))
+            .await?;
+        let Message::AuthenticationSaslContinue(body) = self.next().await? else {
+            return Err(self.unexpected("in place of AuthenticationSASLContinue"));
+        };
+        scram.update(body.data()).map_err(failed)?;
+        self.send(|buffer| frontend::sasl_response(scram.message(), buffer))
+            .await?;
+        let Message::AuthenticationSaslFinal(body) = self.next().await? else {
+            return Err(self.unexpected("in place of AuthenticationSASLFinal"));
+        };
+        scram.finish(body.data()).map_err(failed)?;
+        self.expect_ok().await
+    }
+
+    fn password(&self, conninfo: &Conninfo, host: &Host) -> Result<Secret, DialError> {
+        conninfo
+            .password(host)
+            .ok_or_else(|| DialError::NoPassword {
+                host: self.host.to_owned(),
+                user: conninfo.user.clone(),
+            })
+    }
+
+    async fn expect_ok(&mut self) -> Result<(), DialError> {
+        match self.next().await? {
+            Message::AuthenticationOk => Ok(()),
+            _ => Err(self.unexpected("in place of AuthenticationOk")),
+        }
+    }
+
+    async fn until_ready(&mut self) -> Result<Started, DialError> {
+        let mut started = Started {
+            parameters: HashMap::new(),
+            backend_pid: 0,
+            secret: 0,
+        };
+        loop {
+            match self.next().await? {
+                Message::ParameterStatus(body) => {
+                    let name = body.name().map_err(|error| self.protocol(error))?;
+                    let value = body.value().map_err(|error| self.protocol(error))?;
+                    started.parameters.insert(name.to_owned(), value.to_owned());
+                }
+                Message::BackendKeyData(body) => {
+                    started.backend_pid = body.process_id();
+                    started.secret = body.secret_key();
+                }
+                Message::ReadyForQuery(_) => return Ok(started),
+                _ => return Err(self.unexpected("before ReadyForQuery")),
+            }
+        }
+    }
+
+    async fn send(
+        &mut self,
+        encode: impl FnOnce(&mut BytesMut) -> io::Result<()>,
+    ) -> Result<(), DialError> {
+        let mut buffer = BytesMut::new();
+        encode(&mut buffer).map_err(|error| self.protocol(error))?;
+        self.socket
+            .write_all(&buffer)
+            .await
+            .map_err(|error| self.broken(error))?;
+        self.socket
+            .flush()
+            .await
+            .map_err(|error| self.broken(error))
+    }
+
+    /// The next message; notices are left out, and an ErrorResponse is an error.
+    async fn next(&mut self) -> Result<Message, DialError> {
+        loop {
+            match self.read().await? {
+                Message::ErrorResponse(body) => {
+                    let error = ServerError::parse(body.fields());
+                    let error = Box::new(error.map_err(|error| self.protocol(error))?);
+                    return Err(DialError::Server {
+                        host: self.host.to_owned(),
+                        error,
+                    });
+                }
+                Message::NoticeResponse(body) => {
+                    let notice = ServerError::parse(body.fields());
+                    let notice = notice.map_err(|error| self.protocol(error))?;
+                    tracing::debug!(host = self.host, %notice, "notice from the server");
+                }
+                message => return Ok(message),
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<Message, DialError> {
+        loop {
+            if let Some(header) =
+                Header::parse(&self.buffer).map_err(|error| self.protocol(error))?
+            {
+                let message_bytes = usize::try_from(header.len()).unwrap_or(usize::MAX);
+                if message_bytes > MESSAGE_BYTES_MAX {
+                    return Err(self.oversize(header.tag(), message_bytes));
+                }
+                // Not before all of it is here: the parser would reserve whatever length it finds.
+                if self.buffer.len() > message_bytes {
+                    let message = Message::parse(&mut self.buffer);
+                    let message = message.map_err(|error| self.protocol(error))?;
+                    return message.ok_or_else(|| self.protocol("a message cut short"));
+                }
+                self.buffer.reserve(message_bytes + 1 - self.buffer.len());
+            }
+            let read = self.socket.read_buf(&mut self.buffer).await;
+            let read_bytes = read.map_err(|error| self.broken(error))?;
+            if read_bytes == 0 {
+                let error = io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the server closed the connection",
+                );
+                return Err(self.broken(error));
+            }
+            self.received_bytes += read_bytes;
+            if self.received_bytes > STARTUP_BYTES_MAX {
+                let what = format!("more than {STARTUP_BYTES_MAX} bytes before ReadyForQuery");
+                return Err(self.protocol(what));
+            }
+        }
+    }
+
+    /// A postmaster of version 17 or older that can't fork answers with the letter E and bare text,
+    /// from before protocol 3.0: where a length is expected stand letters.
+    fn oversize(&self, tag: u8, message_bytes: usize) -> DialError {
+        let is_text = self.buffer[1..5]
+            .iter()
+            .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
+        if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
+            let text = self.buffer[1..]
+                .split(|byte| *byte == 0)
+                .next()
+                .unwrap_or_default();
+            let text = String::from_utf8_lossy(text).trim().to_owned();
+            return self.broken(io::Error::other(text));
+        }
+        self.protocol(format!(
+            "a message of {message_bytes} bytes, tag {tag:#04x}"
+        ))
+    }
+
+    fn unexpected(&self, place: &str) -> DialError {
+        self.protocol(format!("an unexpected message {place}"))
+    }
+
+    fn protocol(&self, what: impl ToString) -> DialError {
+        DialError::Protocol {
+            host: self.host.to_owned(),
+            what: what.to_string(),
+        }
+    }
+
+    fn broken(&self, source: io::Error) -> DialError {
+        let host = self.host.to_owned();
+        match tls::refusal(&source) {
+            Some(reason) => DialError::Tls { host, reason },
+            None => DialError::Io { host, source },
+        }
+    }
+}
+
+/// What the server says of a session when it starts.
+pub(super) struct Started {
+    parameters: HashMap<String, String>,
+    backend_pid: i32,
+    secret: i32,
+}

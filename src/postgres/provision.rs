@@ -1,0 +1,217 @@
+//! The SQL files that make table, role, publication and slot: shown, or run as they are.
+//!
+//! The files are written for psql. Here, lines that are psql's own (`\set`, `\if`, `\ir`) are left
+//! out, and `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
+
+use std::time::Duration;
+
+use postgres_protocol::escape::{escape_identifier, escape_literal};
+
+use super::catalog::{Catalog, CatalogError, Target};
+
+const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
+const OUTBOX: &str = include_str!("../../sql/outbox.sql");
+const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
+const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
+const ROLE: &str = include_str!("../../sql/role.sql");
+const PUBLICATION: &str = include_str!("../../sql/publication.sql");
+const SLOT: &str = include_str!("../../sql/slot.sql");
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct Provision {
+    /// Names of table, publication and slot.
+    pub target: Target,
+    /// The table is partitioned by day.
+    pub partitioned: bool,
+    /// The role for `walpost run`, if one is to be made.
+    pub role: Option<String>,
+    /// How long each statement may wait for a lock; a slot waits for running transactions too.
+    pub lock_timeout: Duration,
+}
+
+/// One step: a batch of statements that runs as one transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Script {
+    /// What it makes.
+    pub makes: String,
+    /// Its statements.
+    pub sql: String,
+}
+
+impl Provision {
+    /// The steps, in the order that matters: the publication has to be there before the slot.
+    #[must_use]
+    pub fn scripts(&self) -> Vec<Script> {
+        let Target {
+            table,
+            publication,
+            slot,
+        } = &self.target;
+        let outbox = if self.partitioned {
+            OUTBOX_PARTITIONED
+        } else {
+            OUTBOX
+        };
+        let mut scripts = vec![Script {
+            makes: format!("table {table}"),
+            sql: [UUIDV7, outbox, NO_UPDATE]
+                .map(|file| self.fill_in(file))
+                .join("\n"),
+        }];
+        if let Some(role) = &self.role {
+            scripts.push(Script {
+                makes: format!("role {role}"),
+                sql: self.fill_in(ROLE),
+            });
+        }
+        let makes = format!("publication {publication}");
+        scripts.push(Script {
+            makes,
+            sql: self.fill_in(PUBLICATION),
+        });
+        scripts.push(Script {
+            makes: format!("slot {slot}"),
+            sql: self.fill_in(SLOT),
+        });
+        scripts
+    }
+
+    /// Runs the steps. What is there already stays as it is.
+    ///
+    /// # Errors
+    /// A step fails; the steps before it stand.
+    pub async fn apply(&self, catalog: &Catalog) -> Result<(), (String, CatalogError)> {
+        let client = catalog.client();
+        let timeout = format!("SET lock_timeout = {}", self.lock_timeout.as_millis());
+        client
+            .batch_execute(&timeout)
+            .await
+            .map_err(|error| ("session".to_owned(), error.into()))?;
+        for script in self.scripts() {
+            tracing::info!("making sure of {}", script.makes);
+            client
+                .batch_execute(&script.sql)
+                .await
+                .map_err(|error| (script.makes, CatalogError::from(error)))?;
+        }
+        Ok(())
+    }
+
+    fn fill_in(&self, file: &str) -> String {
+        let mut out = String::with_capacity(file.len());
+        for line in file.lines().filter(|line| !line.starts_with('\\')) {
+            let mut rest = line;
+            while let Some(at) = rest.find(':') {
+                let (before, after) = rest.split_at(at);
+                out.push_str(before);
+                match self.variable(after) {
+                    Some((text, after)) => {
+                        out.push_str(&text);
+                        rest = after;
+                    }
+                    None => {
+                        out.push(':');
+                        rest = &after[1..];
+                    }
+                }
+            }
+            out.push_str(rest);
+            out.push('\n');
+        }
+        out
+    }
+
+    /// Reads `:'name'` or `:"name"` off the front of `text`.
+    fn variable<'t>(&self, text: &'t str) -> Option<(String, &'t str)> {
+        let quoted = text.strip_prefix(':')?;
+        let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
+        let (name, rest) = quoted[1..].split_once(quote)?;
+        let value = match name {
+            "schema" => &self.target.table.schema,
+            "table" => &self.target.table.name,
+            "publication" => &self.target.publication,
+            "slot" => &self.target.slot,
+            "role" => self.role.as_ref()?,
+            _ => return None,
+        };
+        let text = match quote {
+            '\'' => escape_literal(value),
+            _ => escape_identifier(value),
+        };
+        Some((text, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn provision() -> Provision {
+        Provision {
+            target: Target {
+                table: "\"My Shop\".\"out'box\"".parse().expect("table"),
+                publication: "pub".to_owned(),
+                slot: "slot".to_owned(),
+            },
+            partitioned: false,
+            role: Some("carrier".to_owned()),
+            lock_timeout: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn every_variable_of_the_files_is_filled_in() {
+        for partitioned in [false, true] {
+            for script in (Provision {
+                partitioned,
+                ..provision()
+            })
+            .scripts()
+            {
+                for left in [":'", ":\"", "\n\\"] {
+                    let code = script
+                        .sql
+                        .lines()
+                        .filter(|line| !line.trim_start().starts_with("--"));
+                    let code: Vec<_> = code.collect();
+                    assert!(
+                        !code.join("\n").contains(left),
+                        "{left:?} in {}",
+                        script.makes
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_and_casts_are_left_alone() {
+        let filled =
+            provision().fill_in("\\set x y\nSELECT :'table', :\"schema\"::text, :'what';\n");
+        assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
+    }
+
+    #[test]
+    fn the_publication_comes_before_the_slot_and_the_table_before_both() {
+        let makes: Vec<_> = provision()
+            .scripts()
+            .into_iter()
+            .map(|script| script.makes)
+            .collect();
+        assert_eq!(
+            makes,
+            [
+                "table \"My Shop\".\"out'box\"",
+                "role carrier",
+                "publication pub",
+                "slot slot"
+            ]
+        );
+        let without = Provision {
+            role: None,
+            ..provision()
+        };
+        assert_eq!(without.scripts().len(), 3);
+    }
+}

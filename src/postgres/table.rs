@@ -1,0 +1,133 @@
+//! The name of a table.
+
+use std::fmt;
+use std::str::FromStr;
+
+use postgres_protocol::escape::escape_identifier;
+
+/// A schema-qualified table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableName {
+    /// Its schema.
+    pub schema: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A text that doesn't name a table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not the name of a table: expected SCHEMA.TABLE, like public.outbox, with \"double quotes\" around names that need them"
+)]
+pub struct TableNameError(String);
+
+impl TableName {
+    /// It is the table with this schema and this name, as the catalog spells them.
+    #[must_use]
+    pub fn is(&self, schema: &str, name: &str) -> bool {
+        self.schema == schema && self.name == name
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = |name: &str| {
+            name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+                && name
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+        };
+        let part = |name: &str| match plain(name) {
+            true => name.to_owned(),
+            false => escape_identifier(name),
+        };
+        write!(f, "{}.{}", part(&self.schema), part(&self.name))
+    }
+}
+
+impl FromStr for TableName {
+    type Err = TableNameError;
+
+    /// Reads a name as SQL does: folded to lower case outside double quotes. Without a schema it
+    /// is `public`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || TableNameError(text.to_owned());
+        let (first, rest) = part(text).ok_or_else(error)?;
+        if rest.is_empty() {
+            return Ok(Self {
+                schema: "public".to_owned(),
+                name: first,
+            });
+        }
+        let (second, rest) = rest.strip_prefix('.').and_then(part).ok_or_else(error)?;
+        match rest {
+            "" => Ok(Self {
+                schema: first,
+                name: second,
+            }),
+            _ => Err(error()),
+        }
+    }
+}
+
+/// Takes one identifier off the front.
+fn part(text: &str) -> Option<(String, &str)> {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let end = text.find('.').unwrap_or(text.len());
+        let (name, rest) = text.split_at(end);
+        let plain = !name.is_empty()
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+            && name
+                .chars()
+                .all(|c| c.is_alphanumeric() || c == '_' || c == '$');
+        return plain.then(|| (name.to_lowercase(), rest));
+    };
+    let mut name = String::new();
+    loop {
+        let (before, after) = rest.split_once('"')?;
+        name.push_str(before);
+        match after.strip_prefix('"') {
+            Some(after) => {
+                name.push('"');
+                rest = after;
+            }
+            None => return (!name.is_empty()).then_some((name, after)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_sql_reads_them() {
+        let check = |text: &str, schema: &str, name: &str, shown: &str| {
+            let table: TableName = text.parse().expect(text);
+            assert!(table.is(schema, name), "{text}: {table:?}");
+            assert_eq!(table.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(table));
+        };
+        check("outbox", "public", "outbox", "public.outbox");
+        check("Shop.Outbox", "shop", "outbox", "shop.outbox");
+        check(
+            "\"Shop\".\"out.box\"",
+            "Shop",
+            "out.box",
+            "\"Shop\".\"out.box\"",
+        );
+        check("s.\"a\"\"b\"", "s", "a\"b", "s.\"a\"\"b\"");
+    }
+
+    #[test]
+    fn what_names_no_table_is_refused() {
+        for text in [
+            "", ".", "a.", ".b", "a.b.c", "a b", "\"a", "\"\"", "1a", "a;b", "\"a\"b",
+        ] {
+            assert_eq!(
+                text.parse::<TableName>(),
+                Err(TableNameError(text.to_owned()))
+            );
+        }
+    }
+}
