@@ -40,7 +40,6 @@ BEGIN
                 quote_ident(current_setting('walpost.publication')), name
                 USING HINT = 'Run sql/publication.sql first.';
         END IF;
-        PERFORM pg_create_logical_replication_slot(name, 'pgoutput');
         RETURN;
     END IF;
 
@@ -64,3 +63,8 @@ BEGIN
     END IF;
 END
 $walpost$;
+
+-- Not inside the DO block: while a slot waits for its starting point it replays other sessions' catalog changes, and
+-- PL/pgSQL can then fail with "snapshot reference is not owned by resource owner", leaving the slot behind.
+SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput')
+    WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');

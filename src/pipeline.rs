@@ -110,6 +110,20 @@ pub enum PipelineError {
         /// The table of the settings.
         expected: TableName,
     },
+    /// A row is larger than the configuration allows.
+    #[error(
+        "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
+         max_row_bytes, and message.max.bytes in [kafka] with it; keep such rows out with a CHECK \
+         on the table"
+    )]
+    RowTooLarge {
+        /// Position of the row.
+        at: String,
+        /// Length of the message.
+        bytes: usize,
+        /// `max_row_bytes`
+        max: usize,
+    },
     /// A row of a table that was not described before.
     #[error("the row at {at} is of the unknown relation {oid}")]
     UnknownRelation {

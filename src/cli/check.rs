@@ -9,6 +9,7 @@ use crate::config::Given;
 use crate::kafka::probe::{self, BrokerFinding};
 use crate::outbox::columns::{Mapping, TableColumn};
 use crate::outbox::template::Part;
+use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, Observed};
 use crate::postgres::connection::Connection;
@@ -35,6 +36,8 @@ enum Outcome {
     Warning,
     /// `run` fails.
     Failure,
+    /// The server can't be asked now.
+    Unreachable,
 }
 
 /// One check.
@@ -75,18 +78,23 @@ pub fn run(args: &CheckArgs) -> Exit {
         });
     }
     runtime.shutdown_background();
-    let failed = findings
-        .iter()
-        .any(|finding| finding.outcome == Outcome::Failure);
+    let any = |outcome| findings.iter().any(|finding| finding.outcome == outcome);
+    let exit = if any(Outcome::Failure) {
+        Exit::Halted
+    } else if any(Outcome::Unreachable) {
+        Exit::Failed
+    } else {
+        Exit::Done
+    };
     if args.json {
         println!(
             "{}",
-            serde_json::json!({ "ok": !failed, "checks": findings })
+            serde_json::json!({ "ok": exit == Exit::Done, "checks": findings })
         );
     } else {
         findings.iter().for_each(print);
     }
-    if failed { Exit::Halted } else { Exit::Done }
+    exit
 }
 
 fn print(finding: &Finding) {
@@ -94,6 +102,7 @@ fn print(finding: &Finding) {
         Outcome::Ok => "ok     ",
         Outcome::Warning => "WARNING",
         Outcome::Failure => "FAILED ",
+        Outcome::Unreachable => "NO WORD",
     };
     println!(
         "{mark} {}: {}: {}",
@@ -118,6 +127,14 @@ impl Report<'_> {
     }
 }
 
+/// The outcome of an error that calls for `remedy`.
+fn of(remedy: Remedy) -> Outcome {
+    match remedy {
+        Remedy::Halt => Outcome::Failure,
+        Remedy::Reconnect | Remedy::RebuildSink | Remedy::StandBy => Outcome::Unreachable,
+    }
+}
+
 async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     let database = settings.postgres.describe();
     let observed = match Catalog::open(&settings.postgres).await {
@@ -129,7 +146,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     };
     let observed = match observed {
         Ok(observed) => observed,
-        Err(error) => return report.add("connection", Outcome::Failure, error),
+        Err(error) => return report.add("connection", of(recovery::of_catalog(&error)), error),
     };
     match Connection::open(
         &settings.postgres,
@@ -269,7 +286,7 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
         _ => None,
     };
     match probe::look(properties, topic).await {
-        BrokerFinding::Unreachable(reason) => report.add("kafka", Outcome::Failure, reason),
+        BrokerFinding::Unreachable(reason) => report.add("kafka", Outcome::Unreachable, reason),
         BrokerFinding::Reachable { brokers } => {
             let message =
                 format!("{brokers} broker(s); topics are looked up with their first record");

@@ -100,7 +100,7 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
         return Ok(());
     };
     let hint = match &reason {
-        CatalogError::Server(error) if error.code == "55P03" => {
+        _ if is_lock_timeout(&reason) => {
             ". A slot waits for every transaction that was running: see pg_stat_activity; then run \
              init again, or raise --lock-timeout"
         }
@@ -111,7 +111,13 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
     };
     error!(%database, "{step}: {reason}{hint}");
     Err(match recovery::of_catalog(&reason) {
+        Remedy::Reconnect if is_lock_timeout(&reason) => Exit::Halted,
         Remedy::Reconnect | Remedy::StandBy | Remedy::RebuildSink => Exit::Failed,
         Remedy::Halt => Exit::Halted,
     })
+}
+
+/// `lock_timeout` has passed.
+fn is_lock_timeout(error: &CatalogError) -> bool {
+    matches!(error, CatalogError::Server(error) if error.code == "55P03")
 }

@@ -165,17 +165,23 @@ pub fn read(path: &Path) -> Result<File, ConfigError> {
 /// The file's text; an error has its line. The error never quotes the line, which can have a
 /// password in it.
 pub(super) fn parse(text: &str) -> Result<File, (usize, String)> {
-    toml::from_str(text).map_err(|error| {
-        let before = error
-            .span()
+    let place = |span: Option<std::ops::Range<usize>>| {
+        let before = span
             .and_then(|span| text.get(..span.start))
             .unwrap_or_default();
+        before.matches('\n').count() + 1
+    };
+    let document = toml::Deserializer::parse(text)
+        .map_err(|error| (place(error.span()), error.message().to_owned()))?;
+    serde_path_to_error::deserialize(document).map_err(|error| {
+        let path = error.path().to_string();
+        let error = error.into_inner();
         let message = error.message();
         let reason = match nearest_known(message) {
             Some(known) => format!("{message}; did you mean `{known}`?"),
-            None => message.to_owned(),
+            None => format!("{path}: {message}"),
         };
-        (before.matches('\n').count() + 1, reason)
+        (place(error.span()), reason)
     })
 }
 

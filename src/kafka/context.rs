@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::Message;
+use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tracing::{debug, error, info, warn};
 
 use super::properties::describe;
 use crate::observe::outage::{Outage, Say};
+use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
 /// The callbacks of one producer.
@@ -111,15 +112,50 @@ impl ProducerContext for Context {
                 let code = error.rdkafka_error_code();
                 self.deliveries.failed_with(DeliveryFailure {
                     reason: format!(
-                        "Kafka did not accept a record for topic {:?} partition {}: {}",
+                        "Kafka did not accept the row at {} as a record for topic {:?} partition {}: {}{}",
+                        position(message),
                         message.topic(),
                         message.partition(),
-                        describe(error)
+                        describe(error),
+                        code.map_or(String::new(), |code| remedy(code, message.topic())),
                     ),
                     permanent: code.is_some_and(is_permanent),
                 });
             }
         }
+    }
+}
+
+/// The row's position, from the record's own header.
+fn position(message: &BorrowedMessage<'_>) -> String {
+    let headers = message.headers();
+    let value =
+        headers.and_then(|headers| headers.iter().find(|h| h.key == POSITION_HEADER)?.value);
+    value.map_or_else(
+        || "an unknown position".to_owned(),
+        |text| String::from_utf8_lossy(text).into_owned(),
+    )
+}
+
+/// What a person can do about a failure.
+fn remedy(code: RDKafkaErrorCode, topic: &str) -> String {
+    use RDKafkaErrorCode as Code;
+    match code {
+        Code::MessageSizeTooLarge => format!(
+            ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
+             --entity-name {topic} --add-config max.message.bytes=..."
+        ),
+        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
+            format!(". Grant the principal WRITE and DESCRIBE on topic {topic}")
+        }
+        Code::UnknownTopic | Code::UnknownTopicOrPartition => format!(
+            ". Create the topic: kafka-topics.sh --create --topic {topic} --partitions 12 \
+             --replication-factor 3"
+        ),
+        Code::UnknownPartition => {
+            ". Add partitions to the topic, or correct what writes the partition column".to_owned()
+        }
+        _ => String::new(),
     }
 }
 

@@ -237,7 +237,9 @@ impl Core {
         Ok(())
     }
 
-    fn place(&self) -> String {
+    /// Where the next message is in the log, for people.
+    #[must_use]
+    pub fn place(&self) -> String {
         match self.position {
             Some(position) => position.to_string(),
             None => format!("after {}", self.watermark.received()),

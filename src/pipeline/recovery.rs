@@ -39,6 +39,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         | PipelineError::Order(_)
         | PipelineError::Mapping(_)
         | PipelineError::ForeignTable { .. }
+        | PipelineError::RowTooLarge { .. }
         | PipelineError::UnknownRelation { .. }
         | PipelineError::BadTuple { .. }
         | PipelineError::Route { .. } => Remedy::Halt,
@@ -53,7 +54,7 @@ fn of_connection(error: &ConnectionError) -> Remedy {
             Remedy::Reconnect
         }
         ConnectionError::PublicationSkipped(_)
-        | ConnectionError::RowTooLarge { .. }
+        | ConnectionError::TooLarge { .. }
         | ConnectionError::Frame(_)
         | ConnectionError::Protocol(_) => Remedy::Halt,
     }

@@ -286,9 +286,15 @@ impl Session<'_> {
         draining: bool,
     ) -> Result<Wait, PipelineError> {
         while !(draining && !core.is_open()) {
-            let Some(frame) = self.connection.peek()? else {
-                break;
-            };
+            let frame = self.connection.peek().map_err(|error| match error {
+                ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
+                    at: core.place(),
+                    bytes,
+                    max,
+                },
+                error => error.into(),
+            })?;
+            let Some(frame) = frame else { break };
             match core.frame(&frame, sink)? {
                 Step::Done => {}
                 Step::Answer => self.status_due = Instant::now(),

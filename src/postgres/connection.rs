@@ -56,16 +56,11 @@ pub enum ConnectionError {
     /// Nothing came for too long, though an answer was asked for.
     #[error("no word from PostgreSQL for {0:?} (link_timeout), though a reply was asked for")]
     Silent(Duration),
-    /// A message of the server is larger than the configuration allows.
-    #[error(
-        "a row of {bytes} bytes came after {after}; max_row_bytes allows {max}. Raise max_row_bytes, and \
-         message.max.bytes in [kafka] with it, or keep such rows out with a CHECK on the table"
-    )]
-    RowTooLarge {
+    /// A message of the server is larger than it may be.
+    #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]
+    TooLarge {
         /// Its length.
         bytes: usize,
-        /// The end of what was received before it.
-        after: Lsn,
         /// The limit.
         max: usize,
     },
@@ -97,7 +92,6 @@ pub struct Connection {
     /// Length of the message that is not complete yet.
     wanted: usize,
     last_heard: Instant,
-    last_start: Lsn,
     row_bytes_max: usize,
     /// The host that answered, as logs call it.
     pub host: String,
@@ -144,7 +138,6 @@ impl Connection {
             consumed: 0,
             wanted: 0,
             last_heard: Instant::now(),
-            last_start: Lsn::ZERO,
             row_bytes_max,
             host: session.host,
         })
@@ -211,16 +204,16 @@ impl Connection {
             self.wanted = len;
             if self.buffer[self.consumed] == b'd' {
                 let frame = Frame::decode(&self.buffer[self.consumed + 5..self.consumed + len])?;
-                if let Frame::XLogData { start, .. } = frame {
-                    self.last_start = self.last_start.max(start);
-                }
                 return Ok(Some(frame));
             }
             match self.parse_message()? {
                 Message::NoticeResponse(body) => notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
-                Message::CopyDone => return Err(ConnectionError::Closed),
+                // A server that shuts down ends the stream with the command's completion.
+                Message::CopyDone | Message::CommandComplete(_) => {
+                    return Err(ConnectionError::Closed);
+                }
                 _ => return Err(unexpected("CopyBoth")),
             }
         }
@@ -373,8 +366,10 @@ impl Connection {
             .map_err(|_| ConnectionError::Protocol("negative length".to_owned()))?
             + 1;
         if len > bytes_max {
-            let (bytes, after, max) = (len, self.last_start, bytes_max);
-            return Err(ConnectionError::RowTooLarge { bytes, after, max });
+            return Err(ConnectionError::TooLarge {
+                bytes: len,
+                max: bytes_max,
+            });
         }
         if unread.len() < len {
             self.wanted = len;

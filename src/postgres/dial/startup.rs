@@ -268,14 +268,16 @@ impl<'a> Wire<'a> {
     ) -> Result<(), DialError> {
         let mut buffer = BytesMut::new();
         encode(&mut buffer).map_err(|error| self.protocol(error))?;
-        self.socket
-            .write_all(&buffer)
-            .await
-            .map_err(|error| self.broken(error))?;
-        self.socket
-            .flush()
-            .await
-            .map_err(|error| self.broken(error))
+        let sent = match self.socket.write_all(&buffer).await {
+            Ok(()) => self.socket.flush().await,
+            Err(error) => Err(error),
+        };
+        let Err(error) = sent else { return Ok(()) };
+        // A server that closes the connection has most often said why: that is read first.
+        Err(match self.next().await {
+            Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
+            Ok(_) | Err(_) => self.broken(error),
+        })
     }
 
     /// The next message; notices are left out, and an ErrorResponse is an error.

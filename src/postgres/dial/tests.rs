@@ -290,6 +290,15 @@ async fn a_refusal_by_the_server_is_told_in_its_own_words() {
 }
 
 #[tokio::test]
+async fn a_server_that_refuses_and_closes_at_once_is_heard() {
+    for _ in 0..50 {
+        let script = vec![Send(error_response("SFATAL\0C53300\0Mtoo many clients"))];
+        let error = dial("sslmode=disable", script).await.0.unwrap_err();
+        assert!(matches!(error, DialError::Server { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
     for mode in [
         "require",
