@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Shows the shop's records as they arrive, and keeps "partition offset id" of each for the report.
+#
+#   consume.sh HOST:PORT FILE CONSUMER...      CONSUMER is Kafka's console consumer, as a command
+set -euo pipefail
+bootstrap=$1
+records=$2
+shift 2
+
+: >"$records"
+tab=$'\t'
+"$@" --bootstrap-server "$bootstrap" --topic outbox.event.order --from-beginning \
+    --command-property allow.auto.create.topics=false \
+    --formatter-property print.partition=true --formatter-property print.offset=true \
+    --formatter-property print.headers=true --formatter-property print.key=true \
+    --formatter-property "key.separator=$tab" |
+    while IFS=$tab read -r partition offset headers key value; do
+        partition=${partition#Partition:}
+        offset=${offset#Offset:}
+        id=,$headers
+        id=${id#*,id:}
+        id=${id%%,*}
+        position=${headers#*walpost-position:}
+        position=${position%%,*}
+        printf 'record: partition %s offset %3s  %s  %-6s %s\n' "$partition" "$offset" "$position" "$key" "$value"
+        printf '%s\t%s\t%s\n' "$partition" "$offset" "$id" >>"$records"
+    done

@@ -1,0 +1,27 @@
+-- Judges the records on standard input (partition, offset, id) by the witness's view of the write-ahead log.
+-- Prints one row: committed, delivered, missing, repeated, out of order, never committed.
+BEGIN;
+
+CREATE TEMPORARY TABLE delivered (partition int, "offset" bigint, id uuid) ON COMMIT DROP;
+\copy delivered FROM pstdin
+
+WITH committed AS (
+    -- test_decoding shows transactions in commit order. Peeking leaves them there for the next report.
+    SELECT substring(data FROM 'id\[uuid\]:''([^'']+)''')::uuid AS id, nth
+    FROM pg_logical_slot_peek_changes('demo_witness', NULL, NULL) WITH ORDINALITY AS change (lsn, xid, data, nth)
+    WHERE data LIKE 'table public.outbox: INSERT:%'
+), first_delivery AS (
+    SELECT DISTINCT ON (id) id, partition, "offset" FROM delivered ORDER BY id, partition, "offset"
+), in_partition AS (
+    SELECT nth, max(nth) OVER (
+        PARTITION BY partition ORDER BY "offset" ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS highest_before
+    FROM first_delivery JOIN committed USING (id)
+)
+SELECT (SELECT count(*) FROM committed),
+    (SELECT count(*) FROM delivered),
+    (SELECT count(*) FROM committed WHERE id NOT IN (SELECT id FROM delivered)),
+    (SELECT count(*) FROM delivered) - (SELECT count(*) FROM first_delivery),
+    (SELECT count(*) FROM in_partition WHERE nth < highest_before),
+    (SELECT count(*) FROM first_delivery WHERE id NOT IN (SELECT id FROM committed));
+
+COMMIT;

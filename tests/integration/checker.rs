@@ -1,0 +1,209 @@
+//! The checker lets a faultless delivery pass and catches every way to break one.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use crate::support::checker::{Committed, Death, Delivered, Resends, Summary, Violation, check};
+
+const TOPIC: &str = "events";
+
+/// Transactions of two events; event n has the id "n".
+fn history(count: u32) -> Vec<Committed> {
+    (0..count)
+        .map(|n| Committed {
+            id: n.to_string(),
+            end: end_of(n),
+            index: n % 2,
+        })
+        .collect()
+}
+
+fn end_of(n: u32) -> u64 {
+    u64::from(n / 2 + 1) * 100
+}
+
+/// Event n in partition n % 2 with the key of that partition, in the order given.
+fn deliver(order: &[u32]) -> Vec<Delivered> {
+    let mut ends = [0; 2];
+    order
+        .iter()
+        .map(|&n| {
+            let partition = n as usize % 2;
+            let offset = ends[partition];
+            ends[partition] += 1;
+            Delivered {
+                id: n.to_string(),
+                place: (TOPIC.to_owned(), i32::from(n % 2 == 1)),
+                offset,
+                key: Some(vec![u8::from(n % 2 == 1)]),
+                position: (end_of(n) - 10, n % 2),
+            }
+        })
+        .collect()
+}
+
+/// A death after the given number of records in each partition.
+fn death(ends: [i64; 2], confirmed: u64) -> Death {
+    let ends = HashMap::from([
+        ((TOPIC.to_owned(), 0), ends[0]),
+        ((TOPIC.to_owned(), 1), ends[1]),
+    ]);
+    Death { ends, confirmed }
+}
+
+fn violations(delivery: &[Delivered], deaths: &[Death], resends: Resends) -> Vec<Violation> {
+    check(&history(8), delivery, deaths, resends)
+        .expect_err("a violation")
+        .0
+}
+
+#[test]
+fn faultless_delivery_passes() {
+    let delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    let summary = check(&history(8), &delivery, &[], Resends::Never).unwrap();
+    assert_eq!(
+        summary,
+        Summary {
+            committed: 8,
+            repeated: 0
+        }
+    );
+}
+
+#[test]
+fn resend_of_what_was_not_confirmed_passes() {
+    let delivery = deliver(&[0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7]);
+    let deaths = [death([3, 2], end_of(1))];
+    let summary = check(&history(8), &delivery, &deaths, Resends::AtMost(1)).unwrap();
+    assert_eq!(summary.repeated, 3);
+}
+
+#[test]
+fn loss_is_caught() {
+    let found = violations(&deliver(&[0, 1, 2, 3, 4, 5, 7]), &[], Resends::AtMost(9));
+    assert_eq!(found, [Violation::Missing("6".into())]);
+}
+
+#[test]
+fn event_that_was_rolled_back_is_caught() {
+    let found = violations(&deliver(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), &[], Resends::Never);
+    assert_eq!(found, [Violation::Phantom("8".into())]);
+}
+
+#[test]
+fn swapped_records_are_caught() {
+    let found = violations(&deliver(&[0, 1, 4, 3, 2, 5, 6, 7]), &[], Resends::AtMost(9));
+    assert!(
+        matches!(&found[0], Violation::OutOfOrder { id, .. } if id == "4"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn hole_in_a_resent_run_is_caught() {
+    let order = [0, 1, 2, 3, 4, 5, 0, 1, 3, 4, 5, 6, 7];
+    let found = violations(&deliver(&order), &[], Resends::AtMost(1));
+    assert!(
+        matches!(&found[0], Violation::OutOfOrder { id, .. } if id == "4"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn resend_without_a_reason_is_caught() {
+    let found = violations(&deliver(&[0, 1, 0, 2, 3, 4, 5, 6, 7]), &[], Resends::Never);
+    assert!(
+        matches!(&found[0], Violation::TooManyResends { times: 1, .. }),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn repetition_of_the_record_before_is_caught() {
+    let found = violations(&deliver(&[0, 1, 1, 2, 3, 4, 5, 6, 7]), &[], Resends::Never);
+    assert!(
+        matches!(&found[0], Violation::TooManyResends { times: 1, .. }),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn resend_of_what_was_confirmed_is_caught() {
+    let delivery = deliver(&[0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7]);
+    let found = violations(&delivery, &[death([3, 2], end_of(3))], Resends::AtMost(1));
+    assert_eq!(
+        found,
+        [
+            Violation::ConfirmedTwice("2".into()),
+            Violation::ConfirmedTwice("3".into())
+        ]
+    );
+}
+
+#[test]
+fn confirmation_before_delivery_is_caught() {
+    let delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    let honest = [death([1, 1], end_of(2) - 1)];
+    assert!(check(&history(8), &delivery, &honest, Resends::Never).is_ok());
+    let found = violations(&delivery, &[death([1, 1], end_of(2))], Resends::Never);
+    assert!(
+        found.contains(&Violation::ConfirmedTooEarly("2".into())),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn key_in_two_partitions_is_caught() {
+    let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    delivery[7].key = delivery[0].key.clone();
+    let found = violations(&delivery, &[], Resends::Never);
+    assert_eq!(found, [Violation::KeyMoved("7".into())]);
+}
+
+#[test]
+fn position_of_another_commit_is_caught() {
+    for position in [(end_of(4), 0), (end_of(4) - 10, 1), (end_of(3) - 10, 0)] {
+        let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        delivery[4].position = position;
+        let found = violations(&delivery, &[], Resends::Never);
+        assert_eq!(found, [Violation::WrongPosition("4".into())]);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_removed_record_is_caught(removed in 0usize..8) {
+        let mut delivery = deliver(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        delivery.remove(removed);
+        prop_assert!(check(&history(8), &delivery, &[], Resends::AtMost(9)).is_err());
+    }
+
+    #[test]
+    fn any_two_records_swapped_within_a_partition_are_caught(
+        first in 0usize..4, second in 0usize..4, odd in 0usize..2,
+    ) {
+        prop_assume!(first != second);
+        let mut order = [0, 1, 2, 3, 4, 5, 6, 7];
+        order.swap(first * 2 + odd, second * 2 + odd);
+        prop_assert!(check(&history(8), &deliver(&order), &[], Resends::AtMost(9)).is_err());
+    }
+
+    #[test]
+    fn any_crashes_that_resend_from_the_confirmed_place_pass(
+        steps in prop::collection::vec((1u32..8, 0u32..4), 0..6),
+    ) {
+        let (mut order, mut next, mut deaths) = (Vec::new(), 0, Vec::new());
+        for (sent, unconfirmed) in steps {
+            let end = (next + sent).min(8);
+            order.extend(next..end);
+            let confirmed = (end.saturating_sub(unconfirmed) / 2 * 2).max(next / 2 * 2);
+            let records = |odd| i64::try_from(order.iter().filter(|n| **n % 2 == odd).count()).unwrap();
+            deaths.push(death([records(0), records(1)], u64::from(confirmed / 2) * 100));
+            next = confirmed;
+        }
+        order.extend(next..8);
+        let verdict = check(&history(8), &deliver(&order), &deaths, Resends::AtMost(deaths.len()));
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}

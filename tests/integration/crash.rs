@@ -1,0 +1,112 @@
+//! kill -9 at any time: nothing is lost, order is kept, and only what was in flight is delivered
+//! again.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::load::seed;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until};
+
+const ROUNDS: usize = 25;
+
+#[test]
+fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight() {
+    let mut dice = fastrand::Rng::with_seed(seed());
+    let scene = Scene::new();
+    let aggregates = [scene.aggregate(4), scene.aggregate(1)];
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let mut deaths = Vec::new();
+    for _ in 0..ROUNDS {
+        let walpost = scene.start();
+        // Time is the point here: the moment of death is drawn, not awaited.
+        thread::sleep(Duration::from_millis(dice.u64(0..400)));
+        deaths.push(scene.kill(walpost));
+    }
+    let walpost = scene.start();
+    load.stop();
+    let summary = scene.settle(walpost, &deaths, Resends::AtMost(ROUNDS));
+    assert!(summary.committed > 1000, "{summary:?}");
+    let moved = deaths
+        .windows(2)
+        .filter(|pair| pair[0].confirmed < pair[1].confirmed)
+        .count();
+    assert!(
+        moved > ROUNDS / 2,
+        "the slot moved in {moved} of {ROUNDS} rounds"
+    );
+}
+
+#[test]
+fn killed_while_it_starts_it_loses_nothing() {
+    let mut dice = fastrand::Rng::with_seed(seed());
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    let load = scene.load(&[&aggregate]);
+    let mut deaths = Vec::new();
+    for _ in 0..10 {
+        let walpost = scene.run().start();
+        thread::sleep(Duration::from_millis(dice.u64(0..150)));
+        deaths.push(scene.kill(walpost));
+    }
+    load.stop();
+    let walpost = scene.start();
+    scene.settle(walpost, &deaths, Resends::AtMost(10));
+}
+
+#[test]
+fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+
+    broker.freeze();
+    for _ in 0..100 {
+        scene.insert(&aggregate, "k");
+    }
+    let first_open = scene.history()[1].end;
+    let last = scene.history().pop().unwrap().end;
+    wait_until("all to be sent", || {
+        scene.db.is_true(&format!(
+            "SELECT (sent_lsn - '0/0') >= {last} FROM pg_stat_replication r
+             JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE slot_name = '{}'",
+            scene.slot()
+        ))
+    });
+    stays(
+        "unconfirmed while the broker is silent",
+        Duration::from_secs(2),
+        || scene.confirmed() < first_open,
+    );
+    walpost.kill();
+    broker.thaw();
+    let death = scene.note_death();
+    assert!(death.confirmed < first_open);
+    let walpost = scene.start();
+    scene.settle(walpost, &[death], Resends::AtMost(1));
+}
+
+#[test]
+fn confirmed_before_it_was_killed_is_not_delivered_again() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut deaths = Vec::new();
+    for round in 1..=5 {
+        let walpost = scene.start();
+        for _ in 0..10 {
+            scene.insert(&aggregate, "k");
+        }
+        scene.wait_for_records(round * 10);
+        scene.wait_until_confirmed();
+        deaths.push(scene.kill(walpost));
+    }
+    let walpost = scene.start();
+    assert_eq!(scene.settle(walpost, &deaths, Resends::Never).repeated, 0);
+}

@@ -1,0 +1,138 @@
+//! SIGTERM: what was taken is delivered and confirmed, then the process ends.
+
+use std::time::{Duration, Instant};
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+#[test]
+fn stopped_and_started_under_load_it_repeats_nothing() {
+    let scene = Scene::new();
+    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let mut stops = Vec::new();
+    for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
+        let walpost = scene.start();
+        load.wait_for_transactions(40);
+        walpost.signal(signal);
+        walpost
+            .finish()
+            .expect_code(0)
+            .expect_says(&["draining", "stopped"]);
+        stops.push(scene.note_death());
+    }
+    load.stop();
+    let walpost = scene.start();
+    assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
+}
+
+#[test]
+fn stopped_in_the_middle_of_a_large_transaction_it_loses_nothing() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    scene.db.run(&format!(
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+         SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', '{{}}'
+         FROM generate_series(1, 100000) AS n"
+    ));
+    let walpost = scene.start_with(&["--window-records", "500"]);
+    scene.wait_for_records(1);
+    walpost.terminate().expect_code(0);
+    let death = scene.note_death();
+    let walpost = scene.start();
+    scene.settle(walpost, &[death], Resends::AtMost(1));
+}
+
+/// Events that a frozen broker will not take, in a Walpost that was asked to stop.
+fn stopped_while_broker_is_silent(
+    scene: &Scene,
+    arguments: &[&str],
+) -> crate::support::walpost::Walpost {
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(arguments);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    scene.broker.freeze();
+    scene.insert(&aggregate, "k");
+    let event = scene.history().pop().unwrap().end;
+    wait_until("the event to be sent", || {
+        scene.db.is_true(&format!(
+            "SELECT (sent_lsn - '0/0') >= {event} FROM pg_stat_replication r
+             JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE slot_name = '{}'",
+            scene.slot()
+        ))
+    });
+    walpost.signal("TERM");
+    walpost.wait_for_log("draining");
+    walpost
+}
+
+#[test]
+fn drain_waits_for_the_broker() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let mut walpost = stopped_while_broker_is_silent(&scene, &[]);
+    assert!(walpost.is_running());
+    broker.thaw();
+    walpost.finish().expect_code(0);
+    assert!(scene.confirmed() >= scene.history().pop().unwrap().end);
+    assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+}
+
+#[test]
+fn drain_is_bounded() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let begun = Instant::now();
+    let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "1s"]);
+    let finished = walpost.finish();
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(finished.code.is_some(), "it ends by itself");
+    assert!(scene.confirmed() < scene.history().pop().unwrap().end);
+    broker.thaw();
+    let death = scene.note_death();
+    let walpost = scene.start();
+    scene.settle(walpost, &[death], Resends::AtMost(1));
+}
+
+#[test]
+fn second_signal_stops_at_once() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "60s"]);
+    let begun = Instant::now();
+    walpost.signal("TERM");
+    walpost.finish();
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(scene.confirmed() < scene.history().pop().unwrap().end);
+    broker.thaw();
+    let death = scene.note_death();
+    let walpost = scene.start();
+    scene.settle(walpost, &[death], Resends::AtMost(1));
+}
+
+#[test]
+fn stops_when_asked_while_postgresql_and_kafka_are_away() {
+    let walpost = crate::support::walpost::Invocation::new([
+        "run",
+        "--kafka",
+        "127.0.0.1:9",
+        "--postgres",
+        "host=/nowhere user=postgres dbname=postgres",
+    ]);
+    let mut walpost = walpost.start();
+    walpost.wait_for_log("reconnecting");
+    walpost.terminate().expect_code(0);
+}

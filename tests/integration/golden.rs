@@ -1,0 +1,93 @@
+//! Captures what real servers send: the messages of pgoutput, for the decoder's tests.
+//!
+//! `tests/golden/pg<major>.bin` is a sequence of messages, each with its length before it (u32,
+//! big-endian): a scripted session with values as text, then the same again with values in binary.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::postgres::{MAJORS, Server};
+use crate::support::session::Session;
+
+/// Every kind of message, and every kind of tuple and column.
+const SCRIPT: &str = "
+CREATE TYPE mood AS ENUM ('calm', 'grüße');
+CREATE TABLE keyed (id bigint PRIMARY KEY, mood mood, note text, big text, raw bytea);
+ALTER TABLE keyed ALTER COLUMN big SET STORAGE EXTERNAL;
+CREATE TABLE whole (id int, note text);
+ALTER TABLE whole REPLICA IDENTITY FULL;
+CREATE TABLE outbox (id uuid, aggregatetype text, payload jsonb, at timestamptz) PARTITION BY HASH (id);
+CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+CREATE PUBLICATION golden FOR TABLE keyed, whole, outbox WITH (publish_via_partition_root = true);
+SELECT pg_replication_origin_create('elsewhere');
+";
+
+const SESSION: [&str; 9] = [
+    "INSERT INTO keyed VALUES (1, 'grüße', 'first', repeat('0123456789', 250), '\\x00ff7f'),
+                              (2, NULL, NULL, NULL, NULL), (3, 'calm', '', '', '')",
+    "UPDATE keyed SET note = 'toast unchanged' WHERE id = 1",
+    "UPDATE keyed SET id = 20 WHERE id = 2",
+    "DELETE FROM keyed WHERE id = 3",
+    "BEGIN; INSERT INTO whole VALUES (1, NULL); UPDATE whole SET note = 'new'; DELETE FROM whole; COMMIT",
+    "INSERT INTO outbox VALUES
+        ('00000000-0000-0000-0000-000000000001', 'order', '{\"a\": [1, null, \"ü\"]}', '2026-01-01 00:00:00+00'),
+        ('00000000-0000-0000-0000-000000000002', 'order', NULL, NULL)",
+    "BEGIN; SELECT pg_logical_emit_message(true, 'prefix', 'transactional'); COMMIT;
+     SELECT pg_logical_emit_message(false, 'prefix', 'not transactional')",
+    "TRUNCATE keyed, whole RESTART IDENTITY CASCADE",
+    "SELECT pg_replication_origin_session_setup('elsewhere');
+     BEGIN; SELECT pg_replication_origin_xact_setup('0/ABCDEF', '2026-01-01 00:00:00+00');
+     INSERT INTO whole VALUES (2, 'from elsewhere'); COMMIT;
+     SELECT pg_replication_origin_session_reset()",
+];
+
+/// The tag of every message of protocol 1.
+const TAGS: &[u8] = b"BCDIMORTUY";
+
+#[test]
+#[ignore = "writes tests/golden; run it to capture a new version"]
+fn capture_golden() {
+    for major in MAJORS {
+        let server = Server::private(major, "");
+        let session = server.session("postgres");
+        session.run(SCRIPT);
+        session.run("SELECT pg_create_logical_replication_slot('golden', 'pgoutput')");
+        SESSION
+            .iter()
+            .for_each(|statements| session.run(statements));
+        let mut messages = captured(&session, "false");
+        for tag in TAGS {
+            assert!(
+                messages.iter().any(|message| message[0] == *tag),
+                "no {}",
+                char::from(*tag)
+            );
+        }
+        messages.extend(captured(&session, "true"));
+        let mut file = Vec::new();
+        for message in messages {
+            file.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+            file.extend(message);
+        }
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        fs::write(folder.join(format!("pg{major}.bin")), file).unwrap();
+    }
+}
+
+fn captured(session: &Session, binary: &str) -> Vec<Vec<u8>> {
+    let rows = session.rows(&format!(
+        "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('golden', NULL, NULL,
+             'proto_version', '1', 'publication_names', 'golden', 'messages', 'true', 'binary', '{binary}')"
+    ));
+    rows.iter()
+        .map(|row| from_hex(row[0].as_deref().unwrap()))
+        .collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}

@@ -1,0 +1,258 @@
+//! What can't heal while the stream runs: the pipeline halts, and nothing is skipped.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::Server;
+use crate::support::scene::{Scene, parse_position};
+use crate::support::wait::wait_until;
+
+/// The publication is dropped while Walpost streams; what is committed afterwards must not be
+/// passed over.
+fn publication_is_dropped(major: u32) {
+    let scene = Scene::on(Server::shared(major), Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "before");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    let publication = scene.slot();
+    scene.db.run(&format!("DROP PUBLICATION {publication}"));
+    scene.insert(&aggregate, "after");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", "publication", &publication]);
+    let skipped = scene.history().pop().unwrap();
+    assert!(
+        scene.confirmed() < skipped.end,
+        "the slot must not pass an event that was not delivered"
+    );
+    assert_eq!(scene.records().len(), 1);
+}
+
+#[test]
+fn publication_dropped_mid_stream_on_14() {
+    publication_is_dropped(14);
+}
+
+#[test]
+fn publication_dropped_mid_stream_on_15() {
+    publication_is_dropped(15);
+}
+
+#[test]
+fn publication_dropped_mid_stream_on_16() {
+    publication_is_dropped(16);
+}
+
+#[test]
+fn publication_dropped_mid_stream_on_17() {
+    publication_is_dropped(17);
+}
+
+#[test]
+fn publication_dropped_mid_stream_on_18() {
+    publication_is_dropped(18);
+}
+
+#[test]
+fn table_taken_out_of_the_publication_halts() {
+    let scene = Scene::new();
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE outbox",
+        scene.slot()
+    ));
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", "public.outbox", "ALTER PUBLICATION"]);
+}
+
+/// Runs `meddle` on the slot while Walpost is frozen and its walsender ended.
+fn meddle_with_slot(meddle: impl Fn(&Scene, &str)) {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "before");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    walpost.signal("STOP");
+    let slot = scene.slot();
+    wait_until("the walsender to end", || {
+        scene.db.run(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        ));
+        !scene.slot_is_active()
+    });
+    scene.insert(&aggregate, "skipped");
+    meddle(&scene, &slot);
+    scene.insert(&aggregate, "after");
+    let confirmed = scene.confirmed();
+    walpost.signal("CONT");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", "slot", &slot]);
+    assert_eq!(
+        scene.confirmed(),
+        confirmed,
+        "the slot stays where the meddler left it"
+    );
+    assert_eq!(
+        scene.records().len(),
+        1,
+        "nothing after the gap is delivered"
+    );
+}
+
+#[test]
+fn slot_dropped_and_made_anew_halts() {
+    meddle_with_slot(|scene, slot| {
+        scene
+            .db
+            .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        scene.db.run(&format!(
+            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+        ));
+    });
+}
+
+#[test]
+fn slot_moved_by_somebody_else_halts() {
+    meddle_with_slot(|scene, slot| {
+        scene.db.run(&format!(
+            "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+        ));
+    });
+}
+
+#[test]
+fn slot_dropped_while_away_halts() {
+    let scene = Scene::new();
+    let walpost = scene.start();
+    walpost.signal("STOP");
+    let slot = scene.slot();
+    wait_until("the slot to go", || {
+        scene.db.run(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        ));
+        scene
+            .db
+            .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))
+            .is_ok()
+    });
+    walpost.signal("CONT");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", &slot, "does not exist"]);
+}
+
+/// Commits a row of that many bytes, small ones before and after it, and expects Walpost to halt at
+/// it.
+fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
+    );
+    let aggregate = scene.aggregate(1);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small')"
+    ));
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (77, '{aggregate}', 'k', repeat('x', {bytes}))"
+    ));
+    for id in 100..200 {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', 'small')"
+        ));
+    }
+    let (before, event) = (scene.history()[0].end, scene.history()[1].end);
+    let finished = scene.run().args(arguments).finish().expect_code(3);
+    assert!(scene.confirmed() < event);
+    let records = scene.records();
+    let early = records.iter().filter(|r| r.header("id") != "1").count();
+    assert_eq!(early, 0, "records delivered though they come after the row");
+
+    let finished = finished.expect_says(&["halted"]).expect_says(texts);
+    let position = finished
+        .stderr
+        .split(|c: char| c.is_whitespace() || ",;()\"=".contains(c))
+        .map(|word| word.trim_end_matches([':', '.']))
+        .filter(|word| word.len() == 28 && word.contains('/'))
+        .map(parse_position)
+        .any(|(commit, index)| (before..event).contains(&commit) && index == 0);
+    assert!(position, "not the position in:\n{}", finished.stderr);
+}
+
+#[test]
+fn row_too_large_for_the_producer_is_named_with_the_remedy() {
+    oversize(&[], 2_000_000, &["id 77", "message.max.bytes"]);
+}
+
+#[test]
+fn row_too_large_for_the_topic_is_named_with_the_remedy() {
+    oversize(
+        &["-X", "message.max.bytes=26214400"],
+        2_000_000,
+        &["max.message.bytes"],
+    );
+}
+
+#[test]
+fn row_larger_than_max_row_bytes_is_named_with_the_remedy() {
+    oversize(&["--max-row-bytes", "100KiB"], 200_000, &["max_row_bytes"]);
+}
+
+#[test]
+fn row_without_a_topic_is_named() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
+    );
+    let walpost = scene.start();
+    scene
+        .db
+        .run("INSERT INTO outbox VALUES (77, NULL, 'k', '')");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", "77", "topic", "null"]);
+    assert!(scene.confirmed() < scene.history()[0].end);
+}
+
+#[test]
+fn row_with_a_name_that_no_topic_can_have_is_named() {
+    let scene = Scene::new();
+    let walpost = scene.start();
+    scene.insert("no topic/name", "k");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", "outbox.event.no topic/name", "topic"]);
+}
+
+#[test]
+fn partition_that_the_topic_has_not_is_named() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)",
+    );
+    let aggregate = scene.aggregate(2);
+    let file = crate::support::reaper::folder("config").join("walpost.toml");
+    let settings = format!(
+        "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\npartition = 'shard'\nkafka = {{ 'bootstrap.servers' = '{}' }}",
+        scene.name,
+        scene.conninfo(),
+        scene.broker.address()
+    );
+    std::fs::write(&file, settings).unwrap();
+    let walpost = crate::support::walpost::Invocation::new(["run", "--config"])
+        .arg(file)
+        .start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (77, '{aggregate}', 'k', '', 2)"
+    ));
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", &aggregate, "partition"]);
+    assert!(scene.confirmed() < scene.history()[0].end);
+}

@@ -1,0 +1,61 @@
+//! The slot moves though the outbox is idle, and only as far as it may.
+
+use std::time::Duration;
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until};
+
+/// Two megabytes of WAL that is nothing to the outbox.
+fn write_elsewhere(scene: &Scene) {
+    scene.db.run(
+        "CREATE TABLE IF NOT EXISTS elsewhere (note text);
+         INSERT INTO elsewhere SELECT repeat('x', 200) FROM generate_series(1, 10000)",
+    );
+}
+
+#[test]
+fn slot_moves_while_only_other_tables_are_written() {
+    let scene = Scene::new();
+    let walpost = scene.start();
+    for _ in 0..3 {
+        let before = scene.confirmed();
+        write_elsewhere(&scene);
+        let written = scene.wal_position();
+        wait_until("the slot to follow", || scene.confirmed() >= written);
+        assert!(written > before);
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn slot_moves_while_only_another_database_is_written() {
+    let scene = Scene::new();
+    let walpost = scene.start();
+    let other = Scene::bare();
+    write_elsewhere(&other);
+    let written = scene.wal_position();
+    wait_until("the slot to follow", || scene.confirmed() >= written);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn slot_does_not_pass_an_event_that_kafka_has_not_taken() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "first");
+    scene.wait_for_records(1);
+    broker.freeze();
+    scene.insert(&aggregate, "not taken");
+    let open = scene.history().pop().unwrap().end;
+    write_elsewhere(&scene);
+    stays("before the event", Duration::from_secs(3), || {
+        scene.confirmed() < open
+    });
+    broker.thaw();
+    scene.settle(walpost, &[], Resends::Never);
+}

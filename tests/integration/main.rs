@@ -1,0 +1,28 @@
+//! What Walpost promises, asked of the built binary between real servers.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod checker;
+mod commands;
+mod crash;
+mod drain;
+mod golden;
+mod halt;
+mod idle;
+mod kafka_security;
+mod mapping;
+mod matrix;
+mod missing;
+mod order;
+mod outage;
+mod partitions;
+mod payload;
+mod postgres_security;
+mod refused;
+mod relation;
+mod servers;
+mod standby;
+mod stdout;
+mod supervisor;

@@ -1,0 +1,252 @@
+//! Columns become topic, key, headers, timestamp and partition.
+
+use std::fs;
+
+use crate::support::reaper;
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Invocation, Walpost};
+
+/// A running pipeline with a table of the test's own and more settings in walpost.toml.
+fn start(scene: &Scene, settings: &str) -> Walpost {
+    let file = reaper::folder("config").join("walpost.toml");
+    let text = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n{settings}",
+        scene.broker.address(),
+        scene.name,
+        scene.conninfo(),
+    );
+    fs::write(&file, text).unwrap();
+    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
+    walpost.wait_for_log("streaming");
+    walpost
+}
+
+fn only(records: Vec<Record>) -> Record {
+    assert_eq!(records.len(), 1, "{records:?}");
+    records.into_iter().next().unwrap()
+}
+
+#[test]
+fn debezium_table_needs_no_change() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id uuid NOT NULL PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
+             aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb)",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES
+         ('406c07f3-26f0-4eea-a50c-109940064b8f', '{aggregate}', '1', 'OrderCreated', '{{\"id\": 1}}')"
+    ));
+    let record = only(scene.wait_for_records(1));
+    assert_eq!(record.key(), "1");
+    assert_eq!(record.text(), "{\"id\": 1}");
+    assert_eq!(record.header_names(), ["id", "walpost-position"]);
+    assert_eq!(record.header("id"), "406c07f3-26f0-4eea-a50c-109940064b8f");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn composite_key_and_literals_come_from_templates() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, tenant text, aggregatetype text, aggregateid bigint, payload text)",
+    );
+    let topic = format!("{}-events.v1", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let walpost = start(
+        &scene,
+        "topic = '{aggregatetype}-events.v1'
+         key = '{{{tenant}}}:{aggregateid}'
+         headers = { id = '{id}', source = 'shop', route = '{tenant}/{aggregatetype}' }",
+    );
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (7, 'Zürich', '{}', 42, 'p')",
+        scene.name
+    ));
+    let record = only(scene.wait_for_records(1));
+    assert_eq!(record.topic, topic);
+    assert_eq!(record.key(), "{Zürich}:42");
+    assert_eq!(record.header("id"), "7");
+    assert_eq!(record.header("source"), "shop");
+    assert_eq!(record.header("route"), format!("Zürich/{}", scene.name));
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn flags_give_templates_too() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&[
+        "--key",
+        "{type}-{aggregateid}",
+        "--header",
+        "kind={type}",
+        "--header",
+        "about={aggregateid}",
+    ]);
+    scene.insert(&aggregate, "a");
+    let record = only(scene.wait_for_records(1));
+    assert_eq!(record.key(), "Happened-a");
+    assert_eq!(record.headers.len(), 3, "instead of the default header id");
+    assert_eq!(
+        (record.header("kind"), record.header("about")),
+        ("Happened", "a")
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn key_is_absent_where_all_its_columns_are_null() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, a text, b text, payload text)",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--key", "{a}.{b}"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', NULL, NULL, ''), (2, '{aggregate}', NULL, 'x', ''),
+                                   (3, '{aggregate}', '', '', '')"
+    ));
+    let keys: Vec<_> = scene
+        .wait_for_records(3)
+        .into_iter()
+        .map(|record| record.key)
+        .collect();
+    assert_eq!(keys, [None, Some(b".x".to_vec()), Some(b".".to_vec())]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn keys_in_unicode_and_in_bytes_arrive_unchanged() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, raw bytea, payload text)",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'ключ-鍵-🔑', '', '')"
+    ));
+    assert_eq!(only(scene.wait_for_records(1)).key(), "ключ-鍵-🔑");
+    walpost.terminate().expect_code(0);
+
+    let walpost = scene.start_with(&["--key", "{raw}"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (2, '{aggregate}', '', '\\x00fffe', '')"
+    ));
+    let records = scene.wait_for_records(2);
+    assert_eq!(records[1].key.as_deref(), Some(&[0x00, 0xff, 0xfe][..]));
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn headers_column_gives_each_member_as_a_header() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, headers) VALUES
+         ('{aggregate}', 'k', 't', '{{}}', '{{\"trace\": \"ä\\\"b\", \"n\": 1.50, \"gone\": null, \"o\": {{\"x\": [true]}}}}'),
+         ('{aggregate}', 'k', 't', '{{}}', NULL)"
+    ));
+    let records = scene.wait_for_records(2);
+    assert_eq!(records[0].header("trace"), "ä\"b");
+    assert_eq!(records[0].header("n"), "1.50");
+    assert_eq!(records[0].header("o"), "{\"x\": [true]}");
+    assert!(
+        records[0].headers.contains(&("gone".to_owned(), None)),
+        "{:?}",
+        records[0].headers
+    );
+    assert_eq!(records[1].header_names(), ["id", "walpost-position"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn headers_column_can_be_turned_off_and_named() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json, meta json)",
+    );
+    let aggregate = scene.aggregate(1);
+    let insert = |id: u32| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '', '{{\"h\": \"1\"}}', '{{\"m\": \"2\"}}')"
+        ));
+    };
+    let walpost = start(&scene, "headers_column = ''");
+    insert(1);
+    assert_eq!(
+        scene.wait_for_records(1)[0].header_names(),
+        ["id", "walpost-position"]
+    );
+    walpost.terminate().expect_code(0);
+
+    let walpost = start(&scene, "headers_column = 'meta'");
+    insert(2);
+    assert_eq!(
+        scene.wait_for_records(2)[1].header_names(),
+        ["id", "walpost-position", "m"]
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn header_of_a_null_column_has_no_value() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, trace text)",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--header", "id={id}", "--header", "trace={trace}"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', '', NULL)"
+    ));
+    let record = only(scene.wait_for_records(1));
+    assert!(
+        record.headers.contains(&("trace".to_owned(), None)),
+        "{:?}",
+        record.headers
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn timestamp_and_partition_come_from_columns() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text,
+             zoned timestamptz, local timestamp, millis bigint, shard smallint)",
+    );
+    let aggregate = scene.aggregate(4);
+    for (delivered, column) in ["zoned", "local", "millis"].iter().enumerate() {
+        let walpost = start(
+            &scene,
+            &format!("timestamp = '{column}'\npartition = 'shard'"),
+        );
+        scene.db.run(&format!(
+            "SET TIME ZONE 'Asia/Kolkata';
+             INSERT INTO outbox VALUES ({delivered}, '{aggregate}', 'k', '',
+                 '2026-03-04 05:06:07.089123+00', '2026-03-04 05:06:07.089123', 1772600767089, {delivered})"
+        ));
+        let records = scene.wait_for_records(delivered + 1);
+        let record = &records[delivered];
+        assert_eq!(record.timestamp, 1_772_600_767_089, "{column}");
+        assert_eq!(usize::try_from(record.partition).unwrap(), delivered);
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn timestamp_is_the_time_of_production_where_none_is_configured() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let millis = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+    let before = scene.db.number(millis);
+    scene.insert(&aggregate, "k");
+    let record = only(scene.wait_for_records(1));
+    let now = scene.db.number(millis);
+    assert!(
+        (before..=now).contains(&record.timestamp),
+        "{before} <= {} <= {now}",
+        record.timestamp
+    );
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,66 @@
+//! The main path on every supported version of PostgreSQL.
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{Server, Stop};
+use crate::support::scene::Scene;
+
+/// init, run, kill, restart of the connector and of the server, all under load.
+fn main_path(major: u32) {
+    let server = Server::private(major, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+    scene.check().finish().expect_code(0);
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let mut deaths = Vec::new();
+    for _ in 0..3 {
+        let walpost = scene.start();
+        load.wait_for_transactions(40);
+        deaths.push(scene.kill(walpost));
+    }
+    let walpost = scene.start();
+    load.stop();
+    scene.settle(walpost, &deaths, Resends::AtMost(deaths.len()));
+
+    // Up to 16 a server does not write the slot when it shuts down, and afterwards sends again
+    // what was confirmed since the last checkpoint.
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let mut walpost = scene.start();
+    load.wait_for_transactions(40);
+    server.stop(Stop::Fast);
+    server.start();
+    walpost.wait_for_logs("streaming", 2);
+    load.wait_for_transactions(40);
+    load.stop();
+    scene.reconnect();
+    scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
+
+    let walpost = scene.start();
+    scene.insert(&aggregates[0], "after all");
+    scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
+}
+
+#[test]
+fn main_path_on_14() {
+    main_path(14);
+}
+
+#[test]
+fn main_path_on_15() {
+    main_path(15);
+}
+
+#[test]
+fn main_path_on_16() {
+    main_path(16);
+}
+
+#[test]
+fn main_path_on_17() {
+    main_path(17);
+}
+
+#[test]
+fn main_path_on_18() {
+    main_path(18);
+}

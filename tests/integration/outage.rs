@@ -1,0 +1,177 @@
+//! Kafka or PostgreSQL goes away and comes back: the connector goes on by itself.
+
+use std::time::Duration;
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::process::signal;
+use crate::support::scene::Scene;
+use crate::support::wait::stays;
+
+const MEGABYTE: u64 = 1 << 20;
+
+#[test]
+fn broker_that_stops_and_starts_under_load_costs_nothing() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+    let walpost = scene.start();
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    load.wait_for_transactions(100);
+    broker.stop();
+    load.wait_for_transactions(200);
+    broker.start();
+    load.wait_for_transactions(100);
+    broker.kill();
+    load.wait_for_transactions(200);
+    broker.start();
+    load.stop();
+    scene.settle(walpost, &[], Resends::AtMost(2));
+}
+
+#[test]
+fn broker_that_is_away_is_told_once_and_memory_stays_bounded() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(2);
+    let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    let lines = walpost.log().lines().count();
+    broker.kill();
+    scene.db.run(&format!(
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+         SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 't', jsonb_build_object('n', repeat('x', 1000))
+         FROM generate_series(1, 60000) AS n"
+    ));
+    stays("below 100 MB", Duration::from_secs(10), || {
+        walpost.resident_bytes() < 100 * MEGABYTE
+    });
+    let told = walpost.log().lines().count() - lines;
+    assert!(
+        (1..=6).contains(&told),
+        "{told} lines about one outage:\n{}",
+        walpost.log()
+    );
+    broker.start();
+    scene.settle(walpost, &[], Resends::AtMost(1));
+}
+
+#[test]
+fn connector_that_starts_before_the_broker_waits_for_it() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    broker.kill();
+    scene.insert(&aggregate, "k");
+    let mut walpost = scene.run().start();
+    stays("running", Duration::from_secs(3), || walpost.is_running());
+    broker.start();
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn connector_that_starts_before_postgresql_waits_for_it() {
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    server.stop(Stop::Fast);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("reconnecting");
+    server.start();
+    walpost.wait_for_log("streaming");
+    scene.reconnect();
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+    let mut walpost = scene.start();
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let stops = [
+        Stop::Fast,
+        Stop::Immediate,
+        Stop::Fast,
+        Stop::Immediate,
+        Stop::Immediate,
+    ];
+    for (round, how) in stops.into_iter().enumerate() {
+        load.wait_for_transactions(100);
+        server.stop(how);
+        server.start();
+        walpost.wait_for_logs("streaming", round + 2);
+    }
+    load.wait_for_transactions(100);
+    load.stop();
+    scene.reconnect();
+    scene.settle(walpost, &[], Resends::AtMost(stops.len()));
+}
+
+#[test]
+fn postgresql_stops_in_seconds_while_kafka_is_away() {
+    let server = Server::private(MAJOR, "");
+    let broker = Broker::private();
+    let mut scene = Scene::on(&server, &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    broker.kill();
+    for _ in 0..100 {
+        scene.insert(&aggregate, "k");
+    }
+    server.begin_stop(Stop::Fast);
+    assert!(
+        server.has_stopped(Duration::from_secs(15)),
+        "{}",
+        walpost.log()
+    );
+    server.start();
+    broker.start();
+    walpost.wait_for_logs("streaming", 2);
+    scene.reconnect();
+    scene.settle(walpost, &[], Resends::AtMost(1));
+}
+
+#[test]
+fn walsender_that_is_terminated_is_connected_to_again() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    let mut walpost = scene.start();
+    let load = scene.load(&[&aggregate]);
+    for round in 0..3 {
+        load.wait_for_transactions(50);
+        let terminated = format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+            scene.slot()
+        );
+        assert!(scene.db.is_true(&terminated));
+        walpost.wait_for_logs("streaming", round + 2);
+    }
+    load.stop();
+    scene.settle(walpost, &[], Resends::AtMost(3));
+}
+
+#[test]
+fn link_that_is_dead_is_given_up_after_the_timeout() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--link-timeout", "2s"]);
+    let walsender = scene.db.number(&format!(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
+        scene.slot()
+    ));
+    let walsender = u32::try_from(walsender).unwrap();
+    signal(walsender, "STOP");
+    walpost.wait_for_log("reconnecting");
+    signal(walsender, "CONT");
+    walpost.wait_for_logs("streaming", 2);
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], Resends::Never);
+}

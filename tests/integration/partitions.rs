@@ -1,0 +1,143 @@
+//! Partitioned outbox tables of every kind, with partitions added while events are written.
+
+use crate::support::checker::Resends;
+use crate::support::scene::Scene;
+
+const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
+    at timestamptz DEFAULT now(), shard int DEFAULT random() * 8";
+
+/// Creates the table, has Walpost stream it under load, adds partitions meanwhile, and checks the
+/// delivery.
+fn deliver(create: &str, add: &[&str]) {
+    let scene = Scene::with_table(&format!("CREATE TABLE outbox ({COLUMNS}) {create}"));
+    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+    let walpost = scene.start();
+    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    for statement in add {
+        load.wait_for_transactions(50);
+        scene.db.run(statement);
+        assert_eq!(walpost.logged("halted"), 0, "{}", walpost.log());
+    }
+    load.wait_for_transactions(50);
+    load.stop();
+    let summary = scene.settle(walpost, &[], Resends::Never);
+    assert_eq!(summary.repeated, 0);
+    let filled = scene
+        .db
+        .number("SELECT count(DISTINCT tableoid) FROM outbox WHERE tableoid <> 'outbox'::regclass");
+    assert!(filled > 1, "the test must fill more than one partition");
+}
+
+#[test]
+fn range_partitions() {
+    deliver(
+        "PARTITION BY RANGE (shard);
+         CREATE TABLE outbox_low PARTITION OF outbox FOR VALUES FROM (0) TO (3);
+         CREATE TABLE outbox_default PARTITION OF outbox DEFAULT",
+        &[
+            "CREATE TABLE outbox_high PARTITION OF outbox FOR VALUES FROM (100) TO (200);
+             ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT (random() * 8)::int % 2 * 100",
+            "ALTER TABLE outbox DETACH PARTITION outbox_high; DROP TABLE outbox_high",
+        ],
+    );
+}
+
+#[test]
+fn hash_partitions() {
+    deliver(
+        "PARTITION BY HASH (id);
+         CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+         CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+        &[
+            "BEGIN; ALTER TABLE outbox DETACH PARTITION outbox_1;
+             CREATE TABLE outbox_2 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 1);
+             CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES WITH (MODULUS 4, REMAINDER 3); COMMIT",
+        ],
+    );
+}
+
+#[test]
+fn list_partitions() {
+    deliver(
+        "PARTITION BY LIST (shard);
+         CREATE TABLE outbox_even PARTITION OF outbox FOR VALUES IN (0, 2, 4, 6, 8);
+         CREATE TABLE outbox_odd PARTITION OF outbox FOR VALUES IN (1, 3, 5, 7)",
+        &[
+            "CREATE TABLE outbox_big PARTITION OF outbox FOR VALUES IN (10, 11);
+             ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT 10 + (random())::int",
+        ],
+    );
+}
+
+#[test]
+fn partitions_of_two_levels() {
+    deliver(
+        "PARTITION BY LIST (shard);
+         CREATE TABLE outbox_even PARTITION OF outbox FOR VALUES IN (0, 2, 4, 6, 8) PARTITION BY HASH (id);
+         CREATE TABLE outbox_even_0 PARTITION OF outbox_even FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+         CREATE TABLE outbox_even_1 PARTITION OF outbox_even FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+         CREATE TABLE outbox_odd PARTITION OF outbox FOR VALUES IN (1, 3, 5, 7)",
+        &[
+            "CREATE TABLE outbox_big PARTITION OF outbox FOR VALUES IN (10, 11) PARTITION BY RANGE (at);
+             CREATE TABLE outbox_big_default PARTITION OF outbox_big DEFAULT;
+             ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT 10 + (random())::int",
+        ],
+    );
+}
+
+#[test]
+fn partition_with_columns_in_another_order() {
+    deliver(
+        "PARTITION BY LIST (shard);
+         CREATE TABLE outbox_even (shard int, gone text, payload jsonb, type text, at timestamptz,
+             aggregateid text, aggregatetype text, id uuid);
+         ALTER TABLE outbox_even DROP COLUMN gone;
+         ALTER TABLE outbox ATTACH PARTITION outbox_even FOR VALUES IN (0, 2, 4, 6, 8);
+         CREATE TABLE outbox_odd PARTITION OF outbox FOR VALUES IN (1, 3, 5, 7)",
+        &[],
+    );
+}
+
+#[test]
+fn rows_of_a_dropped_partition_that_were_not_yet_sent_arrive() {
+    let scene = Scene::with_table(&format!(
+        "CREATE TABLE outbox ({COLUMNS}) PARTITION BY LIST (shard);
+         CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES IN (0);
+         CREATE TABLE outbox_rest PARTITION OF outbox DEFAULT"
+    ));
+    let aggregate = scene.aggregate(1);
+    scene
+        .db
+        .run("ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT 0");
+    scene.insert(&aggregate, "before the drop");
+    scene
+        .db
+        .run("ALTER TABLE outbox DETACH PARTITION outbox_0; DROP TABLE outbox_0");
+    scene.insert(&aggregate, "after the drop");
+    let walpost = scene.start();
+    scene.settle(walpost, &[], Resends::Never);
+    let keys: Vec<_> = scene
+        .records()
+        .iter()
+        .map(|record| record.key().to_owned())
+        .collect();
+    assert_eq!(keys, ["before the drop", "after the drop"]);
+}
+
+#[test]
+fn table_of_init_partitioned_is_delivered() {
+    let scene = Scene::bare();
+    scene.init().arg("--partitioned").finish().expect_code(0);
+    let kind = scene
+        .db
+        .value("SELECT relkind FROM pg_class WHERE oid = 'outbox'::regclass");
+    assert_eq!(kind.as_deref(), Some("p"));
+    let aggregate = scene.aggregate(2);
+    let walpost = scene.start();
+    let load = scene.load(&[&aggregate]);
+    load.wait_for_transactions(50);
+    scene.init().arg("--partitioned").finish().expect_code(0);
+    load.wait_for_transactions(50);
+    load.stop();
+    scene.settle(walpost, &[], Resends::Never);
+}

@@ -1,0 +1,127 @@
+//! Payloads are passed as they are, whatever their type and size.
+
+use openssl::sha::sha256;
+
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+
+/// Inserts one row whose payload is the SQL expression, into a table whose payload has the type;
+/// gives its record.
+fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
+    let scene = Scene::with_table(&format!(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload_type})"
+    ));
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(arguments);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', {expression})"
+    ));
+    let mut records = scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    records.remove(0)
+}
+
+#[test]
+fn jsonb_is_passed_as_postgresql_prints_it() {
+    let record = deliver("jsonb", r#"'{"b":[1,null,"é"],  "a":1.0}'"#, &[]);
+    assert_eq!(record.text(), r#"{"a": 1.0, "b": [1, null, "é"]}"#);
+}
+
+#[test]
+fn json_is_passed_as_it_was_written() {
+    let record = deliver("json", r#"'{ "b":1,"b" : 2}'"#, &[]);
+    assert_eq!(record.text(), r#"{ "b":1,"b" : 2}"#);
+}
+
+#[test]
+fn text_is_passed_as_it_is() {
+    let record = deliver(
+        "text",
+        r#"E'"quoted" \\x41 line\nbreak\ttab 𝒳 \u0301'"#,
+        &[],
+    );
+    assert_eq!(record.text(), "\"quoted\" \\x41 line\nbreak\ttab 𝒳 \u{301}");
+}
+
+#[test]
+fn text_may_be_empty_without_being_null() {
+    let record = deliver("text", "''", &["--null-payload", "tombstone"]);
+    assert_eq!(record.payload.as_deref(), Some(&[][..]));
+}
+
+#[test]
+fn bytea_is_passed_as_its_bytes() {
+    let record = deliver("bytea", r"'\x00ff5c780a'", &[]);
+    assert_eq!(
+        record.payload.as_deref(),
+        Some(&[0x00, 0xff, 0x5c, 0x78, 0x0a][..])
+    );
+}
+
+#[test]
+fn number_is_passed_as_postgresql_prints_it() {
+    let record = deliver("numeric", "12345678901234567890.123456789", &[]);
+    assert_eq!(record.text(), "12345678901234567890.123456789");
+}
+
+#[test]
+fn null_payload_is_empty_unless_told_otherwise() {
+    assert_eq!(
+        deliver("jsonb", "NULL", &[]).payload.as_deref(),
+        Some(&[][..])
+    );
+    let told = ["--null-payload", "empty"];
+    assert_eq!(
+        deliver("bytea", "NULL", &told).payload.as_deref(),
+        Some(&[][..])
+    );
+}
+
+#[test]
+fn null_payload_is_a_tombstone_where_the_configuration_says_so() {
+    let record = deliver("jsonb", "NULL", &["--null-payload", "tombstone"]);
+    assert_eq!(record.payload, None);
+    assert_eq!(record.key(), "k");
+}
+
+#[test]
+fn payload_column_can_have_another_name() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, body text, payload text)",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--payload", "body"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'this', 'not this')"
+    ));
+    assert_eq!(scene.wait_for_records(1)[0].text(), "this");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn rows_of_ten_megabytes_are_delivered() {
+    const LENGTH: usize = 10 << 20;
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text);
+         ALTER TABLE outbox ALTER COLUMN payload SET STORAGE EXTERNAL",
+    );
+    let topic = format!("outbox.event.{}", scene.name);
+    scene.topic(&topic, 1, &[("max.message.bytes", "26214400")]);
+    let walpost = scene.start_with(&["-X", "message.max.bytes=26214400"]);
+    for id in 1..=4 {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ({id}, '{}', 'k', repeat('{id}23456789ä', {LENGTH} / 11))",
+            scene.name
+        ));
+    }
+    let records = scene.wait_for_records(4);
+    for (record, id) in records.iter().zip(1..) {
+        let sent = format!("{id}23456789ä").repeat(LENGTH / 11);
+        let payload = record.payload.as_deref().unwrap();
+        assert_eq!(payload.len(), sent.len());
+        assert_eq!(sha256(payload), sha256(sent.as_bytes()), "row {id}");
+    }
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+}

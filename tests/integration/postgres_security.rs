@@ -1,0 +1,264 @@
+//! Every way to prove who one is to PostgreSQL, and to have the server prove who it is.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use crate::support::certificates::{Authority, Identity, write_private};
+use crate::support::postgres::{AUTHORITY, MAJOR, SECRET, Server};
+use crate::support::process::free_port;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Finished, Invocation};
+
+/// Roles of the shared server; their names choose the method in pg_hba.conf.
+static ROLES: LazyLock<()> = LazyLock::new(|| {
+    let session = Server::shared(MAJOR).session("postgres");
+    for (role, encryption) in [
+        ("md5_user", "md5"),
+        ("scram_user", "scram-sha-256"),
+        ("plain_user", "scram-sha-256"),
+        ("tls_user", "scram-sha-256"),
+        ("cert_only", "scram-sha-256"),
+    ] {
+        let password = password_of(role).replace('\'', "''");
+        session.run(&format!(
+            "SET password_encryption = '{encryption}';
+             CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{password}'"
+        ));
+    }
+});
+
+/// Who connects with a certificate alone.
+static CLIENT: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
+
+fn password_of(role: &str) -> String {
+    format!("{SECRET} of {role}'s")
+}
+
+/// A value in key=value form.
+fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"))
+}
+
+struct Guarded {
+    scene: Scene<'static>,
+    aggregate: String,
+}
+
+impl Guarded {
+    fn new() -> Self {
+        LazyLock::force(&ROLES);
+        let scene = Scene::new();
+        let aggregate = scene.aggregate(1);
+        scene.insert(&aggregate, "k");
+        Self { scene, aggregate }
+    }
+
+    /// Conninfo over TCP as the role, with more parameters.
+    fn tcp(&self, role: &str, parameters: &str) -> String {
+        let port = self.scene.server.port;
+        format!(
+            "host=localhost port={port} user={role} dbname={} {parameters}",
+            self.scene.name
+        )
+    }
+
+    fn run(&self, conninfo: &str) -> Invocation {
+        self.scene.run_as(conninfo)
+    }
+
+    /// A connector started so delivers an event.
+    fn delivers(&self, run: Invocation) {
+        let topics = self.scene.topics();
+        let before = self.scene.broker.count(&topics);
+        let mut walpost = run.start();
+        walpost.wait_for_log("streaming");
+        self.scene.insert(&self.aggregate, "k");
+        self.scene.wait_for_records(before + 1);
+        self.scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+    }
+
+    fn refuses(&self, conninfo: &str, texts: &[&str]) -> Finished {
+        self.run(conninfo)
+            .finish()
+            .expect_code(3)
+            .expect_says(&["halted"])
+            .expect_says(texts)
+    }
+}
+
+fn root() -> String {
+    quoted(&AUTHORITY.root.display().to_string())
+}
+
+#[test]
+fn passwords_prove_who_one_is_by_every_method() {
+    let guarded = Guarded::new();
+    for role in ["md5_user", "scram_user", "plain_user"] {
+        for mode in ["disable", "require"] {
+            let password = quoted(&password_of(role));
+            let conninfo = guarded.tcp(role, &format!("password={password} sslmode={mode}"));
+            guarded.delivers(guarded.run(&conninfo));
+        }
+        let wrong = guarded.tcp(role, &format!("password={SECRET}-wrong"));
+        guarded.refuses(&wrong, &["authentication failed", role]);
+    }
+}
+
+#[test]
+fn password_in_a_url_is_decoded() {
+    let guarded = Guarded::new();
+    let url = format!(
+        "postgresql://scram_user:{SECRET}%20of%20scram_user%27s@localhost:{}/{}?sslmode=prefer",
+        guarded.scene.server.port, guarded.scene.name
+    );
+    guarded.delivers(guarded.run(&url).args(["--log-level", "trace"]));
+}
+
+#[test]
+fn password_comes_from_the_environment_or_a_file() {
+    let guarded = Guarded::new();
+    let conninfo = guarded.tcp("scram_user", "");
+    let password = password_of("scram_user");
+    guarded.delivers(guarded.run(&conninfo).env("PGPASSWORD", &password));
+
+    let home = reaper::folder("home");
+    let line = format!(
+        "# of everyone\nelsewhere:*:*:*:wrong\n*:{}:{}:scram_user:{password}\n",
+        guarded.scene.server.port, guarded.scene.name
+    );
+    write_private(&home.join(".pgpass"), line.as_bytes());
+    guarded.delivers(guarded.run(&conninfo).env("HOME", &home));
+    guarded.delivers(
+        guarded
+            .run(&conninfo)
+            .env("PGPASSFILE", home.join(".pgpass")),
+    );
+    guarded.refuses(&conninfo, &["password"]);
+}
+
+#[test]
+fn password_file_that_others_may_read_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let guarded = Guarded::new();
+    let file = reaper::folder("home").join("passwords");
+    write_private(
+        &file,
+        format!("*:*:*:*:{}\n", password_of("scram_user")).as_bytes(),
+    );
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let run = guarded
+        .run(&guarded.tcp("scram_user", ""))
+        .env("PGPASSFILE", &file);
+    run.finish().expect_code(3).expect_says(&["password"]);
+}
+
+#[test]
+fn connection_is_named_by_libpq_variables_alone() {
+    let guarded = Guarded::new();
+    let scene = &guarded.scene;
+    let run = Invocation::new([
+        "run",
+        "--pipeline",
+        &scene.name,
+        "--kafka",
+        &scene.broker.address(),
+    ])
+    .env("PGHOST", &scene.server.socket)
+    .env("PGPORT", scene.server.port.to_string())
+    .env("PGUSER", "postgres")
+    .env("PGDATABASE", &scene.name);
+    guarded.delivers(run);
+}
+
+#[test]
+fn encryption_is_as_sslmode_says() {
+    let guarded = Guarded::new();
+    let password = quoted(&password_of("tls_user"));
+    let root = root();
+    for parameters in [
+        "sslmode=prefer".to_owned(),
+        "sslmode=require".to_owned(),
+        "sslmode=require channel_binding=require".to_owned(),
+        format!("sslmode=verify-ca sslrootcert={root}"),
+        format!("sslmode=verify-full sslrootcert={root}"),
+    ] {
+        let conninfo = guarded.tcp("tls_user", &format!("password={password} {parameters}"));
+        guarded.delivers(guarded.run(&conninfo));
+    }
+    let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=disable"));
+    guarded.refuses(&conninfo, &["pg_hba.conf"]);
+    let conninfo = guarded.tcp("tls_user", &format!("password={password}"));
+    guarded.delivers(guarded.run(&conninfo).env("PGSSLMODE", "require"));
+}
+
+#[test]
+fn stream_itself_is_encrypted() {
+    let guarded = Guarded::new();
+    let password = quoted(&password_of("tls_user"));
+    let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=require"));
+    let mut walpost = guarded.run(&conninfo).start();
+    walpost.wait_for_log("streaming");
+    let encrypted = guarded.scene.db.is_true(&format!(
+        "SELECT ssl FROM pg_stat_ssl JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = '{}'",
+        guarded.scene.slot()
+    ));
+    assert!(encrypted);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn server_of_another_authority_or_name_is_refused() {
+    let guarded = Guarded::new();
+    let password = quoted(&password_of("tls_user"));
+    let stranger = Authority::new("Another CA");
+    let stranger = quoted(&stranger.root.display().to_string());
+    for mode in ["verify-ca", "verify-full"] {
+        let parameters = format!("password={password} sslmode={mode} sslrootcert={stranger}");
+        guarded.refuses(&guarded.tcp("tls_user", &parameters), &["certificate"]);
+    }
+    let by_address = |mode| {
+        let root = root();
+        let parameters = format!("password={password} sslmode={mode} sslrootcert={root}");
+        guarded
+            .tcp("tls_user", &parameters)
+            .replace("host=localhost", "host=127.0.0.1")
+    };
+    guarded.refuses(&by_address("verify-full"), &["127.0.0.1", "certificate"]);
+    guarded.delivers(guarded.run(&by_address("verify-ca")));
+    let parameters =
+        format!("password={password} sslmode=verify-full sslrootcert=/nowhere/root.pem");
+    let finished = guarded.run(&guarded.tcp("tls_user", &parameters)).finish();
+    assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
+    finished.expect_says(&["/nowhere/root.pem"]);
+}
+
+#[test]
+fn client_certificate_proves_who_one_is() {
+    let guarded = Guarded::new();
+    let file = |path: &Path| quoted(&path.display().to_string());
+    let (certificate, key) = (file(&CLIENT.certificate), file(&CLIENT.key));
+    let root = root();
+    let parameters =
+        format!("sslmode=verify-full sslrootcert={root} sslcert={certificate} sslkey={key}");
+    guarded.delivers(guarded.run(&guarded.tcp("cert_only", &parameters)));
+    guarded.refuses(
+        &guarded.tcp("cert_only", "sslmode=require"),
+        &["certificate"],
+    );
+}
+
+#[test]
+fn first_host_that_takes_writes_is_used() {
+    let guarded = Guarded::new();
+    let scene = &guarded.scene;
+    let conninfo = format!(
+        "host=127.0.0.1,{} port={},{} user=postgres dbname={} target_session_attrs=read-write",
+        scene.server.socket.display(),
+        free_port(),
+        scene.server.port,
+        scene.name
+    );
+    guarded.delivers(guarded.run(&conninfo));
+}

@@ -1,0 +1,128 @@
+//! The support starts real servers, and the witness against Walpost is itself reliable.
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+use crate::support::kafka::{Broker, SASL_USER, sasl_password};
+use crate::support::oracle::Oracle;
+use crate::support::postgres::{AUTHORITY, MAJORS, Server, Stop};
+use crate::support::scene::{Scene, unique_name};
+use crate::support::wait::PATIENCE;
+
+#[test]
+fn every_version_starts_and_has_test_decoding() {
+    for major in MAJORS {
+        let session = Server::shared(major).session("postgres");
+        let version = session.number("SELECT current_setting('server_version_num')::int / 10000");
+        assert_eq!(version, i64::from(major));
+        let oracle = Oracle::new(&session, &unique_name());
+        oracle.drop_slot(&session);
+    }
+}
+
+#[test]
+fn oracle_lists_events_in_commit_order() {
+    let server = Server::private(15, "");
+    let session = server.session("postgres");
+    session.run("CREATE TABLE public.outbox (id bigint, note text)");
+    let oracle = Oracle::new(&session, "oracle");
+    let other = server.session("postgres");
+    other.run("BEGIN; INSERT INTO outbox VALUES (1, 'x id[bigint]:9'), (2, 'y')");
+    session.run("INSERT INTO outbox VALUES (3, 'z')");
+    session.run("BEGIN; INSERT INTO outbox VALUES (4, 'never'); ROLLBACK");
+    other.run("COMMIT");
+    let history = oracle.history(&session, "public.outbox");
+    let ids: Vec<(&str, u32)> = history
+        .iter()
+        .map(|event| (event.id.as_str(), event.index))
+        .collect();
+    assert_eq!(ids, [("3", 0), ("1", 0), ("2", 1)]);
+    assert!(history[0].end < history[1].end && history[1].end == history[2].end);
+
+    server.stop(Stop::Immediate);
+    server.start();
+    let session = server.session("postgres");
+    assert_eq!(oracle.history(&session, "public.outbox"), history);
+}
+
+#[test]
+fn broker_keeps_topics_when_killed_and_started_again() {
+    let broker = Broker::private();
+    broker.create_topic("kept", 3, &[]);
+    broker.kill();
+    broker.start();
+    assert_eq!(broker.partitions("kept"), 3);
+    broker.stop();
+}
+
+#[test]
+fn reader_tells_empty_from_nothing() {
+    let broker = Broker::shared();
+    let topic = unique_name();
+    broker.create_topic(&topic, 1, &[]);
+    let producer: BaseProducer = broker.client().create().unwrap();
+    producer
+        .send(BaseRecord::<[u8], [u8]>::to(&topic).key(b"").payload(b""))
+        .unwrap();
+    producer.send(BaseRecord::<[u8], [u8]>::to(&topic)).unwrap();
+    producer.flush(PATIENCE).unwrap();
+    let records = broker.read(&[topic]);
+    let seen: Vec<_> = records
+        .into_iter()
+        .map(|record| (record.key, record.payload))
+        .collect();
+    assert_eq!(seen, [(Some(vec![]), Some(vec![])), (None, None)]);
+}
+
+#[test]
+fn secured_listeners_answer_who_may_ask() {
+    let broker = Broker::shared();
+    let asks = |address: String, properties: &[(&str, &str)]| {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", address);
+        properties
+            .iter()
+            .for_each(|(key, value)| _ = config.set(*key, *value));
+        let client: BaseConsumer = config.create().unwrap();
+        client
+            .fetch_metadata(None, PATIENCE)
+            .unwrap_or_else(|error| panic!("{error}\n{}", broker.log()));
+    };
+    for mechanism in ["PLAIN", "SCRAM-SHA-256"] {
+        let sasl = [
+            ("security.protocol", "sasl_plaintext"),
+            ("sasl.mechanism", mechanism),
+            ("sasl.username", SASL_USER),
+            ("sasl.password", &sasl_password()),
+        ];
+        asks(broker.sasl_address(), &sasl);
+    }
+    let root = AUTHORITY.root.to_str().unwrap();
+    asks(
+        broker.tls_address(),
+        &[("security.protocol", "ssl"), ("ssl.ca.location", root)],
+    );
+}
+
+#[test]
+fn load_is_in_the_history_as_far_as_it_was_committed() {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    );
+    let load = scene.load(&["order"]);
+    load.wait_for_transactions(100);
+    load.stop();
+    let stored = scene.db.rows("SELECT id FROM outbox");
+    let mut stored: Vec<&str> = stored
+        .iter()
+        .map(|row| row[0].as_deref().unwrap())
+        .collect();
+    let history = scene.history();
+    let mut events: Vec<&str> = history.iter().map(|event| event.id.as_str()).collect();
+    stored.sort_unstable();
+    events.sort_unstable();
+    assert!(stored.len() > 100);
+    assert_eq!(stored, events);
+}

@@ -1,0 +1,149 @@
+//! Several pipelines side by side in one process.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Invocation, Walpost};
+
+/// walpost.toml with a pipeline for each scene.
+fn file(scenes: &[&Scene]) -> PathBuf {
+    let mut text = format!(
+        "[kafka]\n'bootstrap.servers' = '{}'\n",
+        Broker::shared().address()
+    );
+    for scene in scenes {
+        text.push_str(&format!(
+            "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n",
+            scene.name,
+            scene.conninfo(),
+            scene.broker.address()
+        ));
+    }
+    let file = reaper::folder("config").join("walpost.toml");
+    fs::write(&file, text).unwrap();
+    file
+}
+
+fn start(scenes: &[&Scene]) -> Walpost {
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(file(scenes))
+        .start();
+    walpost.wait_for_logs("streaming", scenes.len());
+    walpost
+}
+
+#[test]
+fn each_pipeline_delivers_its_own() {
+    let scenes = [Scene::new(), Scene::new(), Scene::new()];
+    let walpost = start(&scenes.each_ref());
+    let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
+    let loads: Vec<_> = scenes
+        .iter()
+        .zip(&aggregates)
+        .map(|(scene, aggregate)| scene.load(&[aggregate]))
+        .collect();
+    for load in loads {
+        load.wait_for_transactions(50);
+        load.stop();
+    }
+    for scene in &scenes {
+        scene.wait_for_records(scene.history().len());
+        scene.wait_until_confirmed();
+    }
+    walpost.terminate().expect_code(0);
+    for scene in &scenes {
+        assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+    }
+}
+
+#[test]
+fn one_that_halts_is_reported_and_leaves_the_others_running() {
+    let scenes = [Scene::new(), Scene::new()];
+    let mut walpost = start(&scenes.each_ref());
+    let aggregate = scenes[1].aggregate(1);
+    scenes[0].insert("nobody.made.this", "k");
+    let line = walpost.wait_for_log("halted");
+    assert!(line.contains(&scenes[0].name), "{line}");
+    scenes[1].insert(&aggregate, "k");
+    scenes[1].wait_for_records(1);
+    scenes[1].wait_until_confirmed();
+    assert!(walpost.is_running());
+    walpost.terminate().expect_code(3);
+}
+
+#[test]
+fn process_ends_when_the_last_pipeline_has_halted() {
+    let scenes = [Scene::new(), Scene::new()];
+    let walpost = start(&scenes.each_ref());
+    for scene in &scenes {
+        scene.insert("nobody.made.this", "k");
+    }
+    let finished = walpost.finish().expect_code(3);
+    finished.expect_says(&[&scenes[0].name, &scenes[1].name]);
+}
+
+#[test]
+fn one_that_cannot_start_leaves_the_others_running() {
+    let scenes = [Scene::bare(), Scene::new()];
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(file(&scenes.each_ref()))
+        .start();
+    let line = walpost.wait_for_log("halted");
+    assert!(
+        line.contains(&scenes[0].name) && line.contains("public.outbox"),
+        "{line}"
+    );
+    let aggregate = scenes[1].aggregate(1);
+    scenes[1].insert(&aggregate, "k");
+    scenes[1].wait_for_records(1);
+    walpost.terminate().expect_code(3);
+}
+
+#[test]
+fn outage_of_one_broker_or_database_touches_only_its_own() {
+    let broker = Broker::private();
+    let server = Server::private(MAJOR, "");
+    let healthy = Scene::new();
+    let without_broker = Scene::on(Server::shared(MAJOR), &broker);
+    let mut without_server = Scene::on(&server, Broker::shared());
+    let aggregates = [
+        healthy.aggregate(1),
+        without_broker.aggregate(1),
+        without_server.aggregate(1),
+    ];
+    let mut walpost = start(&[&healthy, &without_broker, &without_server]);
+    broker.kill();
+    server.stop(Stop::Immediate);
+    for _ in 0..20 {
+        without_broker.insert(&aggregates[1], "k");
+        healthy.insert(&aggregates[0], "k");
+    }
+    healthy.wait_for_records(20);
+    healthy.wait_until_confirmed();
+    broker.start();
+    server.start();
+    walpost.wait_for_logs("streaming", 4);
+    without_server.reconnect();
+    without_server.insert(&aggregates[2], "k");
+    without_server.wait_for_records(1);
+    without_broker.wait_for_records(20);
+    without_broker.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    assert_eq!(healthy.judge(&[], Resends::Never).committed, 20);
+    assert_eq!(without_broker.judge(&[], Resends::AtMost(1)).committed, 20);
+}
+
+#[test]
+fn pipelines_of_a_file_can_be_chosen_by_name() {
+    let scenes = [Scene::new(), Scene::bare()];
+    let mut walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
+        .arg(file(&scenes.each_ref()))
+        .start();
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,116 @@
+//! A certificate authority for tests, with the certificates it signs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use openssl::asn1::Asn1Time;
+use openssl::bn::BigNum;
+use openssl::hash::MessageDigest;
+use openssl::pkey::{PKey, Private};
+use openssl::rsa::Rsa;
+use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
+use openssl::x509::{X509, X509Builder, X509Name, X509NameBuilder};
+
+use super::reaper;
+
+/// An authority; its certificate is the file `root`.
+pub(crate) struct Authority {
+    /// PEM file of the authority's own certificate.
+    pub(crate) root: PathBuf,
+    folder: PathBuf,
+    certificate: X509,
+    key: PKey<Private>,
+}
+
+/// A signed certificate and its private key (PKCS #8), as PEM files.
+pub(crate) struct Identity {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+impl Authority {
+    /// A new authority that nobody else trusts.
+    pub(crate) fn new(name: &str) -> Self {
+        let folder = reaper::folder("certificates");
+        let key = rsa_key();
+        let mut builder = builder(name, &key);
+        builder.set_issuer_name(&common_name(name)).unwrap();
+        builder
+            .append_extension(BasicConstraints::new().critical().ca().build().unwrap())
+            .unwrap();
+        builder.sign(&key, MessageDigest::sha256()).unwrap();
+        let certificate = builder.build();
+        let root = folder.join("root.pem");
+        fs::write(&root, certificate.to_pem().unwrap()).unwrap();
+        Self {
+            root,
+            folder,
+            certificate,
+            key,
+        }
+    }
+
+    /// Signs a certificate. `name` is a client's user; `hosts` are what a server may be called by.
+    pub(crate) fn sign(&self, name: &str, hosts: &[&str]) -> Identity {
+        let key = rsa_key();
+        let mut builder = builder(name, &key);
+        builder
+            .set_issuer_name(self.certificate.subject_name())
+            .unwrap();
+        if !hosts.is_empty() {
+            let mut names = SubjectAlternativeName::new();
+            for host in hosts {
+                names.dns(host);
+            }
+            let context = builder.x509v3_context(Some(&self.certificate), None);
+            let extension = names.build(&context).unwrap();
+            builder.append_extension(extension).unwrap();
+        }
+        builder.sign(&self.key, MessageDigest::sha256()).unwrap();
+        let identity = Identity {
+            certificate: self.folder.join(format!("{name}.pem")),
+            key: self.folder.join(format!("{name}.key")),
+        };
+        fs::write(&identity.certificate, builder.build().to_pem().unwrap()).unwrap();
+        write_private(&identity.key, &key.private_key_to_pem_pkcs8().unwrap());
+        identity
+    }
+}
+
+/// Writes a file that only its owner may read, which libpq and PostgreSQL insist on for keys.
+pub(crate) fn write_private(path: &Path, content: &[u8]) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, content).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+fn rsa_key() -> PKey<Private> {
+    PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap()
+}
+
+fn builder(subject: &str, key: &PKey<Private>) -> X509Builder {
+    let mut builder = X509Builder::new().unwrap();
+    builder.set_version(2).unwrap();
+    let mut serial = BigNum::new().unwrap();
+    serial
+        .rand(127, openssl::bn::MsbOption::MAYBE_ZERO, false)
+        .unwrap();
+    builder
+        .set_serial_number(&serial.to_asn1_integer().unwrap())
+        .unwrap();
+    builder.set_subject_name(&common_name(subject)).unwrap();
+    builder.set_pubkey(key).unwrap();
+    builder
+        .set_not_before(&Asn1Time::days_from_now(0).unwrap())
+        .unwrap();
+    builder
+        .set_not_after(&Asn1Time::days_from_now(2).unwrap())
+        .unwrap();
+    builder
+}
+
+fn common_name(name: &str) -> X509Name {
+    let mut builder = X509NameBuilder::new().unwrap();
+    builder.append_entry_by_text("CN", name).unwrap();
+    builder.build()
+}

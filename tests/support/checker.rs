@@ -1,0 +1,256 @@
+//! Judges a delivery against the history of commits. Pure: knows neither server.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use super::records::Place;
+
+/// One event of a committed transaction; a history lists them in commit order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Committed {
+    pub(crate) id: String,
+    /// LSN of the end of the commit record: what is confirmed once the transaction is durable.
+    pub(crate) end: u64,
+    /// Zero-based place among the rows of its transaction.
+    pub(crate) index: u32,
+}
+
+/// One delivered record; a delivery lists them by topic, partition and offset.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivered {
+    pub(crate) id: String,
+    pub(crate) place: Place,
+    pub(crate) offset: i64,
+    pub(crate) key: Option<Vec<u8>>,
+    /// Commit LSN and index, of the header `walpost-position`.
+    pub(crate) position: (u64, u32),
+}
+
+/// What was known when a connector had just died.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Death {
+    /// Offset after the last record of each partition, read after the death.
+    pub(crate) ends: HashMap<Place, i64>,
+    /// The slot's confirmed_flush_lsn, read when nobody held the slot any more and before `ends`.
+    pub(crate) confirmed: u64,
+}
+
+/// How often a partition may start again at an earlier event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Resends {
+    /// At most this often: connections that broke, connectors that died.
+    AtMost(usize),
+    /// Each event exactly once.
+    Never,
+}
+
+/// What is wrong with a delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Violation {
+    /// Committed, not delivered.
+    Missing(String),
+    /// Delivered, not committed.
+    Phantom(String),
+    /// Delivered with a position that is not that of its commit.
+    WrongPosition(String),
+    /// In a partition, this event does not follow the one before it.
+    OutOfOrder {
+        id: String,
+        after: String,
+        place: Place,
+    },
+    /// Of two events with one key, the later one was delivered in another partition.
+    KeyMoved(String),
+    /// A partition started again at an earlier event more often than anything broke.
+    TooManyResends { place: Place, times: usize },
+    /// Confirmed before a death, delivered again after it.
+    ConfirmedTwice(String),
+    /// Confirmed before a death, though not yet delivered then.
+    ConfirmedTooEarly(String),
+}
+
+/// The count of a faultless delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) committed: usize,
+    pub(crate) repeated: usize,
+}
+
+/// Checks that every committed event was delivered; that each partition has its events in commit
+/// order, and each re-sent run as well, without holes; that a key stays in its partition; that what
+/// was confirmed at a death had been delivered and was not delivered again; and that positions are
+/// those of the commits.
+pub(crate) fn check(
+    history: &[Committed],
+    delivery: &[Delivered],
+    deaths: &[Death],
+    resends: Resends,
+) -> Result<Summary, Violations> {
+    let order: HashMap<&str, usize> = history
+        .iter()
+        .enumerate()
+        .map(|(number, event)| (event.id.as_str(), number))
+        .collect();
+    let mut found = Vec::new();
+    let mut known = Vec::with_capacity(delivery.len());
+    for record in delivery {
+        match order.get(record.id.as_str()) {
+            Some(number) => known.push((*number, record)),
+            None => found.push(Violation::Phantom(record.id.clone())),
+        }
+    }
+    find_missing(history, &known, &mut found);
+    find_wrong_positions(history, &known, &mut found);
+    find_disorder(history, &known, resends, &mut found);
+    find_moved_keys(&known, &mut found);
+    for death in deaths {
+        find_wrong_confirmations(history, &known, death, &mut found);
+    }
+    if !found.is_empty() {
+        return Err(Violations(found));
+    }
+    Ok(Summary {
+        committed: history.len(),
+        repeated: delivery.len() - history.len(),
+    })
+}
+
+fn find_missing(history: &[Committed], known: &[(usize, &Delivered)], found: &mut Vec<Violation>) {
+    let delivered: HashSet<usize> = known.iter().map(|(number, _)| *number).collect();
+    let missing = (0..history.len()).filter(|number| !delivered.contains(number));
+    found.extend(missing.map(|number| Violation::Missing(history[number].id.clone())));
+}
+
+/// The commit LSN is the start of the commit record, so it lies between the ends of two commits.
+fn find_wrong_positions(
+    history: &[Committed],
+    known: &[(usize, &Delivered)],
+    found: &mut Vec<Violation>,
+) {
+    let mut previous_end = vec![0; history.len()];
+    for number in 1..history.len() {
+        let before = &history[number - 1];
+        previous_end[number] = if before.end == history[number].end {
+            previous_end[number - 1]
+        } else {
+            before.end
+        };
+    }
+    for (number, record) in known {
+        let (commit, index) = record.position;
+        let event = &history[*number];
+        if index != event.index || commit >= event.end || commit < previous_end[*number] {
+            found.push(Violation::WrongPosition(record.id.clone()));
+        }
+    }
+}
+
+/// Each partition must be made of runs without holes over the events that belong to it.
+fn find_disorder(
+    history: &[Committed],
+    known: &[(usize, &Delivered)],
+    resends: Resends,
+    found: &mut Vec<Violation>,
+) {
+    let mut by_place: HashMap<&Place, Vec<(i64, usize)>> = HashMap::new();
+    for (number, record) in known {
+        by_place
+            .entry(&record.place)
+            .or_default()
+            .push((record.offset, *number));
+    }
+    for (place, mut records) in by_place {
+        records.sort_unstable();
+        let mut expected: Vec<usize> = records.iter().map(|(_, number)| *number).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        let rank: HashMap<usize, usize> = expected
+            .iter()
+            .enumerate()
+            .map(|(rank, number)| (*number, rank))
+            .collect();
+        let mut times = 0;
+        let mut furthest = None;
+        let mut previous: Option<usize> = None;
+        for (_, number) in records {
+            let this = rank[&number];
+            let next = previous.map_or(0, |previous| previous + 1);
+            let is_resend = furthest.is_some_and(|furthest| this <= furthest) && this < next;
+            if is_resend {
+                times += 1;
+            } else if this != next {
+                found.push(Violation::OutOfOrder {
+                    id: history[number].id.clone(),
+                    after: previous
+                        .map_or_else(String::new, |rank| history[expected[rank]].id.clone()),
+                    place: place.clone(),
+                });
+            }
+            previous = Some(this);
+            furthest = furthest.max(Some(this));
+        }
+        let allowed = match resends {
+            Resends::AtMost(times) => times,
+            Resends::Never => 0,
+        };
+        if times > allowed {
+            found.push(Violation::TooManyResends {
+                place: place.clone(),
+                times,
+            });
+        }
+    }
+}
+
+fn find_moved_keys(known: &[(usize, &Delivered)], found: &mut Vec<Violation>) {
+    let mut home: HashMap<(&str, &[u8]), i32> = HashMap::new();
+    for (_, record) in known {
+        let Some(key) = record.key.as_deref() else {
+            continue;
+        };
+        let (topic, partition) = &record.place;
+        if home.entry((topic, key)).or_insert(*partition) != partition {
+            found.push(Violation::KeyMoved(record.id.clone()));
+        }
+    }
+}
+
+fn find_wrong_confirmations(
+    history: &[Committed],
+    known: &[(usize, &Delivered)],
+    death: &Death,
+    found: &mut Vec<Violation>,
+) {
+    let mut delivered = HashSet::new();
+    for (number, record) in known {
+        let before = death
+            .ends
+            .get(&record.place)
+            .is_some_and(|end| record.offset < *end);
+        if before {
+            delivered.insert(*number);
+        } else if history[*number].end <= death.confirmed {
+            found.push(Violation::ConfirmedTwice(record.id.clone()));
+        }
+    }
+    let confirmed = history
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| event.end <= death.confirmed);
+    let early = confirmed.filter(|(number, _)| !delivered.contains(number));
+    found.extend(early.map(|(_, event)| Violation::ConfirmedTooEarly(event.id.clone())));
+}
+
+/// All that is wrong; printed shortly.
+#[derive(Debug)]
+pub(crate) struct Violations(pub(crate) Vec<Violation>);
+
+impl fmt::Display for Violations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} violations", self.0.len())?;
+        for violation in self.0.iter().take(20) {
+            writeln!(f, "  {violation:?}")?;
+        }
+        Ok(())
+    }
+}

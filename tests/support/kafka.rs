@@ -1,0 +1,366 @@
+//! Real Kafka brokers: KRaft, one node each.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{LazyLock, Mutex, OnceLock};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::types::RDKafkaErrorCode;
+use tokio::runtime::Builder;
+
+use super::postgres::{AUTHORITY, SECRET, copy_owned, dependencies};
+use super::process::{free_port, signal, wait_for_exit};
+use super::reaper::{self, Ending};
+use super::wait::{PATIENCE, wait_for};
+
+/// For tests: a small heap, and no second compiler that competes for two cores.
+const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+
+const LOGGING: &str = "
+status=WARN
+appender.c.type=Console
+appender.c.name=C
+appender.c.layout.type=PatternLayout
+appender.c.layout.pattern=[%d] %p %m (%c)%n
+rootLogger.level=WARN
+rootLogger.appenderRef.c.ref=C
+";
+
+/// The name of the user that the SASL listener knows.
+pub(crate) const SASL_USER: &str = "walpost";
+
+/// That user's password.
+pub(crate) fn sasl_password() -> String {
+    format!("{SECRET}-kafka")
+}
+
+/// A broker of its own, or the shared one. Topics are not made by themselves.
+pub(crate) struct Broker {
+    ports: Ports,
+    folder: PathBuf,
+    jvm: Vec<String>,
+    process: Mutex<Option<Child>>,
+}
+
+#[derive(Clone, Copy)]
+struct Ports {
+    plain: u16,
+    sasl: u16,
+    tls: u16,
+    controller: u16,
+}
+
+impl Broker {
+    /// The broker that tests share; it is never stopped.
+    pub(crate) fn shared() -> &'static Broker {
+        static SHARED: LazyLock<Broker> = LazyLock::new(Broker::private);
+        &SHARED
+    }
+
+    /// A broker that a test may stop and break; it goes when dropped.
+    pub(crate) fn private() -> Broker {
+        Self::with_jvm(&JVM)
+    }
+
+    /// A private broker with other options of the Java virtual machine.
+    pub(crate) fn with_jvm(options: &[&str]) -> Broker {
+        let folder = reaper::folder("kafka");
+        let ports = Ports {
+            plain: free_port(),
+            sasl: free_port(),
+            tls: free_port(),
+            controller: free_port(),
+        };
+        copy_owned(&formatted(), &folder.join("data"));
+        write_settings(&folder, ports);
+        let jvm = options.iter().map(|&option| option.to_owned()).collect();
+        let broker = Broker {
+            ports,
+            folder,
+            jvm,
+            process: Mutex::new(None),
+        };
+        broker.start();
+        broker
+    }
+
+    /// `bootstrap.servers` of the listener without security.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.plain)
+    }
+
+    /// The listener for SASL without TLS; PLAIN and SCRAM-SHA-256.
+    pub(crate) fn sasl_address(&self) -> String {
+        format!("127.0.0.1:{}", self.ports.sasl)
+    }
+
+    /// The listener for TLS, with a certificate for `localhost`.
+    pub(crate) fn tls_address(&self) -> String {
+        format!("localhost:{}", self.ports.tls)
+    }
+
+    /// Starts the broker, and returns when it answers.
+    pub(crate) fn start(&self) {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_file())
+            .unwrap();
+        let mut command = java(
+            &self.folder,
+            &self.jvm.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
+        command
+            .arg("kafka.Kafka")
+            .arg(self.folder.join("server.properties"));
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let child = command.spawn().expect("java starts");
+        reaper::register(child.id(), Ending::Kill);
+        *self.process.lock().unwrap() = Some(child);
+        let client: BaseConsumer = self.client().create().unwrap();
+        wait_for("Kafka to answer", || {
+            if let Some(status) = self
+                .process
+                .lock()
+                .unwrap()
+                .as_mut()
+                .unwrap()
+                .try_wait()
+                .unwrap()
+            {
+                panic!("Kafka ended with {status}:\n{}", self.log());
+            }
+            let metadata = client.fetch_metadata(None, Duration::from_secs(2)).ok()?;
+            (!metadata.brokers().is_empty()).then_some(())
+        });
+    }
+
+    /// Ends the broker without a word.
+    pub(crate) fn kill(&self) {
+        let mut process = self.process.lock().unwrap();
+        let mut child = process.take().expect("a running broker");
+        signal(child.id(), "KILL");
+        wait_for_exit(&mut child, PATIENCE).expect("a killed process ends");
+    }
+
+    /// Stops the broker in an orderly way.
+    pub(crate) fn stop(&self) {
+        let mut process = self.process.lock().unwrap();
+        let mut child = process.take().expect("a running broker");
+        signal(child.id(), "TERM");
+        if wait_for_exit(&mut child, PATIENCE).is_none() {
+            *process = Some(child);
+            drop(process);
+            panic!("Kafka does not stop:\n{}", self.log());
+        }
+    }
+
+    /// Freezes the broker: connections stay, answers do not come.
+    pub(crate) fn freeze(&self) {
+        signal(self.process_id(), "STOP");
+    }
+
+    /// Goes on after [`Broker::freeze`].
+    pub(crate) fn thaw(&self) {
+        signal(self.process_id(), "CONT");
+    }
+
+    /// The number of the broker's process.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process
+            .lock()
+            .unwrap()
+            .as_ref()
+            .expect("a running broker")
+            .id()
+    }
+
+    /// Makes a topic. `settings` are topic configurations.
+    pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
+        let made = runtime
+            .block_on(admin.create_topics([&topic], &options))
+            .expect("the broker answers");
+        match &made[0] {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((name, code)) => panic!("could not create the topic {name}: {code}"),
+        }
+        let client: BaseConsumer = self.client().create().unwrap();
+        wait_for("the topic to have leaders", || {
+            let metadata = client
+                .fetch_metadata(Some(name), Duration::from_secs(5))
+                .ok()?;
+            let found = metadata.topics()[0].partitions();
+            let ready = found.len() == usize::try_from(partitions).unwrap()
+                && found
+                    .iter()
+                    .all(|partition| partition.error().is_none() && partition.leader() >= 0);
+            ready.then_some(())
+        });
+    }
+
+    /// Number of partitions of a topic; 0 where there is no such topic.
+    pub(crate) fn partitions(&self, topic: &str) -> usize {
+        let client: BaseConsumer = self.client().create().unwrap();
+        let metadata = client
+            .fetch_metadata(Some(topic), PATIENCE)
+            .expect("the broker answers");
+        metadata.topics()[0].partitions().len()
+    }
+
+    /// A client of the listener without security.
+    pub(crate) fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.address());
+        config
+    }
+
+    /// What the broker has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let process = self
+            .process
+            .get_mut()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(mut child) = process.take() {
+            signal(child.id(), "KILL");
+            wait_for_exit(&mut child, PATIENCE);
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A formatted data folder, to be copied: formatting starts a Java virtual machine.
+fn formatted() -> PathBuf {
+    static FORMATTED: OnceLock<PathBuf> = OnceLock::new();
+    FORMATTED
+        .get_or_init(|| {
+            let folder = reaper::folder("formatted");
+            write_settings(
+                &folder,
+                Ports {
+                    plain: 9092,
+                    sasl: 9094,
+                    tls: 9095,
+                    controller: 9093,
+                },
+            );
+            let scram = format!(
+                "SCRAM-SHA-256=[name={SASL_USER},password={}]",
+                sasl_password()
+            );
+            let output = java(&folder, &JVM)
+                .args([
+                    "kafka.tools.StorageTool",
+                    "format",
+                    "-t",
+                    "AAAAAAAAAAAAAAAAAAAAAQ",
+                ])
+                .args(["--add-scram", &scram, "-c"])
+                .arg(folder.join("server.properties"))
+                .output()
+                .expect("java starts");
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            folder.join("data")
+        })
+        .clone()
+}
+
+fn write_settings(folder: &Path, ports: Ports) {
+    let Ports {
+        plain,
+        sasl,
+        tls,
+        controller,
+    } = ports;
+    let data = folder.join("data");
+    let key_store = folder.join("key_store.pem");
+    let identity = AUTHORITY.sign("localhost", &["localhost"]);
+    let mut pem = fs::read(identity.key).unwrap();
+    pem.extend(fs::read(identity.certificate).unwrap());
+    fs::write(&key_store, pem).unwrap();
+    let password = sasl_password();
+    let module = "org.apache.kafka.common.security";
+    let properties = format!(
+        "process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
+listener.name.sasl_plaintext.plain.sasl.jaas.config={module}.plain.PlainLoginModule required user_{SASL_USER}=\"{password}\";
+listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config={module}.scram.ScramLoginModule required;
+listener.name.ssl.ssl.keystore.type=PEM
+listener.name.ssl.ssl.keystore.location={}
+log.dirs={}
+auto.create.topics.enable=false
+num.partitions=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=4194304
+",
+        key_store.display(),
+        data.display(),
+    );
+    fs::write(folder.join("server.properties"), properties).unwrap();
+    fs::write(folder.join("log4j2.properties"), LOGGING).unwrap();
+}
+
+/// A Java command with Kafka's jars, that logs as the folder says.
+fn java(folder: &Path, options: &[&str]) -> Command {
+    let library = dependencies().join("kafka/lib");
+    assert!(
+        library.is_dir(),
+        "Kafka is not in {}: run ./dev setup",
+        library.display()
+    );
+    let mut class_path = library.into_os_string();
+    class_path.push("/*");
+    let mut logging = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
+    logging.push(folder.join("log4j2.properties"));
+    let mut command = Command::new("java");
+    command
+        .process_group(0)
+        .args(options)
+        .arg(logging)
+        .arg("-cp")
+        .arg(class_path);
+    command
+}

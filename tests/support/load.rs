@@ -1,0 +1,154 @@
+//! Writers that commit events from concurrent sessions, some of them rolled back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::session::Session;
+use super::walpost::PAYLOAD_MARK;
+
+/// What a load is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Profile {
+    pub(crate) conninfo: String,
+    pub(crate) table: String,
+    pub(crate) aggregates: Vec<String>,
+    /// Number of different keys.
+    pub(crate) keys: u32,
+    /// Number of sessions.
+    pub(crate) writers: u64,
+    /// How long a session rests between two transactions.
+    pub(crate) rest: Duration,
+}
+
+/// Writers at work. They go on through restarts of the server, and end with [`Load::stop`] or when
+/// dropped.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    committed: Arc<AtomicUsize>,
+    writers: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    pub(crate) fn start(profile: &Profile) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let committed = Arc::new(AtomicUsize::new(0));
+        let writers = (0..profile.writers)
+            .map(|writer| {
+                let (profile, stop, committed) =
+                    (profile.clone(), Arc::clone(&stop), Arc::clone(&committed));
+                let dice = fastrand::Rng::with_seed(seed().wrapping_add(writer));
+                thread::spawn(move || write(&profile, dice, &stop, &committed))
+            })
+            .collect();
+        Self {
+            stop,
+            committed,
+            writers,
+        }
+    }
+
+    /// Transactions known to be committed by now.
+    pub(crate) fn transactions(&self) -> usize {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    /// Waits until that many more transactions are committed.
+    pub(crate) fn wait_for_transactions(&self, more: usize) {
+        let goal = self.transactions() + more;
+        super::wait::wait_until("the load to commit", || self.transactions() >= goal);
+    }
+
+    /// Ends the writers.
+    pub(crate) fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for writer in self.writers.drain(..) {
+            let ended = writer.join();
+            assert!(
+                ended.is_ok() || thread::panicking(),
+                "a writer of the load failed"
+            );
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The seed of this run's dice: `WALPOST_TEST_SEED`, else another one each time, told on standard
+/// error.
+pub(crate) fn seed() -> u64 {
+    static SEED: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
+        let given = std::env::var("WALPOST_TEST_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok());
+        given.unwrap_or_else(|| fastrand::u64(..))
+    });
+    eprintln!("replay: WALPOST_TEST_SEED={}", *SEED);
+    *SEED
+}
+
+fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committed: &AtomicUsize) {
+    let mut session = None;
+    while !stop.load(Ordering::Relaxed) {
+        if session.is_none() {
+            session = Session::connect(&profile.conninfo).ok();
+        }
+        if let Some(open) = &session {
+            let (sql, commits) = transaction(profile, &mut dice);
+            match open.try_run(&sql) {
+                Ok(()) if commits => _ = committed.fetch_add(1, Ordering::Relaxed),
+                Ok(()) => {}
+                Err(error) => {
+                    let refused = error
+                        .as_db_error()
+                        .is_some_and(|db| !is_shutdown(db.code().code()));
+                    assert!(!refused, "{error}: {:?}\n{sql}", error.as_db_error());
+                    session = None;
+                }
+            }
+        }
+        thread::sleep(profile.rest);
+    }
+}
+
+/// Class 57: the server shuts down, starts, or was crashed.
+fn is_shutdown(code: &str) -> bool {
+    code.starts_with("57")
+}
+
+/// One transaction of one to five events, and whether it commits.
+fn transaction(profile: &Profile, dice: &mut fastrand::Rng) -> (String, bool) {
+    let mut sql = String::from("BEGIN;");
+    for _ in 0..dice.u32(1..=5) {
+        let insert = insert(profile, dice);
+        if dice.u32(..10) == 0 {
+            let discarded = insert.clone();
+            sql.push_str(&format!("SAVEPOINT s; {discarded} ROLLBACK TO s;"));
+        }
+        sql.push_str(&insert);
+    }
+    let commits = dice.u32(..10) != 0;
+    sql.push_str(if commits { "COMMIT" } else { "ROLLBACK" });
+    (sql, commits)
+}
+
+fn insert(profile: &Profile, dice: &mut fastrand::Rng) -> String {
+    let table = &profile.table;
+    let aggregate = dice.choice(&profile.aggregates).expect("an aggregate");
+    let key = dice.u32(..profile.keys);
+    let number = dice.u32(..);
+    format!(
+        "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
+         VALUES (gen_random_uuid(), '{aggregate}', 'key-{key}', 'Happened',
+                 '{{\"mark\": \"{PAYLOAD_MARK}\", \"number\": {number}}}');"
+    )
+}

@@ -1,0 +1,30 @@
+//! Real servers and the tools to judge what Walpost does with them.
+//!
+//! [`postgres`] and [`kafka`] start servers, [`scene`] puts a database, topics and a pipeline
+//! together, [`walpost`] runs the built binary, [`oracle`] knows what was committed and checks what
+//! was delivered. Whatever is started here ends with the process that started it, however that
+//! ends: see [`reaper`].
+//!
+//! `benches/` uses the same files through `#[path]`.
+#![allow(
+    dead_code,
+    reason = "each binary that includes these files uses its own part of them"
+)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a broken test set-up has nobody to report to but the panic"
+)]
+
+pub(crate) mod certificates;
+pub(crate) mod checker;
+pub(crate) mod kafka;
+pub(crate) mod load;
+pub(crate) mod oracle;
+pub(crate) mod postgres;
+pub(crate) mod process;
+pub(crate) mod reaper;
+pub(crate) mod records;
+pub(crate) mod scene;
+pub(crate) mod session;
+pub(crate) mod wait;
+pub(crate) mod walpost;

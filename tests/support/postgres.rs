@@ -1,0 +1,359 @@
+//! Real PostgreSQL servers, 14 to 18.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{LazyLock, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::certificates::{Authority, Identity, write_private};
+use super::process::{account, effective_user, free_port, signal, wait_for_exit};
+use super::reaper::{self, Ending};
+use super::session::Session;
+use super::wait::{PATIENCE, wait_for};
+
+/// Every version that Walpost is for.
+pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
+
+/// The version that tests use where any would do: the one that Debian has.
+pub(crate) const MAJOR: u32 = 15;
+
+/// The passwords of test roles contain this, so that it can be searched for where no password may
+/// be.
+pub(crate) const SECRET: &str = "s3cr3t";
+
+/// Who signed the servers' certificates. They are for the host `localhost`, not for its address.
+pub(crate) static AUTHORITY: LazyLock<Authority> =
+    LazyLock::new(|| Authority::new("Walpost test CA"));
+
+static SERVER_IDENTITY: LazyLock<Identity> =
+    LazyLock::new(|| AUTHORITY.sign("localhost", &["localhost"]));
+
+/// Good for tests: nothing survives a crash of the machine, everything survives a crash of the
+/// server.
+const SETTINGS: &str = "
+wal_level = logical
+fsync = off
+autovacuum = off
+dynamic_shared_memory_type = mmap
+listen_addresses = '127.0.0.1'
+max_connections = 200
+max_logical_replication_workers = 0
+max_prepared_transactions = 20
+max_replication_slots = 200
+max_wal_senders = 100
+shared_buffers = 64MB
+ssl = on
+ssl_cert_file = 'server.pem'
+ssl_key_file = 'server.key'
+";
+
+/// The method of authentication follows from the role's name.
+const ACCESS: &str = "
+local   all all         trust
+hostssl all cert_only   127.0.0.1/32 cert
+host    all md5_user    127.0.0.1/32 md5
+host    all scram_user  127.0.0.1/32 scram-sha-256
+host    all plain_user  127.0.0.1/32 password
+hostssl all tls_user    127.0.0.1/32 scram-sha-256
+host    all tls_user    127.0.0.1/32 reject
+host    all postgres    127.0.0.1/32 trust
+host    all all         127.0.0.1/32 scram-sha-256
+";
+
+/// How a server is told to stop; the names of `pg_ctl`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stop {
+    /// Sessions are ended, walsenders may send what is left, a checkpoint is made.
+    Fast,
+    /// As after a crash.
+    Immediate,
+}
+
+/// A server of its own, or a shared one.
+pub(crate) struct Server {
+    pub(crate) major: u32,
+    /// Where the unix-domain socket is.
+    pub(crate) socket: PathBuf,
+    pub(crate) port: u16,
+    folder: PathBuf,
+    postmaster: Mutex<Option<Child>>,
+}
+
+impl Server {
+    /// The server of that version that tests share; it is never stopped.
+    pub(crate) fn shared(major: u32) -> &'static Server {
+        static SHARED: [OnceLock<Server>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
+        let index = MAJORS
+            .iter()
+            .position(|known| *known == major)
+            .expect("a known version");
+        SHARED[index].get_or_init(|| Server::private(major, ""))
+    }
+
+    /// A server that a test may stop and break; it goes when dropped. `settings` are lines of
+    /// postgresql.conf.
+    pub(crate) fn private(major: u32, settings: &str) -> Server {
+        let folder = reaper::folder(&format!("pg{major}-"));
+        let owner = server_account();
+        copy_owned(&cluster(major), &folder.join("data"));
+        let data = folder.join("data");
+        let socket = folder.join("s");
+        fs::create_dir(&socket).unwrap();
+        give(&socket, owner);
+        give(&folder, owner);
+
+        let port = free_port();
+        let mut config = fs::read_to_string(data.join("postgresql.conf")).unwrap();
+        config.push_str(SETTINGS);
+        writeln!(config, "port = {port}").unwrap();
+        writeln!(config, "unix_socket_directories = '{}'", socket.display()).unwrap();
+        config.push_str(settings);
+        fs::write(data.join("postgresql.conf"), config).unwrap();
+        fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
+        let identity = &*SERVER_IDENTITY;
+        fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
+        write_private(&data.join("server.key"), &fs::read(&identity.key).unwrap());
+        give(&data.join("server.key"), owner);
+        fs::copy(&AUTHORITY.root, data.join("root.pem")).unwrap();
+        let client_root = "ssl_ca_file = 'root.pem'\n";
+        fs::write(data.join("postgresql.auto.conf"), client_root).unwrap();
+        give(&data.join("postgresql.auto.conf"), owner);
+
+        let server = Server {
+            major,
+            socket,
+            port,
+            folder,
+            postmaster: Mutex::new(None),
+        };
+        server.start();
+        server
+    }
+
+    /// Starts the server, and returns when it takes connections.
+    pub(crate) fn start(&self) {
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_file())
+            .unwrap();
+        let mut command = Command::new(binaries(self.major).join("postgres"));
+        command.arg("-D").arg(self.folder.join("data"));
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        let child = as_server_account(&mut command)
+            .spawn()
+            .expect("postgres starts");
+        reaper::register(child.id(), Ending::Quit);
+        *self.postmaster.lock().unwrap() = Some(child);
+        wait_for("PostgreSQL to take connections", || {
+            let mut postmaster = self.postmaster.lock().unwrap();
+            if let Some(status) = postmaster.as_mut().unwrap().try_wait().unwrap() {
+                panic!("PostgreSQL ended with {status}:\n{}", self.log());
+            }
+            Session::connect(&self.conninfo("postgres")).ok()
+        });
+    }
+
+    /// Tells the server to stop; returns at once.
+    pub(crate) fn begin_stop(&self, how: Stop) {
+        let postmaster = self.postmaster.lock().unwrap();
+        let name = match how {
+            Stop::Fast => "INT",
+            Stop::Immediate => "QUIT",
+        };
+        signal(postmaster.as_ref().expect("a running server").id(), name);
+    }
+
+    /// Whether the server has stopped within the time.
+    pub(crate) fn has_stopped(&self, within: Duration) -> bool {
+        let mut postmaster = self.postmaster.lock().unwrap();
+        let Some(child) = postmaster.as_mut() else {
+            return true;
+        };
+        if wait_for_exit(child, within).is_none() {
+            return false;
+        }
+        *postmaster = None;
+        true
+    }
+
+    /// Stops the server.
+    ///
+    /// # Panics
+    /// Where it takes longer than [`PATIENCE`].
+    pub(crate) fn stop(&self, how: Stop) {
+        self.begin_stop(how);
+        assert!(
+            self.has_stopped(PATIENCE),
+            "PostgreSQL does not stop:\n{}",
+            self.log()
+        );
+    }
+
+    /// key=value conninfo of the superuser over the unix-domain socket.
+    pub(crate) fn conninfo(&self, database: &str) -> String {
+        let socket = self.socket.display();
+        format!(
+            "host={socket} port={} user=postgres dbname={database}",
+            self.port
+        )
+    }
+
+    /// The same over TCP loopback, without TLS.
+    pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
+        let port = self.port;
+        format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
+    }
+
+    /// A superuser session.
+    pub(crate) fn session(&self, database: &str) -> Session {
+        let conninfo = self.conninfo(database);
+        Session::connect(&conninfo)
+            .unwrap_or_else(|error| panic!("{conninfo}: {error}\n{}", self.log()))
+    }
+
+    /// What the server has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let postmaster = self
+            .postmaster
+            .get_mut()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(mut child) = postmaster.take() {
+            signal(child.id(), "QUIT");
+            if wait_for_exit(&mut child, PATIENCE).is_some() {
+                let _ = fs::remove_dir_all(&self.folder);
+            }
+        }
+    }
+}
+
+/// Where downloaded servers are: `WALPOST_TEST_DEPS`, else the target folder.
+pub(crate) fn dependencies() -> PathBuf {
+    std::env::var_os("WALPOST_TEST_DEPS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target"),
+        PathBuf::from,
+    )
+}
+
+/// The folder of `postgres` and `initdb`.
+pub(crate) fn binaries(major: u32) -> PathBuf {
+    static COPIES: Mutex<Option<HashMap<u32, PathBuf>>> = Mutex::new(None);
+    let debian = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
+    if debian.join("postgres").exists() {
+        return debian;
+    }
+    let folder = dependencies().join(format!("postgres/{major}"));
+    assert!(
+        folder.join("bin/postgres").exists(),
+        "PostgreSQL {major} is not in {}: run ./dev setup",
+        folder.display()
+    );
+    if effective_user() != 0 || is_open_to_all(&folder) {
+        return folder.join("bin");
+    }
+    let mut copies = COPIES.lock().unwrap();
+    copies
+        .get_or_insert_default()
+        .entry(major)
+        .or_insert_with(|| {
+            let copy = reaper::folder("binaries").join("postgres");
+            copy_owned(&folder, &copy);
+            copy.join("bin")
+        })
+        .clone()
+}
+
+/// Whether every account can reach the folder.
+fn is_open_to_all(folder: &Path) -> bool {
+    let folder = folder.canonicalize().unwrap();
+    folder
+        .ancestors()
+        .all(|part| fs::metadata(part).is_ok_and(|found| found.mode() & 0o001 != 0))
+}
+
+/// An initialised data folder of that version, to be copied: initdb takes longer than the copy.
+fn cluster(major: u32) -> PathBuf {
+    static CLUSTERS: [OnceLock<PathBuf>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
+    let index = MAJORS
+        .iter()
+        .position(|known| *known == major)
+        .expect("a known version");
+    CLUSTERS[index]
+        .get_or_init(|| {
+            let folder = reaper::folder("cluster");
+            give(&folder, server_account());
+            let data = folder.join("data");
+            let mut initdb = Command::new(binaries(major).join("initdb"));
+            initdb
+                .arg("-D")
+                .arg(&data)
+                .args(["-U", "postgres", "-A", "trust", "-N"]);
+            initdb.args(["--encoding=UTF8", "--locale=C"]);
+            let output = as_server_account(&mut initdb)
+                .output()
+                .expect("initdb runs");
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            data
+        })
+        .clone()
+}
+
+/// PostgreSQL refuses to run as root: then it runs as the account that its package made.
+fn server_account() -> Option<(u32, u32)> {
+    (effective_user() == 0).then(|| account("postgres").expect("an account postgres"))
+}
+
+fn as_server_account(command: &mut Command) -> &mut Command {
+    command
+        .current_dir(reaper::scratch())
+        .process_group(0)
+        .env("LC_ALL", "C");
+    match server_account() {
+        Some((uid, gid)) => command.uid(uid).gid(gid),
+        None => command,
+    }
+}
+
+fn give(path: &Path, owner: Option<(u32, u32)>) {
+    if let Some((uid, gid)) = owner {
+        chown(path, Some(uid), Some(gid)).unwrap();
+    }
+}
+
+/// Copies a folder with owners and modes.
+pub(crate) fn copy_owned(from: &Path, to: &Path) {
+    let status = Command::new("cp")
+        .arg("-a")
+        .arg(from)
+        .arg(to)
+        .status()
+        .expect("cp runs");
+    assert!(
+        status.success(),
+        "could not copy {} to {}",
+        from.display(),
+        to.display()
+    );
+}

@@ -1,0 +1,164 @@
+//! What a consumer sees: every record of a topic from its first to its last offset.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Headers, Message};
+use rdkafka::{Offset, TopicPartitionList};
+
+use super::kafka::Broker;
+use super::wait::{PATIENCE, wait_for};
+
+/// A partition of a topic.
+pub(crate) type Place = (String, i32);
+
+/// One record as a consumer gets it.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    /// Milliseconds since 1970.
+    pub(crate) timestamp: i64,
+    pub(crate) key: Option<Vec<u8>>,
+    /// `None` is a tombstone.
+    pub(crate) payload: Option<Vec<u8>>,
+    pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+impl Record {
+    /// The key as text.
+    pub(crate) fn key(&self) -> &str {
+        str::from_utf8(self.key.as_deref().expect("a key")).expect("a key in UTF-8")
+    }
+
+    /// The payload as text.
+    pub(crate) fn text(&self) -> &str {
+        str::from_utf8(self.payload.as_deref().expect("a payload")).expect("a payload in UTF-8")
+    }
+
+    /// A header's value as text; panics where the record has it not exactly once or without a
+    /// value.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        let mut found = self.headers.iter().filter(|(key, _)| key == name);
+        let (_, value) = found
+            .next()
+            .unwrap_or_else(|| panic!("no header {name}: {self:?}"));
+        assert!(
+            found.next().is_none(),
+            "the header {name} is there twice: {self:?}"
+        );
+        str::from_utf8(value.as_deref().expect("a header with a value")).expect("a header in UTF-8")
+    }
+
+    /// The names of the headers, in order.
+    pub(crate) fn header_names(&self) -> Vec<&str> {
+        self.headers.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The partition it is in.
+    pub(crate) fn place(&self) -> Place {
+        (self.topic.clone(), self.partition)
+    }
+}
+
+impl Broker {
+    /// Every record of the topics, by topic, partition and offset.
+    pub(crate) fn read(&self, topics: &[String]) -> Vec<Record> {
+        let consumer = self.reader();
+        let ends = end_offsets(&consumer, topics);
+        let mut left: HashMap<Place, i64> = ends
+            .clone()
+            .into_iter()
+            .filter(|(_, end)| *end > 0)
+            .collect();
+        let mut assignment = TopicPartitionList::new();
+        for (topic, partition) in left.keys() {
+            assignment
+                .add_partition_offset(topic, *partition, Offset::Offset(0))
+                .unwrap();
+        }
+        consumer.assign(&assignment).unwrap();
+        let mut records = Vec::new();
+        while !left.is_empty() {
+            let message = consumer
+                .poll(PATIENCE)
+                .expect("the rest of the records arrives");
+            let record = to_record(&message.expect("a record"));
+            let place = record.place();
+            if left
+                .get(&place)
+                .is_some_and(|end| record.offset + 1 >= *end)
+            {
+                left.remove(&place);
+            }
+            if record.offset < ends[&place] {
+                records.push(record);
+            }
+        }
+        records.sort_by(|a, b| {
+            (&a.topic, a.partition, a.offset).cmp(&(&b.topic, b.partition, b.offset))
+        });
+        records
+    }
+
+    /// The offset after the last record of each partition.
+    pub(crate) fn ends(&self, topics: &[String]) -> HashMap<Place, i64> {
+        end_offsets(&self.reader(), topics)
+    }
+
+    /// How many records the topics hold.
+    pub(crate) fn count(&self, topics: &[String]) -> usize {
+        usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()
+    }
+
+    /// A consumer with nothing assigned.
+    pub(crate) fn reader(&self) -> BaseConsumer {
+        self.client()
+            .set("group.id", "tests")
+            .set("enable.auto.commit", "false")
+            .set("fetch.message.max.bytes", "33554432")
+            .set("receive.message.max.bytes", "134217728")
+            .set("fetch.max.bytes", "67108864")
+            .create()
+            .unwrap()
+    }
+}
+
+fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<Place, i64> {
+    const TIMEOUT: Duration = Duration::from_secs(30);
+    let mut ends = HashMap::new();
+    for topic in topics {
+        let metadata = consumer
+            .fetch_metadata(Some(topic), TIMEOUT)
+            .expect("the broker answers");
+        for partition in metadata.topics()[0].partitions() {
+            // Right after the topic was made, a broker may not know yet that it leads.
+            let end = wait_for("offsets", || {
+                let marks = consumer.fetch_watermarks(topic, partition.id(), TIMEOUT);
+                marks.ok().map(|(_, end)| end)
+            });
+            ends.insert((topic.clone(), partition.id()), end);
+        }
+    }
+    ends
+}
+
+fn to_record(message: &impl Message<Headers = rdkafka::message::BorrowedHeaders>) -> Record {
+    let headers = message.headers().map_or_else(Vec::new, |headers| {
+        headers
+            .iter()
+            .map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec)))
+            .collect()
+    });
+    Record {
+        topic: message.topic().to_owned(),
+        partition: message.partition(),
+        offset: message.offset(),
+        timestamp: message.timestamp().to_millis().unwrap_or(-1),
+        key: message.key().map(<[u8]>::to_vec),
+        payload: message.payload().map(<[u8]>::to_vec),
+        headers,
+    }
+}

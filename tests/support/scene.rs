@@ -1,0 +1,373 @@
+//! A test's own database, topics and pipeline on a server and a broker.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::checker::{self, Committed, Death, Delivered, Resends, Summary};
+use super::kafka::Broker;
+use super::load::{Load, Profile};
+use super::oracle::Oracle;
+use super::postgres::{MAJOR, Server};
+use super::records::Record;
+use super::session::Session;
+use super::wait::{PATIENCE, poll_until, wait_until};
+use super::walpost::{Invocation, PAYLOAD_MARK, Walpost};
+
+/// Everything one test works with. The database and its slots go when dropped.
+pub(crate) struct Scene<'a> {
+    pub(crate) server: &'a Server,
+    pub(crate) broker: &'a Broker,
+    /// Name of the database and of the pipeline.
+    pub(crate) name: String,
+    /// A superuser session in the database.
+    pub(crate) db: Session,
+    /// The table that the oracle watches.
+    table: String,
+    oracle: Oracle,
+    topics: Mutex<Vec<String>>,
+}
+
+impl Scene<'static> {
+    /// On the shared servers, with the outbox table, publication and slot that `walpost init`
+    /// makes.
+    pub(crate) fn new() -> Self {
+        Self::on(Server::shared(MAJOR), Broker::shared())
+    }
+
+    /// On the shared servers, with an empty database.
+    pub(crate) fn bare() -> Self {
+        Self::bare_on(Server::shared(MAJOR), Broker::shared())
+    }
+
+    /// On the shared servers, with a table of the test's own, for which `walpost init` has made the
+    /// rest.
+    pub(crate) fn with_table(create: &str) -> Self {
+        let scene = Self::bare();
+        scene.db.run(create);
+        scene.init().finish().expect_code(0);
+        scene
+    }
+}
+
+impl<'a> Scene<'a> {
+    /// As [`Scene::new`], on other servers.
+    pub(crate) fn on(server: &'a Server, broker: &'a Broker) -> Self {
+        let scene = Self::bare_on(server, broker);
+        scene.init().finish().expect_code(0);
+        scene
+    }
+
+    /// As [`Scene::bare`], on other servers.
+    pub(crate) fn bare_on(server: &'a Server, broker: &'a Broker) -> Self {
+        let name = unique_name();
+        server
+            .session("postgres")
+            .run(&format!("CREATE DATABASE {name} TEMPLATE template0"));
+        let db = server.session(&name);
+        let oracle = Oracle::new(&db, &format!("oracle_{name}"));
+        let table = "public.outbox".to_owned();
+        Self {
+            server,
+            broker,
+            name,
+            db,
+            table,
+            oracle,
+            topics: Mutex::default(),
+        }
+    }
+
+    /// Has the oracle watch another table than `public.outbox`.
+    pub(crate) fn watch(mut self, table: &str) -> Self {
+        table.clone_into(&mut self.table);
+        self
+    }
+
+    /// Opens the session in the database again, after the server was restarted.
+    pub(crate) fn reconnect(&mut self) {
+        self.db = self.server.session(&self.name);
+    }
+
+    /// Name of the slot and of the publication.
+    pub(crate) fn slot(&self) -> String {
+        format!("walpost_{}", self.name)
+    }
+
+    /// key=value conninfo of the superuser over the unix-domain socket.
+    pub(crate) fn conninfo(&self) -> String {
+        self.server.conninfo(&self.name)
+    }
+
+    /// Makes the topic of an aggregate type of this test's own, and returns the aggregate type.
+    pub(crate) fn aggregate(&self, partitions: i32) -> String {
+        let aggregate = format!("{}.{}", self.name, self.topics.lock().unwrap().len());
+        self.topic(&format!("outbox.event.{aggregate}"), partitions, &[]);
+        aggregate
+    }
+
+    /// Makes a topic.
+    pub(crate) fn topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.broker.create_topic(name, partitions, settings);
+        self.expect_topic(name);
+    }
+
+    /// Counts a topic among those of this test.
+    pub(crate) fn expect_topic(&self, name: &str) {
+        self.topics.lock().unwrap().push(name.to_owned());
+    }
+
+    /// The topics of this test.
+    pub(crate) fn topics(&self) -> Vec<String> {
+        self.topics.lock().unwrap().clone()
+    }
+
+    /// `walpost init` for this database, without a role: roles belong to the whole server.
+    pub(crate) fn init(&self) -> Invocation {
+        self.invoke("init").arg("--no-role")
+    }
+
+    /// `walpost check` for this database and broker.
+    pub(crate) fn check(&self) -> Invocation {
+        self.invoke("check")
+            .args(["--kafka", &self.broker.address()])
+    }
+
+    /// `walpost run` from this database to this broker.
+    pub(crate) fn run(&self) -> Invocation {
+        self.invoke("run").args(["--kafka", &self.broker.address()])
+    }
+
+    /// `walpost run` from this database, reached in another way, to this broker.
+    pub(crate) fn run_as(&self, conninfo: &str) -> Invocation {
+        self.invoke_as("run", conninfo)
+            .args(["--kafka", &self.broker.address()])
+    }
+
+    /// A subcommand with the database and the pipeline's name.
+    pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
+        self.invoke_as(subcommand, &self.conninfo())
+    }
+
+    /// A subcommand with the database, reached in another way, and the pipeline's name.
+    pub(crate) fn invoke_as(&self, subcommand: &str, conninfo: &str) -> Invocation {
+        Invocation::new([subcommand, "--pipeline", &self.name]).args(["--postgres", conninfo])
+    }
+
+    /// Walpost, already streaming.
+    pub(crate) fn start(&self) -> Walpost {
+        self.start_with(&[])
+    }
+
+    /// Walpost with more arguments, already streaming.
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Walpost {
+        let mut walpost = self.run().args(arguments).start();
+        walpost.wait_for_log("streaming");
+        walpost
+    }
+
+    /// Commits one event of the default table with a payload of its own.
+    pub(crate) fn insert(&self, aggregate: &str, key: &str) {
+        self.db.run(&self.insert_sql(aggregate, key));
+    }
+
+    /// The statement of [`Scene::insert`], for a session of the test's own.
+    pub(crate) fn insert_sql(&self, aggregate: &str, key: &str) -> String {
+        format!(
+            "INSERT INTO {} (id, aggregatetype, aggregateid, type, payload) VALUES
+             (gen_random_uuid(), '{aggregate}', '{key}', 'Happened', '{{\"mark\": \"{PAYLOAD_MARK}\"}}');",
+            self.table
+        )
+    }
+
+    /// Writers on this database, events for the aggregates.
+    pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
+        Load::start(&Profile {
+            conninfo: self.conninfo(),
+            table: self.table.clone(),
+            aggregates: aggregates
+                .iter()
+                .map(|&aggregate| aggregate.to_owned())
+                .collect(),
+            keys: 50,
+            writers: 3,
+            rest: Duration::from_millis(5),
+        })
+    }
+
+    /// Everything committed so far, in commit order.
+    pub(crate) fn history(&self) -> Vec<Committed> {
+        self.oracle.history(&self.db, &self.table)
+    }
+
+    /// Every record in the topics of this test.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.broker.read(&self.topics())
+    }
+
+    /// Waits until the topics hold `count` records, and returns all there are.
+    pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
+        let topics = self.topics();
+        let found = poll_until(PATIENCE, || {
+            (self.broker.count(&topics) >= count).then_some(())
+        });
+        let records = self.records();
+        assert!(
+            found.is_some(),
+            "{} records of {count} arrived",
+            records.len()
+        );
+        records
+    }
+
+    /// The slot's confirmed_flush_lsn.
+    pub(crate) fn confirmed(&self) -> u64 {
+        let lsn = self.db.number(&format!(
+            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
+            self.slot()
+        ));
+        u64::try_from(lsn).unwrap()
+    }
+
+    /// Where the server writes its WAL now.
+    pub(crate) fn wal_position(&self) -> u64 {
+        u64::try_from(
+            self.db
+                .number("SELECT (pg_current_wal_lsn() - '0/0')::bigint"),
+        )
+        .unwrap()
+    }
+
+    /// Waits until everything committed by now is confirmed.
+    pub(crate) fn wait_until_confirmed(&self) {
+        let goal = self.wal_position();
+        wait_until("the slot to be confirmed", || self.confirmed() >= goal);
+    }
+
+    /// Whether a walsender holds the slot.
+    pub(crate) fn slot_is_active(&self) -> bool {
+        let slot = self.slot();
+        self.db.is_true(&format!(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        ))
+    }
+
+    /// Kills Walpost, and notes what was confirmed and delivered by then.
+    pub(crate) fn kill(&self, walpost: Walpost) -> Death {
+        walpost.kill();
+        self.note_death()
+    }
+
+    /// What was confirmed and delivered when a connector, dead by now, died.
+    pub(crate) fn note_death(&self) -> Death {
+        wait_until("the slot to be free", || !self.slot_is_active());
+        let confirmed = self.confirmed();
+        Death {
+            ends: self.broker.ends(&self.topics()),
+            confirmed,
+        }
+    }
+
+    /// Waits until everything committed is delivered and confirmed, stops Walpost, and judges all
+    /// it did.
+    pub(crate) fn settle(&self, walpost: Walpost, deaths: &[Death], resends: Resends) -> Summary {
+        let history = self.history();
+        self.wait_for_ids(&history);
+        self.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        self.judge(deaths, resends)
+    }
+
+    /// Judges what is delivered by now.
+    pub(crate) fn judge(&self, deaths: &[Death], resends: Resends) -> Summary {
+        let history = self.history();
+        let delivery: Vec<Delivered> = self.records().iter().map(Delivered::from).collect();
+        let verdict = checker::check(&history, &delivery, deaths, resends);
+        verdict.unwrap_or_else(|violations| panic!("{violations}"))
+    }
+
+    /// Waits for the last event of the history; whether the others are there too is for the
+    /// checker.
+    fn wait_for_ids(&self, history: &[Committed]) {
+        let Some(last) = history.last() else { return };
+        let topics = self.topics();
+        let enough = poll_until(PATIENCE, || {
+            (self.broker.count(&topics) >= history.len()).then_some(())
+        });
+        let arrived = enough.and_then(|()| {
+            poll_until(PATIENCE, || {
+                self.records()
+                    .iter()
+                    .any(|r| r.header("id") == last.id)
+                    .then_some(())
+            })
+        });
+        if arrived.is_none() {
+            eprintln!("the last event, {}, did not arrive", last.id);
+            self.judge(&[], Resends::AtMost(usize::MAX));
+        }
+    }
+}
+
+impl Drop for Scene<'_> {
+    fn drop(&mut self) {
+        let Ok(session) = Session::connect(&self.server.conninfo("postgres")) else {
+            return;
+        };
+        let name = &self.name;
+        for what in [
+            "pg_terminate_backend(active_pid)",
+            "pg_drop_replication_slot(slot_name)",
+        ] {
+            poll_until(Duration::from_secs(5), || {
+                let slots = format!("FROM pg_replication_slots WHERE database = '{name}'");
+                session.try_run(&format!("SELECT {what} {slots}")).ok()
+            });
+        }
+        let _ = session.try_run(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"));
+    }
+}
+
+impl From<&Record> for Delivered {
+    fn from(record: &Record) -> Self {
+        Self {
+            id: record.header("id").to_owned(),
+            place: record.place(),
+            offset: record.offset,
+            key: record.key.clone(),
+            position: parse_position(record.header("walpost-position")),
+        }
+    }
+}
+
+/// Reads `00000000/016B3748:0000000002`.
+pub(crate) fn parse_position(text: &str) -> (u64, u32) {
+    let parse = || {
+        let (lsn, index) = text.split_once(':')?;
+        let (high, low) = lsn.split_once('/')?;
+        if high.len() != 8 || low.len() != 8 || index.len() != 10 {
+            return None;
+        }
+        let high = u64::from_str_radix(high, 16).ok()?;
+        let low = u64::from_str_radix(low, 16).ok()?;
+        Some((high << 32 | low, index.parse().ok()?))
+    };
+    parse().unwrap_or_else(|| panic!("not a position: {text}"))
+}
+
+/// The test's name, shortened, with a number: good for a database, a slot and a topic.
+pub(crate) fn unique_name() -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let thread = std::thread::current();
+    let test = thread
+        .name()
+        .and_then(|path| path.rsplit("::").next())
+        .unwrap_or("main");
+    let short: String = test
+        .chars()
+        .filter(|c| c.is_ascii_lowercase() || *c == '_' || c.is_ascii_digit())
+        .take(32)
+        .collect();
+    format!("t{number}_{}", short.trim_end_matches('_'))
+}

@@ -1,0 +1,89 @@
+//! A database session for tests: blocking, and everything in text.
+
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::{Client, Error, NoTls, SimpleQueryMessage};
+
+/// One connection to a PostgreSQL server.
+pub(crate) struct Session {
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Session {
+    /// Connects, without TLS.
+    pub(crate) fn connect(conninfo: &str) -> Result<Self, Error> {
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let client = runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(conninfo, NoTls).await?;
+            tokio::spawn(connection);
+            Ok::<_, Error>(client)
+        })?;
+        Ok(Self { runtime, client })
+    }
+
+    /// Runs one or more statements.
+    pub(crate) fn try_run(&self, sql: &str) -> Result<(), Error> {
+        self.runtime.block_on(self.client.batch_execute(sql))
+    }
+
+    /// Runs one or more statements that can't fail.
+    pub(crate) fn run(&self, sql: &str) {
+        self.try_run(sql)
+            .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)));
+    }
+
+    /// Every row, every column as PostgreSQL prints it.
+    pub(crate) fn try_rows(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
+        let messages = self.runtime.block_on(self.client.simple_query(sql))?;
+        Ok(messages
+            .into_iter()
+            .filter_map(|message| match message {
+                SimpleQueryMessage::Row(row) => Some(
+                    (0..row.len())
+                        .map(|i| row.get(i).map(str::to_owned))
+                        .collect(),
+                ),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// As [`Session::try_rows`], for a query that can't fail.
+    pub(crate) fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        self.try_rows(sql)
+            .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)))
+    }
+
+    /// First column of the first row; `None` where there is no row or it is null.
+    pub(crate) fn value(&self, sql: &str) -> Option<String> {
+        self.rows(sql).into_iter().next()?.into_iter().next()?
+    }
+
+    /// First column of the first row as a number.
+    pub(crate) fn number(&self, sql: &str) -> i64 {
+        let value = self.value(sql).unwrap_or_else(|| panic!("no value: {sql}"));
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("not a whole number: {value}: {sql}"))
+    }
+
+    /// First column of the first row as a truth value.
+    pub(crate) fn is_true(&self, sql: &str) -> bool {
+        self.value(sql).as_deref() == Some("t")
+    }
+}
+
+fn describe(error: &Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!(
+            "{}: {} {}",
+            db.code().code(),
+            db.message(),
+            db.detail().unwrap_or("")
+        ),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,51 @@
+//! Waiting for a condition, with a deadline; never for time to pass.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Long enough for anything that works on two busy cores.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(10);
+
+/// Asks until the answer is `Some`, and returns it.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what`.
+pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    match poll_until(PATIENCE, ask) {
+        Some(answer) => answer,
+        None => panic!("waited {PATIENCE:?} in vain for {what}"),
+    }
+}
+
+/// Asks until the answer is true.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what`.
+pub(crate) fn wait_until(what: &str, mut ask: impl FnMut() -> bool) {
+    wait_for(what, || ask().then_some(()));
+}
+
+/// Asks until the answer is `Some` or `within` has passed; asks at least once.
+pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(answer) = ask() {
+            return Some(answer);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Watches that `holds` stays true for the whole of `during`; for what must *not* happen.
+///
+/// # Panics
+/// As soon as it is false, naming `what`.
+pub(crate) fn stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
+    let broken = poll_until(during, || (!holds()).then_some(()));
+    assert!(broken.is_none(), "did not stay: {what}");
+}

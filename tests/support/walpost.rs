@@ -1,0 +1,320 @@
+//! The built binary as a process.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::postgres::SECRET;
+use super::process::{signal, wait_for_exit};
+use super::reaper::{self, Ending};
+use super::wait::{PATIENCE, wait_for};
+
+/// Every payload of the tests contains this, so that it can be searched for where no payload may
+/// be.
+pub(crate) const PAYLOAD_MARK: &str = "only-for-the-consumer";
+
+/// A command line of Walpost that has not run yet.
+pub(crate) struct Invocation {
+    command: Command,
+    reads_output: bool,
+}
+
+/// A running Walpost. Killed when dropped; what it logged is shown where the test fails.
+pub(crate) struct Walpost {
+    child: Child,
+    standard_output: Captured,
+    standard_error: Captured,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// `None` where a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Invocation {
+    /// `walpost <arguments>`, with nothing of this process's environment that Walpost reads.
+    pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("PG") || text.starts_with("WALPOST_") || text == "RUST_LOG" {
+                command.env_remove(&name);
+            }
+        }
+        command
+            .env("HOME", reaper::scratch())
+            .current_dir(reaper::scratch())
+            .args(arguments);
+        Self {
+            command,
+            reads_output: true,
+        }
+    }
+
+    pub(crate) fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    pub(crate) fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn folder(mut self, path: &Path) -> Self {
+        self.command.current_dir(path);
+        self
+    }
+
+    /// Has nobody read its standard output: the pipe is closed at once.
+    pub(crate) fn close_output(mut self) -> Self {
+        self.reads_output = false;
+        self
+    }
+
+    /// Starts it.
+    pub(crate) fn start(mut self) -> Walpost {
+        // A process group of its own: Ctrl-C on the terminal is for the tests and must not make it
+        // drain.
+        let mut child = self
+            .command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("walpost starts");
+        reaper::register(child.id(), Ending::Kill);
+        let output = child.stdout.take().unwrap();
+        let standard_output = if self.reads_output {
+            Captured::new(output)
+        } else {
+            Captured::closed()
+        };
+        let standard_error = Captured::new(child.stderr.take().unwrap());
+        Walpost {
+            child,
+            standard_output,
+            standard_error,
+        }
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn finish(self) -> Finished {
+        self.start().finish()
+    }
+}
+
+impl Walpost {
+    /// Waits for a line of the log that contains `text`, and returns it.
+    pub(crate) fn wait_for_log(&mut self, text: &str) -> String {
+        self.wait_for_logs(text, 1)
+    }
+
+    /// Waits for the `count`th line of the log that contains `text`, and returns it.
+    pub(crate) fn wait_for_logs(&mut self, text: &str, count: usize) -> String {
+        wait_for(&format!("log line {count} with {text:?}"), || {
+            let line = self.standard_error.nth_line_with(text, count - 1);
+            if line.is_none()
+                && let Some(status) = self.child.try_wait().unwrap()
+            {
+                self.standard_error.join();
+                let last = self.standard_error.nth_line_with(text, count - 1);
+                return Some(
+                    last.unwrap_or_else(|| panic!("ended with {status} before it logged {text:?}")),
+                );
+            }
+            line
+        })
+    }
+
+    /// How many lines of the log contain `text` by now.
+    pub(crate) fn logged(&self, text: &str) -> usize {
+        self.standard_error
+            .text()
+            .lines()
+            .filter(|line| line.contains(text))
+            .count()
+    }
+
+    /// Everything on standard error by now.
+    pub(crate) fn log(&self) -> String {
+        self.standard_error.text()
+    }
+
+    /// Everything on standard output by now.
+    pub(crate) fn output(&self) -> String {
+        self.standard_output.text()
+    }
+
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by its short name.
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
+    }
+
+    /// Ends it without a word, as `kill -9` does.
+    pub(crate) fn kill(mut self) -> Finished {
+        self.signal("KILL");
+        self.ended(PATIENCE)
+    }
+
+    /// Asks it to stop, as a service manager does, and waits for the end.
+    pub(crate) fn terminate(mut self) -> Finished {
+        self.signal("TERM");
+        self.ended(PATIENCE)
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(mut self) -> Finished {
+        self.ended(PATIENCE)
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Its resident memory, in bytes.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .expect("a running process");
+        let kilobytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        kilobytes * 1024
+    }
+
+    fn ended(&mut self, within: Duration) -> Finished {
+        let status: ExitStatus = wait_for_exit(&mut self.child, within)
+            .unwrap_or_else(|| panic!("walpost did not end within {within:?}"));
+        self.standard_output.join();
+        self.standard_error.join();
+        let stderr = self.standard_error.text();
+        assert!(!stderr.contains(SECRET), "a password was logged:\n{stderr}");
+        assert!(
+            !stderr.contains(PAYLOAD_MARK),
+            "a payload was logged:\n{stderr}"
+        );
+        Finished {
+            code: status.code(),
+            stdout: self.standard_output.text(),
+            stderr,
+        }
+    }
+}
+
+impl Drop for Walpost {
+    fn drop(&mut self) {
+        if self.is_running() {
+            self.signal("KILL");
+        }
+        wait_for_exit(&mut self.child, PATIENCE);
+        if thread::panicking() {
+            eprintln!("--- walpost {} ---\n{}", self.child.id(), self.log());
+        }
+    }
+}
+
+impl Finished {
+    /// Asserts how it ended.
+    pub(crate) fn expect_code(self, code: i32) -> Self {
+        assert_eq!(
+            self.code,
+            Some(code),
+            "exit code; standard error:\n{}",
+            self.stderr
+        );
+        self
+    }
+
+    /// Asserts that what it said contains every one of the texts, in any case of letters.
+    pub(crate) fn expect_says(self, texts: &[&str]) -> Self {
+        let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
+        let missing: String = texts
+            .iter()
+            .filter(|text| !said.contains(&text.to_lowercase()))
+            .fold(String::new(), |mut list, text| {
+                write!(list, "\n  {text}").unwrap();
+                list
+            });
+        assert!(
+            missing.is_empty(),
+            "it does not say:{missing}\nbut:\n{}{}",
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+}
+
+/// A stream of a child, read as it comes.
+struct Captured {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Captured {
+    fn new(stream: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let shared = Arc::clone(&bytes);
+        let reader = thread::spawn(move || {
+            let mut stream = BufReader::new(stream);
+            let mut line = Vec::new();
+            while stream
+                .read_until(b'\n', &mut line)
+                .is_ok_and(|read| read > 0)
+            {
+                shared.lock().unwrap().append(&mut line);
+            }
+        });
+        Self {
+            bytes,
+            reader: Some(reader),
+        }
+    }
+
+    fn closed() -> Self {
+        Self {
+            bytes: Arc::default(),
+            reader: None,
+        }
+    }
+
+    fn join(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes.lock().unwrap()).into_owned()
+    }
+
+    fn nth_line_with(&self, text: &str, n: usize) -> Option<String> {
+        self.text()
+            .lines()
+            .filter(|line| line.contains(text))
+            .nth(n)
+            .map(str::to_owned)
+    }
+}
