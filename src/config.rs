@@ -247,11 +247,7 @@ impl Reader {
             .transpose()
     }
 
-    fn from_str<T>(
-        &self,
-        key: &'static str,
-        given: Option<&String>,
-    ) -> Result<Option<T>, ConfigError>
+    fn read<T>(&self, key: &'static str, given: Option<&String>) -> Result<Option<T>, ConfigError>
     where
         T: std::str::FromStr,
         T::Err: ToString,
@@ -351,7 +347,7 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
     if publication.is_empty() || publication.len() > 63 {
         return Err(reader.error("publication", "expected a name of 1 to 63 bytes"));
     }
-    let table = reader.from_str("table", file.table.as_ref())?;
+    let table = reader.read("table", file.table.as_ref())?;
     Ok(Target {
         table: match table {
             Some(table) => table,
@@ -385,10 +381,10 @@ fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, Config
     };
     Ok(OutboxSettings {
         topic: reader
-            .from_str("topic", file.topic.as_ref())?
+            .read("topic", file.topic.as_ref())?
             .unwrap_or(default.topic),
         key: reader
-            .from_str("key", file.key.as_ref())?
+            .read("key", file.key.as_ref())?
             .unwrap_or(default.key),
         payload: file.payload.clone().unwrap_or(default.payload),
         null_payload: file.null_payload.unwrap_or_default(),

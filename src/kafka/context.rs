@@ -185,8 +185,8 @@ impl rdkafka::ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
         let pipeline = &self.pipeline;
         match (level, facility) {
-            // Connections that fail come as errors too, and there they are counted.
-            (_, "FAIL" | "ERROR") => debug!(pipeline, facility, "librdkafka: {message}"),
+            // Those come as errors too, and there they are counted.
+            (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
             (
                 RDKafkaLogLevel::Emerg
                 | RDKafkaLogLevel::Alert
@@ -194,6 +194,11 @@ impl rdkafka::ClientContext for Context {
                 | RDKafkaLogLevel::Error,
                 _,
             ) => error!(pipeline, facility, "librdkafka: {message}"),
+            (RDKafkaLogLevel::Warning, "CONFWARN")
+                if message.contains("enable.gapless.guarantee") =>
+            {
+                debug!(pipeline, facility, "librdkafka: {message}");
+            }
             (RDKafkaLogLevel::Warning, _) => warn!(pipeline, facility, "librdkafka: {message}"),
             (RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info, _) => {
                 info!(pipeline, facility, "librdkafka: {message}");
@@ -210,12 +215,13 @@ impl rdkafka::ClientContext for Context {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
             }
+            // Every record that the producer still has is reported as failed now, the one it is
+            // about first; without any, the next one is refused.
             Some(Code::Fatal) => {
-                // The producer has seen that order or durability can't be kept.
-                self.deliveries.failed_with(DeliveryFailure {
-                    reason: format!("Kafka producer: {reason}"),
-                    permanent: false,
-                });
+                warn!(
+                    pipeline = self.pipeline,
+                    reason, "Kafka producer can't go on"
+                );
             }
             _ => self.broker_failed(reason),
         }

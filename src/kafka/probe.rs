@@ -38,6 +38,7 @@ pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFindi
     config.set("allow.auto.create.topics", "false");
     for name in [
         "enable.idempotence",
+        "enable.gapless.guarantee",
         "acks",
         "message.timeout.ms",
         "partitioner",

@@ -73,6 +73,9 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
         "message.timeout.ms" | "delivery.timeout.ms" if !holds(&["0"]) => {
             Some("a record that expires leaves a gap; Walpost waits for the broker instead")
         }
+        "enable.gapless.guarantee" if !holds(&["true"]) => {
+            Some("records behind one that the broker refuses would overtake it")
+        }
         "queuing.strategy" if !holds(&["fifo"]) => Some("it would reorder records"),
         "delivery.report.only.error" if !holds(&["false"]) => {
             Some("deliveries have to be reported to be confirmed")
@@ -103,6 +106,9 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
+    // Otherwise, after a record that the broker refuses for good, those behind it are delivered, and
+    // it comes after them when it is sent again.
+    config.set("enable.gapless.guarantee", "true");
     // An expired record would be skipped, and later ones sent: a gap.
     config.set("message.timeout.ms", "0");
     // The window bounds both; a bound here would refuse a row larger than it for ever.
@@ -151,6 +157,7 @@ mod tests {
             ("request.required.acks", "0"),
             ("message.timeout.ms", "30000"),
             ("delivery.timeout.ms", "30000"),
+            ("enable.gapless.guarantee", "false"),
             ("queuing.strategy", "lifo"),
             ("delivery.report.only.error", "true"),
             ("queue.buffering.max.kbytes", "1024"),

@@ -285,7 +285,7 @@ impl Session<'_> {
         sink: &mut impl Sink,
         draining: bool,
     ) -> Result<Wait, PipelineError> {
-        while !(draining && !core.is_open()) {
+        while !draining || core.is_open() {
             let frame = self.connection.peek().map_err(|error| match error {
                 ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
                     at: core.place(),

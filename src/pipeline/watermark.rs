@@ -389,10 +389,15 @@ impl Deliveries {
     /// A record is lost to this sink. Its counter never reaches zero, so nothing after it is
     /// confirmed; the pipeline starts again from what was.
     pub fn failed_with(&self, failure: DeliveryFailure) {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(failure);
+        {
+            let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            if first
+                .as_ref()
+                .is_none_or(|first| failure.permanent && !first.permanent)
+            {
+                *first = Some(failure);
+            }
+        }
         self.failed.store(true, Ordering::SeqCst);
         self.waiter.wake_if(|_| true);
     }
@@ -403,7 +408,7 @@ impl Deliveries {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The first failure.
+    /// The first failure, or the first permanent one.
     #[must_use]
     pub fn failure(&self) -> Option<DeliveryFailure> {
         self.failure

@@ -40,7 +40,7 @@ pub enum CatalogError {
     Dial(#[from] DialError),
     /// The server answered with an error.
     #[error("PostgreSQL: {0}")]
-    Server(ServerError),
+    Server(Box<ServerError>),
     /// The connection was cut.
     #[error("connection to PostgreSQL lost: {0}")]
     Lost(tokio_postgres::Error),
@@ -52,7 +52,7 @@ pub enum CatalogError {
 impl From<tokio_postgres::Error> for CatalogError {
     fn from(error: tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(db) => Self::Server(ServerError::from(db)),
+            Some(db) => Self::Server(Box::new(ServerError::from(db))),
             None => Self::Lost(error),
         }
     }

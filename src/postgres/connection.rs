@@ -39,14 +39,14 @@ pub enum ConnectionError {
     Dial(#[from] DialError),
     /// The server ended it with an error, or refused a command.
     #[error("PostgreSQL: {0}")]
-    Server(ServerError),
+    Server(Box<ServerError>),
     /// The publication is gone, and the server leaves rows out instead of failing (PostgreSQL 18).
     #[error(
         "PostgreSQL leaves rows out: {0}. The publication was dropped while the slot is in use; rows inserted \
          since then and before it is there again are not in the stream. Recreate the publication, then send \
          those rows again from the table"
     )]
-    PublicationSkipped(ServerError),
+    PublicationSkipped(Box<ServerError>),
     /// It was cut.
     #[error("connection to PostgreSQL lost: {0}")]
     Io(#[from] std::io::Error),
@@ -394,7 +394,7 @@ type Fields<'a> = postgres_protocol::message::backend::ErrorFields<'a>;
 
 fn server_error(fields: Fields<'_>) -> ConnectionError {
     match ServerError::parse(fields) {
-        Ok(error) => ConnectionError::Server(error),
+        Ok(error) => ConnectionError::Server(Box::new(error)),
         Err(error) => ConnectionError::Protocol(error.to_string()),
     }
 }
@@ -404,7 +404,7 @@ fn notice(fields: Fields<'_>) -> Result<(), ConnectionError> {
     let notice = ServerError::parse(fields)?;
     match notice.severity.as_str() {
         "WARNING" if notice.code == PUBLICATION_SKIPPED => {
-            return Err(ConnectionError::PublicationSkipped(notice));
+            return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
         }
         "WARNING" => warn!(notice = %notice, "PostgreSQL warns"),
         _ => info!(notice = %notice, "PostgreSQL says"),
