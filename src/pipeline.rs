@@ -4,6 +4,7 @@
 //! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
 
 pub mod core;
+mod pace;
 pub mod recovery;
 pub mod session;
 pub mod settings;

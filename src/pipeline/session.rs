@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::core::{Core, Step};
+use super::pace::Pace;
 use super::settings::PipelineSettings;
 use super::sink::{Preparation, Sink, SinkError};
 use super::watermark::Confirmed;
@@ -76,6 +77,7 @@ pub(super) struct Session<'s> {
     told_at: Instant,
     status_due: Instant,
     stopping_since: Option<Instant>,
+    pace: Pace,
 }
 
 /// What the stream waits for before it goes on with the next frame.
@@ -160,6 +162,7 @@ async fn start<'s>(
         told_at: now,
         status_due: now,
         stopping_since: None,
+        pace: Pace::new(now),
     })
 }
 
@@ -246,7 +249,9 @@ impl Session<'_> {
                 wait = self.frames(core, sink, drain_until.is_some())?;
                 sink.flush()?;
             }
-            if let Some(failure) = deliveries.failure() {
+            if deliveries.failed()
+                && let Some(failure) = deliveries.failure()
+            {
                 return Err(PipelineError::Delivery(failure));
             }
             let now = Instant::now();
@@ -255,6 +260,10 @@ impl Session<'_> {
             }
             let next = self.keep_in_touch(core, memory, now).await?;
             let drained = drain_until.unwrap_or(next).min(next);
+            if let Some(pause) = self.pace.pause(now) {
+                // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
+                std::thread::sleep(pause);
+            }
             tokio::select! {
                 biased;
                 () = drain_ordered(orders), if drain_until.is_none() => {
@@ -305,6 +314,7 @@ impl Session<'_> {
                 }
             }
             self.connection.consume();
+            self.pace.frame();
         }
         Ok(Wait::Nothing)
     }

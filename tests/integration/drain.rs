@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::checker::Resends;
+use crate::support::checker::{Death, Resends};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
@@ -29,19 +29,36 @@ fn stopped_and_started_under_load_it_repeats_nothing() {
     assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
-#[test]
-fn stopped_in_the_middle_of_a_large_transaction_it_loses_nothing() {
+/// Stops Walpost when it has sent only a part of one large transaction.
+fn stopped_in_a_transaction(drain_timeout: &str) -> (Scene<'static>, Death) {
+    const ROWS: usize = 100_000;
     let scene = Scene::new();
     let aggregate = scene.aggregate(2);
     scene.db.run(&format!(
         "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
          SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', '{{}}'
-         FROM generate_series(1, 100000) AS n"
+         FROM generate_series(1, {ROWS}) AS n"
     ));
-    let walpost = scene.start_with(&["--window-records", "500"]);
-    scene.wait_for_records(1);
+    let settings = ["--window-records", "200", "--drain-timeout", drain_timeout];
+    let walpost = scene.start_with(&settings);
+    let count = scene.wait_for_records(1).len();
+    assert!(count < ROWS / 2, "only a part must have been sent");
     walpost.terminate().expect_code(0);
     let death = scene.note_death();
+    (scene, death)
+}
+
+#[test]
+fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it() {
+    let (scene, death) = stopped_in_a_transaction("60s");
+    let walpost = scene.start();
+    scene.settle(walpost, &[death], Resends::Never);
+}
+
+#[test]
+fn transaction_that_does_not_end_in_time_is_sent_again_whole() {
+    let (scene, death) = stopped_in_a_transaction("0s");
+    assert!(death.confirmed < scene.history()[0].end);
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }

@@ -225,9 +225,7 @@ impl Walpost {
 
 impl Drop for Walpost {
     fn drop(&mut self) {
-        if self.is_running() {
-            self.signal("KILL");
-        }
+        let _ = self.child.kill();
         wait_for_exit(&mut self.child, PATIENCE);
         if thread::panicking() {
             eprintln!("--- walpost {} ---\n{}", self.child.id(), self.log());
