@@ -1,0 +1,469 @@
+//! What the catalog says, and what of it keeps a pipeline from running. Pure.
+
+use super::Target;
+use crate::postgres::lsn::Lsn;
+use crate::postgres::table::TableName;
+
+/// The oldest supported version, as `server_version_num` has it.
+const VERSION_MIN: i32 = 140_000;
+
+/// What the catalog says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// `server_version_num`
+    pub version: i32,
+    /// The database we are in.
+    pub database: String,
+    /// The role we are.
+    pub user: String,
+    /// The role may use slots (`rolreplication`, or a superuser).
+    pub may_replicate: bool,
+    /// `wal_level`
+    pub wal_level: String,
+    /// `max_slot_wal_keep_size`; -1 is without bound.
+    pub slot_wal_keep: Option<String>,
+    /// The table, if it is there.
+    pub table: Option<ObservedTable>,
+    /// The publication, if it is there.
+    pub publication: Option<ObservedPublication>,
+    /// The slot, if it is there.
+    pub slot: Option<ObservedSlot>,
+}
+
+/// The table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObservedTable {
+    /// `pg_class.relkind`: r is a table, p a partitioned one.
+    pub kind: String,
+    /// `pg_class.relpersistence`: p is permanent.
+    pub persistence: String,
+    /// Names and type OIDs of the columns that are published.
+    pub columns: Vec<(String, u32)>,
+    /// The trigger of `sql/no_update.sql` is on it.
+    pub refuses_update: bool,
+}
+
+/// The publication.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObservedPublication {
+    /// It publishes inserts.
+    pub inserts: bool,
+    /// It publishes something else too.
+    pub more_than_inserts: bool,
+    /// It publishes partitions under their root's name.
+    pub via_root: bool,
+    /// It has our table.
+    pub has_table: bool,
+    /// It has other tables.
+    pub other_tables: Vec<String>,
+    /// Its condition for our table's rows, if it has one.
+    pub row_filter: Option<String>,
+}
+
+/// The slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObservedSlot {
+    /// Its output plugin; none for a physical slot.
+    pub plugin: Option<String>,
+    /// Its database; none for a physical slot.
+    pub database: Option<String>,
+    /// The process that uses it.
+    pub active_pid: Option<i32>,
+    /// What was confirmed last.
+    pub confirmed: Lsn,
+    /// `wal_status`: reserved, extended, unreserved or lost.
+    pub wal_status: Option<String>,
+    /// It goes away with its session.
+    pub temporary: bool,
+    /// Prepared transactions are sent when they are prepared.
+    pub two_phase: bool,
+}
+
+/// Something in the database that keeps a pipeline from running.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The server is too old.
+    #[error("PostgreSQL has version {found}; Walpost needs 14 or later")]
+    Version {
+        /// `server_version_num`
+        found: i32,
+    },
+    /// No logical decoding.
+    #[error(
+        "wal_level is {found:?}, expected \"logical\". Set it and restart the server: ALTER SYSTEM SET wal_level = logical"
+    )]
+    WalLevel {
+        /// The setting.
+        found: String,
+    },
+    /// The role has no right to use slots.
+    #[error(
+        "role {user:?} has no REPLICATION attribute, which reading a slot needs. Grant it: ALTER ROLE {user} REPLICATION"
+    )]
+    NotReplicating {
+        /// The role.
+        user: String,
+    },
+    /// No such table.
+    #[error(
+        "table {table} does not exist in database {database:?}. Create it: walpost init --table {table}; or name yours with --table"
+    )]
+    NoTable {
+        /// The table.
+        table: TableName,
+        /// The database.
+        database: String,
+    },
+    /// Not a table.
+    #[error(
+        "{table} is not a table (relkind {kind:?}); expected an ordinary or a partitioned table"
+    )]
+    NotATable {
+        /// Its name.
+        table: TableName,
+        /// `pg_class.relkind`
+        kind: String,
+    },
+    /// Not in the write-ahead log.
+    #[error(
+        "table {table} is unlogged or temporary, so its rows are not in the write-ahead log. Make it permanent: ALTER TABLE {table} SET LOGGED"
+    )]
+    Unlogged {
+        /// The table.
+        table: TableName,
+    },
+    /// No such publication.
+    #[error(
+        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: walpost init --publication {publication}"
+    )]
+    NoPublication {
+        /// The publication.
+        publication: String,
+        /// The database.
+        database: String,
+    },
+    /// It has not our table.
+    #[error(
+        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {publication} ADD TABLE {table}"
+    )]
+    NotPublished {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: TableName,
+    },
+    /// It leaves inserts out.
+    #[error(
+        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {publication} SET (publish = 'insert')"
+    )]
+    NoInserts {
+        /// The publication.
+        publication: String,
+    },
+    /// Rows would come under their partition's name.
+    #[error(
+        "publication {publication:?} publishes the partitions of {table} under their own names. Change it: ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)"
+    )]
+    NotViaRoot {
+        /// The publication.
+        publication: String,
+        /// The table.
+        table: TableName,
+    },
+    /// It has tables besides ours.
+    #[error(
+        "publication {publication:?} contains other tables than {table}: {others}. Make a publication for {table} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {publication} DROP TABLE ..."
+    )]
+    OtherTables {
+        /// The publication.
+        publication: String,
+        /// Our table.
+        table: TableName,
+        /// The others.
+        others: String,
+    },
+    /// No such slot.
+    #[error(
+        "replication slot {slot:?} does not exist. Create it: walpost init --slot {slot}. If it was there before, events committed since it was dropped are not in the new one"
+    )]
+    NoSlot {
+        /// The slot.
+        slot: String,
+    },
+    /// The slot is another kind.
+    #[error(
+        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: walpost init --slot NAME"
+    )]
+    WrongPlugin {
+        /// The slot.
+        slot: String,
+        /// Its plugin.
+        found: String,
+    },
+    /// The slot is another database's.
+    #[error(
+        "replication slot {slot:?} belongs to database {found:?}, but the table is in {expected:?}. Slot names are one for the whole server: name another with --slot"
+    )]
+    WrongDatabase {
+        /// The slot.
+        slot: String,
+        /// Its database.
+        found: String,
+        /// Ours.
+        expected: String,
+    },
+    /// The slot would not survive.
+    #[error(
+        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: walpost init --slot NAME"
+    )]
+    Temporary {
+        /// The slot.
+        slot: String,
+    },
+    /// The slot sends prepared transactions too early.
+    #[error(
+        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: walpost init --slot NAME"
+    )]
+    TwoPhase {
+        /// The slot.
+        slot: String,
+    },
+    /// The log that the slot needs is gone.
+    #[error(
+        "replication slot {slot:?} is lost: the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see max_slot_wal_keep_size). Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); walpost init --slot {slot}. Events committed after {confirmed} and before that are in the table only, and have to be sent again from there"
+    )]
+    Lost {
+        /// The slot.
+        slot: String,
+        /// What was confirmed last.
+        confirmed: Lsn,
+    },
+}
+
+impl Observed {
+    /// Everything that keeps a pipeline with this `target` from running, most basic first.
+    #[must_use]
+    pub fn problems(&self, target: &Target) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if self.version < VERSION_MIN {
+            problems.push(Problem::Version {
+                found: self.version,
+            });
+        }
+        if self.wal_level != "logical" {
+            problems.push(Problem::WalLevel {
+                found: self.wal_level.clone(),
+            });
+        }
+        if !self.may_replicate {
+            problems.push(Problem::NotReplicating {
+                user: self.user.clone(),
+            });
+        }
+        problems.extend(self.table_problem(target));
+        problems.extend(self.publication_problem(target));
+        problems.extend(self.slot_problem(target));
+        problems
+    }
+
+    /// What of the publication would leave rows out.
+    #[must_use]
+    pub fn publication_problem(&self, target: &Target) -> Option<Problem> {
+        let publication = target.publication.clone();
+        let table = target.table.clone();
+        let Some(found) = &self.publication else {
+            return Some(Problem::NoPublication {
+                publication,
+                database: self.database.clone(),
+            });
+        };
+        let partitioned = self.table.as_ref().is_some_and(|table| table.kind == "p");
+        if !found.inserts {
+            Some(Problem::NoInserts { publication })
+        } else if partitioned && found.has_table && !found.via_root {
+            Some(Problem::NotViaRoot { publication, table })
+        } else if !found.has_table {
+            Some(Problem::NotPublished { publication, table })
+        } else if !found.other_tables.is_empty() {
+            let others = some_of(&found.other_tables);
+            Some(Problem::OtherTables {
+                publication,
+                table,
+                others,
+            })
+        } else {
+            None
+        }
+    }
+
+    fn table_problem(&self, target: &Target) -> Option<Problem> {
+        let table = target.table.clone();
+        match &self.table {
+            None => Some(Problem::NoTable {
+                table,
+                database: self.database.clone(),
+            }),
+            Some(found) if found.kind != "r" && found.kind != "p" => Some(Problem::NotATable {
+                table,
+                kind: found.kind.clone(),
+            }),
+            Some(found) if found.persistence != "p" => Some(Problem::Unlogged { table }),
+            Some(_) => None,
+        }
+    }
+
+    fn slot_problem(&self, target: &Target) -> Option<Problem> {
+        let slot = target.slot.clone();
+        let Some(found) = &self.slot else {
+            return Some(Problem::NoSlot { slot });
+        };
+        let none = || "none (a physical slot)".to_owned();
+        match (&found.plugin, &found.database) {
+            (plugin, _) if plugin.as_deref() != Some("pgoutput") => Some(Problem::WrongPlugin {
+                slot,
+                found: plugin.clone().unwrap_or_else(none),
+            }),
+            (_, database) if database.as_ref() != Some(&self.database) => {
+                let found = database.clone().unwrap_or_else(none);
+                Some(Problem::WrongDatabase {
+                    slot,
+                    found,
+                    expected: self.database.clone(),
+                })
+            }
+            _ if found.temporary => Some(Problem::Temporary { slot }),
+            _ if found.two_phase => Some(Problem::TwoPhase { slot }),
+            _ if found.wal_status.as_deref() == Some("lost") => Some(Problem::Lost {
+                slot,
+                confirmed: found.confirmed,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The first few of a list that can be as long as the database has tables.
+fn some_of(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    match names.get(..SHOWN) {
+        Some(first) if names.len() > SHOWN => {
+            format!("{} and {} more", first.join(", "), names.len() - SHOWN)
+        }
+        _ => names.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target() -> Target {
+        Target {
+            table: "public.outbox".parse().expect("table"),
+            publication: "pub".to_owned(),
+            slot: "slot".to_owned(),
+        }
+    }
+
+    fn sound() -> Observed {
+        let text = |text: &str| text.to_owned();
+        Observed {
+            version: 150_018,
+            database: text("shop"),
+            user: text("walpost"),
+            may_replicate: true,
+            wal_level: text("logical"),
+            slot_wal_keep: Some(text("-1")),
+            table: Some(ObservedTable {
+                kind: text("r"),
+                persistence: text("p"),
+                ..ObservedTable::default()
+            }),
+            publication: Some(ObservedPublication {
+                inserts: true,
+                has_table: true,
+                ..ObservedPublication::default()
+            }),
+            slot: Some(ObservedSlot {
+                plugin: Some(text("pgoutput")),
+                database: Some(text("shop")),
+                confirmed: Lsn(1),
+                wal_status: Some(text("reserved")),
+                ..ObservedSlot::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn a_sound_database_has_no_problems() {
+        assert_eq!(sound().problems(&target()), []);
+    }
+
+    #[test]
+    fn each_problem_is_found_and_says_what_mends_it() {
+        let check = |change: fn(&mut Observed), words: &[&str]| {
+            let mut observed = sound();
+            change(&mut observed);
+            let problems = observed.problems(&target());
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            let text = problems[0].to_string();
+            words
+                .iter()
+                .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+        };
+        fn publication(o: &mut Observed) -> &mut ObservedPublication {
+            o.publication.as_mut().expect("publication")
+        }
+        fn slot(o: &mut Observed) -> &mut ObservedSlot {
+            o.slot.as_mut().expect("slot")
+        }
+        check(|o| o.version = 130_022, &["130022", "14"]);
+        check(
+            |o| o.wal_level = "replica".to_owned(),
+            &["\"replica\"", "ALTER SYSTEM"],
+        );
+        check(|o| o.may_replicate = false, &["\"walpost\"", "ALTER ROLE"]);
+        check(
+            |o| o.table = None,
+            &["public.outbox", "\"shop\"", "walpost init"],
+        );
+        check(
+            |o| o.table.as_mut().expect("table").kind = "v".to_owned(),
+            &["\"v\""],
+        );
+        check(
+            |o| o.table.as_mut().expect("table").persistence = "u".to_owned(),
+            &["SET LOGGED"],
+        );
+        check(|o| o.publication = None, &["\"pub\"", "walpost init"]);
+        check(
+            |o| publication(o).has_table = false,
+            &["ADD TABLE public.outbox"],
+        );
+        check(|o| publication(o).inserts = false, &["publish = 'insert'"]);
+        check(
+            |o| publication(o).other_tables = vec!["public.x".to_owned()],
+            &["public.x"],
+        );
+        check(
+            |o| o.table.as_mut().expect("table").kind = "p".to_owned(),
+            &["via_partition_root"],
+        );
+        check(|o| o.slot = None, &["\"slot\"", "walpost init"]);
+        check(
+            |o| slot(o).plugin = Some("wal2json".to_owned()),
+            &["wal2json", "pgoutput"],
+        );
+        check(|o| slot(o).plugin = None, &["physical"]);
+        check(
+            |o| slot(o).database = Some("other".to_owned()),
+            &["other", "shop"],
+        );
+        check(|o| slot(o).temporary = true, &["temporary"]);
+        check(|o| slot(o).two_phase = true, &["two_phase"]);
+        check(
+            |o| slot(o).wal_status = Some("lost".to_owned()),
+            &["0/1", "pg_drop_replication_slot"],
+        );
+    }
+}
