@@ -192,7 +192,12 @@ fn row_too_large_for_the_producer_is_named_with_the_remedy() {
 #[test]
 fn row_too_large_for_the_topic_is_named_with_the_remedy() {
     oversize(
-        &["-X", "message.max.bytes=26214400"],
+        &[
+            "-X",
+            "message.max.bytes=26214400",
+            "-X",
+            "compression.type=none",
+        ],
         2_000_000,
         &["max.message.bytes"],
     );
