@@ -65,7 +65,8 @@ impl Context {
         lock(&self.refusal).take();
     }
 
-    fn unreachable(&self, reason: &str) {
+    /// No broker has answered.
+    pub fn unreachable(&self, reason: &str) {
         self.down.store(true, Ordering::Relaxed);
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {

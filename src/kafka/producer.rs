@@ -1,10 +1,11 @@
 //! The idempotent producer.
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
 use std::sync::Arc;
 
 use super::context::Context;
@@ -22,7 +23,12 @@ pub struct KafkaSink {
     producer: ThreadedProducer<Context>,
     topics: Topics,
     known: HashSet<Box<str>>,
+    asked_at: Instant,
 }
+
+/// How often the brokers are asked during an outage whether it has ended.
+const ASK: Duration = Duration::from_secs(2);
+const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
     /// A producer for the pipeline with this name, which reports to `deliveries`. Connects in the
@@ -45,6 +51,7 @@ impl KafkaSink {
             producer,
             topics,
             known: HashSet::new(),
+            asked_at: Instant::now(),
         })
     }
 }
@@ -115,5 +122,22 @@ impl Sink for KafkaSink {
 
     fn prepared(&mut self, topic: &str) {
         self.known.insert(topic.into());
+    }
+
+    /// Without records nobody would notice that an outage has ended.
+    fn tend(&mut self) {
+        if !self.producer.context().is_down() || self.asked_at.elapsed() < ASK {
+            return;
+        }
+        self.asked_at = Instant::now();
+        let producer = self.producer.clone();
+        let topic = self.known.iter().next().cloned();
+        tokio::task::spawn_blocking(move || {
+            let client = producer.client();
+            match client.fetch_metadata(topic.as_deref(), ANSWER) {
+                Ok(_) => client.context().answered(),
+                Err(error) => client.context().unreachable(&describe(&error)),
+            }
+        });
     }
 }

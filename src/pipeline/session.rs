@@ -259,6 +259,7 @@ impl Session<'_> {
                 return Ok(());
             }
             let next = self.keep_in_touch(core, memory, now).await?;
+            sink.tend();
             let drained = drain_until.unwrap_or(next).min(next);
             if let Some(pause) = self.pace.pause(now) {
                 // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.

@@ -26,6 +26,10 @@ pub trait Sink {
 
     /// The preparation of `topic` has succeeded.
     fn prepared(&mut self, topic: &str);
+
+    /// Called now and then, at least every ten seconds: the place for what the sink has to do when
+    /// there are no records. Never blocks.
+    fn tend(&mut self);
 }
 
 /// Resolves when the topic is there.

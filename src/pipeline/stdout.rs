@@ -59,6 +59,8 @@ impl Sink for StdoutSink {
     }
 
     fn prepared(&mut self, _topic: &str) {}
+
+    fn tend(&mut self) {}
 }
 
 fn failed(error: impl std::fmt::Display) -> SinkError {

@@ -80,6 +80,9 @@ fn connector_that_starts_before_postgresql_waits_for_it() {
     server.stop(Stop::Fast);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("reconnecting");
+    stays("told once", Duration::from_secs(4), || {
+        walpost.log().lines().count() <= 2
+    });
     server.start();
     walpost.wait_for_log("streaming");
     scene.reconnect();
@@ -174,4 +177,20 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
     walpost.wait_for_logs("streaming", 2);
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    broker.kill();
+    walpost.wait_for_log("Kafka is unreachable");
+    broker.start();
+    walpost.wait_for_log("Kafka is reachable again");
+    assert_eq!(walpost.logged("Kafka is unreachable"), 1);
+    assert_eq!(walpost.logged("Kafka is reachable again"), 1);
 }

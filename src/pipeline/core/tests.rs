@@ -49,6 +49,8 @@ impl Sink for Script {
     }
 
     fn prepared(&mut self, _topic: &str) {}
+
+    fn tend(&mut self) {}
 }
 
 /// A core, its sink, and the server's side of the stream.
