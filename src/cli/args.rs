@@ -67,10 +67,10 @@ pub struct ConnectionArgs {
     /// The outbox table [default: public.outbox]
     #[arg(long, env = "WALPOST_TABLE", value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// The publication of its inserts [default: walpost_<pipeline>]
+    /// The publication of its inserts [default: walpost_PIPELINE]
     #[arg(long, env = "WALPOST_PUBLICATION", value_name = "NAME")]
     pub publication: Option<String>,
-    /// The replication slot [default: walpost_<pipeline>]
+    /// The replication slot [default: walpost_PIPELINE]
     #[arg(long, env = "WALPOST_SLOT", value_name = "NAME")]
     pub slot: Option<String>,
 }
