@@ -65,12 +65,14 @@ pub enum ConfigError {
     )]
     NoPostgres(String),
     /// Kafka's properties can't be used.
-    #[error("pipeline {pipeline:?}: {error}")]
+    #[error("pipeline {pipeline:?}: {error}{origin}")]
     Kafka {
         /// The pipeline.
         pipeline: String,
         /// What is wrong.
         error: PropertyError,
+        /// Where the property comes from, if that isn't plain.
+        origin: String,
     },
     /// `--pipeline` names one that is not in the file.
     #[error("pipeline {name:?} is not in the configuration file, which has: {found}")]
@@ -213,10 +215,13 @@ fn each_its_own(settings: &[PipelineSettings]) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// What the variables for librdkafka's properties begin with.
+const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";
+
 /// Properties from variables: `WALPOST_KAFKA_SASL_PASSWORD` is `sasl.password`.
 fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {
     vars.filter_map(|(name, value)| {
-        let name = name.strip_prefix("WALPOST_KAFKA_")?;
+        let name = name.strip_prefix(KAFKA_VARIABLES)?;
         Some((name.to_lowercase().replace('_', "."), value))
     })
     .collect()
@@ -423,9 +428,17 @@ fn sink(
             properties.insert(name.trim().to_owned(), value.to_owned());
         }
     }
-    properties::check(&properties).map_err(|error| ConfigError::Kafka {
-        pipeline: reader.pipeline.clone(),
-        error,
+    properties::check(&properties).map_err(|error| {
+        let text = error.to_string();
+        let variable = from_env.keys().find(|name| text.contains(*name));
+        ConfigError::Kafka {
+            pipeline: reader.pipeline.clone(),
+            error,
+            origin: variable.map_or_else(String::new, |name| {
+                let variable = name.to_uppercase().replace('.', "_");
+                format!(". It comes from the environment variable {KAFKA_VARIABLES}{variable}")
+            }),
+        }
     })?;
     if let Some(create) = &file.create_topics
         && (create.partitions < 1 || create.replication == 0 || create.replication < -1)

@@ -236,6 +236,7 @@ async fn run_into<S: Sink>(
     let mut carrier = make()?;
     let mut memory = Memory::default();
     let mut outage = Outage::default();
+    let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
     loop {
         let error = match session::open(settings, &mut memory, &mut orders).await {
@@ -244,11 +245,14 @@ async fn run_into<S: Sink>(
                 if let Some(lasted) = outage.ended(Instant::now()) {
                     info!(pipeline, ?lasted, "PostgreSQL is back");
                 }
+                if let Some(lasted) = waiting.ended(Instant::now()) {
+                    info!(pipeline, ?lasted, "taken over: the slot was free");
+                }
                 let Carrier { core, sink } = &mut carrier;
                 let mut session = session;
                 match session.stream(core, sink, &mut memory, &mut orders).await {
-                    Ok(()) => {
-                        session.end(core, &mut memory).await;
+                    Ok(until) => {
+                        session.end(core, &mut memory, until).await;
                         return stopped(pipeline, memory.confirmed());
                     }
                     Err(error) => {
@@ -265,7 +269,7 @@ async fn run_into<S: Sink>(
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
                 memory.note_another_owner();
-                match outage.failed(Instant::now()) {
+                match waiting.failed(Instant::now()) {
                     Say::Begins => info!(
                         pipeline,
                         "standing by: {error}; taking over when it is free"

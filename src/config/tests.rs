@@ -181,6 +181,19 @@ fn flags_come_before_variables_and_variables_before_the_file() {
 }
 
 #[test]
+fn a_variable_that_is_no_property_is_named() {
+    let env = [("WALPOST_KAFKA_SERVICE_HOST", "10.0.0.1")];
+    let error = load_text(
+        MINIMAL,
+        ConnectionArgs::default(),
+        &RecordArgs::default(),
+        &env,
+    );
+    let text = error.expect_err("no such property").to_string();
+    assert!(text.contains("WALPOST_KAFKA_SERVICE_HOST"), "{text}");
+}
+
+#[test]
 fn one_pipeline_needs_no_file() {
     let connection = ConnectionArgs {
         postgres: Some("postgresql://db/shop".to_owned()),

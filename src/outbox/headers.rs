@@ -5,6 +5,8 @@ use std::ops::Range;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::route::POSITION_HEADER;
+
 /// A record's headers, in order.
 #[derive(Clone, Copy)]
 pub struct Headers<'r> {
@@ -88,6 +90,11 @@ impl<'de> Visitor<'de> for Members<'_> {
             if name.contains('\0') {
                 return Err(A::Error::custom("a name has a NUL character"));
             }
+            if name == POSITION_HEADER {
+                return Err(A::Error::custom(
+                    "a member has the name of Walpost's own header",
+                ));
+            }
             let name = push(self.scratch, name.as_bytes());
             let json = map.next_value::<&RawValue>()?.get();
             let value = match json.as_bytes().first() {
@@ -155,6 +162,7 @@ mod tests {
             "",
             "nul",
             "{\"\\u0000\": 1}",
+            "{\"walpost-position\": 1}",
         ] {
             let error = headers(json).expect_err(json);
             assert!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::core::{Core, Step};
@@ -26,6 +26,8 @@ const STATUS_MAX: Duration = Duration::from_secs(10);
 /// How often the publication is looked at while streaming.
 const PUBLICATION: Duration = Duration::from_secs(30);
 const REOPEN: Duration = Duration::from_secs(1);
+/// How long the last status update may take to be sent.
+const LAST_WORD: Duration = Duration::from_secs(2);
 /// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
 const LAST_CONFIRM: Duration = Duration::from_secs(2);
 
@@ -229,7 +231,7 @@ async fn look_out(postgres: Conninfo, target: Target, mut catalog: Catalog) -> S
 
 impl Session<'_> {
     /// Streams until told to drain: then goes on to the end of a transaction that is open, so that
-    /// none is sent twice without need.
+    /// none is sent twice without need. Gives the time by which the drain has to be over.
     ///
     /// # Errors
     /// Whatever keeps the stream from going on.
@@ -239,11 +241,11 @@ impl Session<'_> {
         sink: &mut impl Sink,
         memory: &mut Memory,
         orders: &mut watch::Receiver<Order>,
-    ) -> Result<(), PipelineError> {
+    ) -> Result<Instant, PipelineError> {
         core.reconnected(self.resume);
         let deliveries = core.watermark.deliveries();
         let mut wait = Wait::Nothing;
-        let mut drain_until = None;
+        let mut drain_until: Option<Instant> = None;
         loop {
             if matches!(wait, Wait::Nothing) {
                 wait = self.frames(core, sink, drain_until.is_some())?;
@@ -255,8 +257,10 @@ impl Session<'_> {
                 return Err(PipelineError::Delivery(failure));
             }
             let now = Instant::now();
-            if drain_until.is_some_and(|until| now >= until || !core.is_open()) {
-                return Ok(());
+            if let Some(until) = drain_until
+                && (now >= until || !core.is_open())
+            {
+                return Ok(until);
             }
             let next = self.keep_in_touch(core, memory, now).await?;
             sink.tend();
@@ -360,13 +364,13 @@ impl Session<'_> {
         })
     }
 
-    /// Waits for what is in flight, within the drain's limit, confirms it and closes.
-    pub(super) async fn end(mut self, core: &mut Core, memory: &mut Memory) {
+    /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.
+    pub(super) async fn end(mut self, core: &mut Core, memory: &mut Memory, until: Instant) {
         let pipeline = &self.settings.name;
-        let limit = self.settings.drain_timeout;
-        let empty = timeout(limit, core.watermark.empty()).await;
+        let empty = timeout_at(until, core.watermark.empty()).await;
         if empty.is_err() || core.watermark.deliveries().failed() {
             let left = core.watermark.in_flight().records;
+            let limit = self.settings.drain_timeout;
             warn!(
                 pipeline,
                 left,
@@ -376,7 +380,7 @@ impl Session<'_> {
         }
         let confirmed = core.watermark.confirmed();
         memory.confirmed = Some(confirmed);
-        let told = self.connection.confirm(confirmed, false, limit).await;
+        let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
         let closed = match told {
             Ok(()) => self.connection.close().await,
             Err(error) => Err(error),

@@ -20,8 +20,12 @@ fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was
     let aggregates = [scene.aggregate(4), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let walpost = scene.start();
+        if round % 2 == 0 {
+            let before = scene.confirmed();
+            wait_until("the slot to move", || scene.confirmed() > before);
+        }
         // Time is the point here: the moment of death is drawn, not awaited.
         thread::sleep(Duration::from_millis(dice.u64(0..400)));
         deaths.push(scene.kill(walpost));
@@ -30,14 +34,6 @@ fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was
     load.stop();
     let summary = scene.settle(walpost, &deaths, Resends::AtMost(ROUNDS));
     assert!(summary.committed > 1000, "{summary:?}");
-    let moved = deaths
-        .windows(2)
-        .filter(|pair| pair[0].confirmed < pair[1].confirmed)
-        .count();
-    assert!(
-        moved > ROUNDS / 2,
-        "the slot moved in {moved} of {ROUNDS} rounds"
-    );
 }
 
 #[test]

@@ -117,6 +117,18 @@ fn password_in_a_url_is_decoded() {
 }
 
 #[test]
+fn check_shows_no_password() {
+    let guarded = Guarded::new();
+    for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
+        let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
+        let kafka = guarded.scene.broker.address();
+        let check = guarded.scene.invoke_as("check", &url);
+        let check = check.args(["--kafka", &kafka, "--json", "--log-level", "trace"]);
+        assert!(!check.finish().stdout.is_empty());
+    }
+}
+
+#[test]
 fn password_comes_from_the_environment_or_a_file() {
     let guarded = Guarded::new();
     let conninfo = guarded.tcp("scram_user", "");

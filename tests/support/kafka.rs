@@ -247,7 +247,7 @@ impl Drop for Broker {
             .get_mut()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(mut child) = process.take() {
-            signal(child.id(), "KILL");
+            let _ = child.kill();
             wait_for_exit(&mut child, PATIENCE);
         }
         let _ = fs::remove_dir_all(&self.folder);

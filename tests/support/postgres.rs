@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::certificates::{Authority, Identity, write_private};
-use super::process::{account, effective_user, free_port, signal, wait_for_exit};
+use super::process::{account, effective_user, free_port, signal, try_signal, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::session::Session;
 use super::wait::{PATIENCE, wait_for};
@@ -237,7 +237,7 @@ impl Drop for Server {
             .get_mut()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(mut child) = postmaster.take() {
-            signal(child.id(), "QUIT");
+            try_signal(child.id(), "QUIT");
             if wait_for_exit(&mut child, PATIENCE).is_some() {
                 let _ = fs::remove_dir_all(&self.folder);
             }
@@ -253,10 +253,15 @@ pub(crate) fn dependencies() -> PathBuf {
     )
 }
 
+/// Where Debian's package has the version's programs, clients among them.
+pub(crate) fn debian(major: u32) -> PathBuf {
+    PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"))
+}
+
 /// The folder of `postgres` and `initdb`.
 pub(crate) fn binaries(major: u32) -> PathBuf {
     static COPIES: Mutex<Option<HashMap<u32, PathBuf>>> = Mutex::new(None);
-    let debian = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
+    let debian = debian(major);
     if debian.join("postgres").exists() {
         return debian;
     }

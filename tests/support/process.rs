@@ -1,15 +1,29 @@
 //! Signals, free ports, and who this process is.
 
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use super::reaper;
 use super::wait::poll_until;
 
 /// Sends a signal by its short name: `TERM`, `KILL`, `STOP`, `CONT`, `INT`, `QUIT`.
+///
+/// # Panics
+/// There is no such process.
 pub(crate) fn signal(pid: u32, name: &str) {
+    assert!(
+        try_signal(pid, name),
+        "could not send {name} to process {pid}"
+    );
+}
+
+/// As [`signal`], and says whether there was such a process.
+pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     let status = Command::new("sh")
         .args([
             "-c",
@@ -18,9 +32,9 @@ pub(crate) fn signal(pid: u32, name: &str) {
             name,
             &pid.to_string(),
         ])
-        .status()
-        .expect("a shell");
-    assert!(status.success(), "could not send {name} to process {pid}");
+        .stderr(Stdio::null())
+        .status();
+    status.expect("a shell").success()
 }
 
 /// Waits until the child has ended, and takes it off the reaper's list.
@@ -35,13 +49,21 @@ pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitS
     status
 }
 
-/// A port nobody listens on now.
+/// A port nobody listens on now, and that this process has not given out before.
+///
+/// It is below the range from which Linux takes the ports of outgoing connections, so that none of
+/// those gets it before the server does, or while the server is restarted.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    const PORTS: Range<u16> = 10_000..32_000;
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(PORTS)));
+    loop {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        if !PORTS.contains(&port) {
+            NEXT.store(PORTS.start, Ordering::Relaxed);
+        } else if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// The effective user of this process.

@@ -210,14 +210,16 @@ impl Walpost {
         self.standard_output.join();
         self.standard_error.join();
         let stderr = self.standard_error.text();
+        let stdout = self.standard_output.text();
         assert!(!stderr.contains(SECRET), "a password was logged:\n{stderr}");
+        assert!(!stdout.contains(SECRET), "a password was shown:\n{stdout}");
         assert!(
             !stderr.contains(PAYLOAD_MARK),
             "a payload was logged:\n{stderr}"
         );
         Finished {
             code: status.code(),
-            stdout: self.standard_output.text(),
+            stdout,
             stderr,
         }
     }

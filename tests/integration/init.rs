@@ -1,0 +1,293 @@
+//! `init` and the SQL files that it runs.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server, debian};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+/// Everything in the database that `init` could make.
+pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
+    scene.db.rows(
+        "SELECT 'table', c.oid::regclass::text FROM pg_class c
+             WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'i')
+         UNION ALL SELECT 'function', p.oid::regprocedure::text FROM pg_proc p
+             WHERE pronamespace = 'public'::regnamespace
+         UNION ALL SELECT 'trigger', tgname::text FROM pg_trigger
+         UNION ALL SELECT 'publication', pubname::text FROM pg_publication
+         UNION ALL SELECT 'slot', slot_name::text FROM pg_replication_slots
+             WHERE database = current_database() AND plugin = 'pgoutput'
+         ORDER BY 1, 2",
+    )
+}
+
+#[test]
+fn init_makes_everything_and_twice_does_no_harm() {
+    for major in MAJORS {
+        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        assert_eq!(objects(&scene), Vec::<Vec<_>>::new());
+        scene.init().finish().expect_code(0);
+        let made = objects(&scene);
+        for (kind, name) in [
+            ("table", "outbox"),
+            ("publication", &*scene.slot()),
+            ("slot", &*scene.slot()),
+        ] {
+            let wanted = vec![Some(kind.to_owned()), Some(name.to_owned())];
+            assert!(
+                made.contains(&wanted),
+                "{major}: no {kind} {name} in {made:?}"
+            );
+        }
+        let confirmed = scene.confirmed();
+        scene.insert("kept", "k");
+        scene.init().finish().expect_code(0);
+        assert_eq!(objects(&scene), made, "{major}");
+        assert_eq!(
+            scene.confirmed(),
+            confirmed,
+            "{major}: the slot was touched"
+        );
+        assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+        let publication = scene.db.rows(
+            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication",
+        );
+        assert_eq!(
+            publication[0].iter().flatten().cloned().collect::<String>(),
+            "tffft"
+        );
+    }
+}
+
+#[test]
+fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
+    let scene = Scene::bare();
+    let finished = scene.init().arg("--print").finish().expect_code(0);
+    assert_eq!(objects(&scene), Vec::<Vec<_>>::new());
+    let sql = finished.stdout;
+    for part in [
+        "CREATE TABLE",
+        "CREATE PUBLICATION",
+        "pg_create_logical_replication_slot",
+        &scene.slot(),
+    ] {
+        assert!(sql.contains(part), "no {part} in:\n{sql}");
+    }
+    let file = reaper::folder("printed").join("init.sql");
+    fs::write(&file, sql).unwrap();
+    psql(&scene, &file);
+    let printed = objects(&scene);
+    let other = Scene::new();
+    let made = format!("{:?}", objects(&other)).replace(&other.name, &scene.name);
+    assert_eq!(format!("{printed:?}"), made);
+}
+
+#[test]
+fn init_refuses_an_update_of_an_event() {
+    let scene = Scene::new();
+    scene.insert("a", "k");
+    let refused = scene
+        .db
+        .try_run("UPDATE outbox SET type = 'changed'")
+        .unwrap_err();
+    let message = refused.as_db_error().unwrap().message().to_owned();
+    assert!(
+        message.contains("UPDATE") && message.contains("outbox"),
+        "{message}"
+    );
+    let conflict = scene
+        .insert_sql("a", "k")
+        .replace("gen_random_uuid()", "(SELECT id FROM outbox LIMIT 1)");
+    let conflict = conflict.trim_end_matches(';');
+    scene
+        .db
+        .try_run(&format!(
+            "{conflict} ON CONFLICT (id) DO UPDATE SET type = 'changed'"
+        ))
+        .unwrap_err();
+    scene
+        .db
+        .run(&format!("{conflict} ON CONFLICT (id) DO NOTHING"));
+}
+
+#[test]
+fn init_makes_a_role_that_is_enough_to_run() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::bare_on(&server, Broker::shared());
+    scene
+        .invoke("init")
+        .args(["--role", "connector"])
+        .finish()
+        .expect_code(0);
+    scene
+        .invoke("init")
+        .args(["--role", "connector"])
+        .finish()
+        .expect_code(0);
+    let rights = scene.db.rows(
+        "SELECT rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolcanlogin FROM pg_roles WHERE rolname = 'connector'",
+    );
+    assert_eq!(
+        rights[0].iter().flatten().cloned().collect::<String>(),
+        "ffftt"
+    );
+    let insert = "has_table_privilege('connector', 'outbox', 'INSERT, UPDATE, DELETE')";
+    assert!(!scene.db.is_true(&format!("SELECT {insert}")));
+
+    let aggregate = scene.aggregate(1);
+    let conninfo = scene.conninfo().replace("user=postgres", "user=connector");
+    let kafka = scene.broker.address();
+    let check = scene.invoke_as("check", &conninfo);
+    check.args(["--kafka", &kafka]).finish().expect_code(0);
+    let mut walpost = scene.run_as(&conninfo).start();
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::bare_on(&server, Broker::shared());
+    let other = server.session(&scene.name);
+    other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
+    let finished = scene.init().args(["--lock-timeout", "1s"]).finish();
+    finished
+        .expect_code(3)
+        .expect_says(&["transaction", "slot"]);
+    let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
+    // The server tells the error before it drops what it has begun.
+    wait_until("the slot to be gone", || scene.db.number(slots) == 0);
+    other.run("COMMIT");
+    scene.init().finish().expect_code(0);
+    assert_eq!(scene.db.number(slots), 1);
+}
+
+#[test]
+fn run_init_makes_what_is_missing_first() {
+    let scene = Scene::bare();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--init"]);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    walpost.terminate().expect_code(0);
+}
+
+/// Runs one of the SQL files of the repository.
+fn psql_file(scene: &Scene, name: &str) {
+    psql(
+        scene,
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(name),
+    );
+}
+
+/// Runs a file with psql, as a person does.
+fn psql(scene: &Scene, file: &Path) {
+    let name = scene.slot();
+    let installed = debian(MAJOR).join("psql");
+    let program = if installed.exists() {
+        installed
+    } else {
+        "psql".into()
+    };
+    let output = Command::new(program)
+        .args(["--no-psqlrc", "--dbname", &scene.conninfo()])
+        .args([
+            "-v",
+            &format!("publication={name}"),
+            "-v",
+            &format!("slot={name}"),
+        ])
+        .args(["-v", &format!("role={}", scene.name), "--file"])
+        .arg(file)
+        .output()
+        .expect("psql runs");
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        file.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn sql_files_make_by_hand_what_init_makes() {
+    for major in MAJORS {
+        let by_init = Scene::on(Server::shared(major), Broker::shared());
+        let by_hand = Scene::bare_on(Server::shared(major), Broker::shared());
+        for _ in 0..2 {
+            for file in ["outbox.sql", "publication.sql", "slot.sql"] {
+                psql_file(&by_hand, file);
+            }
+        }
+        let made = |scene: &Scene| format!("{:?}", objects(scene)).replace(&scene.name, "NAME");
+        assert_eq!(made(&by_hand), made(&by_init), "{major}");
+        let aggregate = by_hand.aggregate(1);
+        let walpost = by_hand.start();
+        by_hand.insert(&aggregate, "k");
+        by_hand.wait_for_records(1);
+        walpost.terminate().expect_code(0);
+        for _ in 0..2 {
+            psql_file(&by_hand, "teardown.sql");
+        }
+        let left = format!("{:?}", objects(&by_hand));
+        assert!(
+            !left.contains("slot") && !left.contains("publication"),
+            "{major}: {left}"
+        );
+        assert!(left.contains("outbox"), "{major}: the table stays: {left}");
+    }
+}
+
+#[test]
+fn sql_file_of_the_role_can_be_run_twice() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    psql_file(&scene, "role.sql");
+    psql_file(&scene, "role.sql");
+    let conninfo = scene
+        .conninfo()
+        .replace("user=postgres", &format!("user={}", scene.name));
+    let mut walpost = scene.run_as(&conninfo).start();
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn id_of_an_event_is_a_uuid_that_rises_with_time() {
+    for major in MAJORS {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        for _ in 0..2 {
+            scene.db.run(
+                "INSERT INTO outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')",
+            );
+        }
+        let version = "SELECT count(*) FROM outbox WHERE substr(id::text, 15, 1) = '7'";
+        assert_eq!(scene.db.number(version), 2, "{major}");
+        let seconds = "SELECT abs(extract(epoch FROM now())::bigint
+             - ('x' || left(replace(max(id::text), '-', ''), 12))::bit(48)::bigint / 1000) FROM outbox";
+        assert!(scene.db.number(seconds) < 60, "{major}");
+    }
+}
+
+#[test]
+fn event_that_is_too_large_is_refused_to_its_writer() {
+    let scene = Scene::new();
+    let insert = |megabytes: usize| {
+        scene.db.try_run(&format!(
+            "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
+             VALUES ('a', 'k', 't', to_jsonb(repeat('x', {megabytes} * 1048576)))"
+        ))
+    };
+    insert(15).unwrap();
+    let refused = insert(17).unwrap_err();
+    assert_eq!(
+        refused.as_db_error().unwrap().constraint(),
+        Some("walpost_event_size")
+    );
+}

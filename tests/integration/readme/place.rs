@@ -1,0 +1,233 @@
+//! Where the examples of README.md run: a server, a broker and a shell in which the names that the
+//! examples use lead to the test's own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{AUTHORITY, MAJOR, SECRET, Server, dependencies};
+use crate::support::process::{signal, wait_for_exit};
+use crate::support::reaper::{self, Ending};
+use crate::support::records::Record;
+use crate::support::scene::unique_name;
+use crate::support::session::Session;
+use crate::support::wait::{PATIENCE, wait_for};
+
+/// A server with a database `shop`, and the shared broker.
+pub(super) struct Place {
+    pub(super) server: Server,
+    /// In the place of the aggregate type `order`: topics are the shared broker's.
+    pub(super) aggregate: String,
+    folder: PathBuf,
+}
+
+impl Place {
+    pub(super) fn new(settings: &str) -> Self {
+        let server = Server::private(MAJOR, settings);
+        server.session("postgres").run("CREATE DATABASE shop");
+        let place = Self {
+            server,
+            aggregate: unique_name(),
+            folder: reaper::folder("readme"),
+        };
+        place.install(
+            "walpost",
+            &format!("{} \"$@\"", env!("CARGO_BIN_EXE_walpost")),
+        );
+        let library = dependencies().join("kafka/lib");
+        let tool = "org.apache.kafka.tools.TopicCommand";
+        let java = "java -XX:TieredStopAtLevel=1";
+        place.install(
+            "kafka-topics.sh",
+            &format!("{java} -cp '{}/*' {tool} \"$@\"", library.display()),
+        );
+        place
+    }
+
+    fn install(&self, name: &str, line: &str) {
+        let path = self.folder.join(name);
+        fs::write(&path, format!("#!/bin/sh\nexec {line}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    pub(super) fn shop(&self) -> Session {
+        self.server.session("shop")
+    }
+
+    /// The topic of the events.
+    pub(super) fn topic(&self) -> String {
+        format!("outbox.event.{}", self.aggregate)
+    }
+
+    /// `/etc/walpost/<name>` of the examples.
+    pub(super) fn etc(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// An example with the test's own names in the place of README.md's.
+    pub(super) fn fill_in(&self, example: &str) -> String {
+        let broker = Broker::shared();
+        let (socket, port) = (self.server.socket.display(), self.server.port);
+        let root = AUTHORITY.root.display().to_string();
+        [
+            (
+                "host=/var/run/postgresql",
+                format!("host={socket}&port={port}"),
+            ),
+            ("@db.example.com/", format!("@localhost:{port}/")),
+            ("kafka1.example.com:9092", broker.address()),
+            // The test's broker has SASL and TLS, not both on one listener.
+            ("kafka1.example.com:9094", broker.sasl_address()),
+            ("sasl_ssl", "sasl_plaintext".to_owned()),
+            ("/etc/walpost/postgres-ca.pem", root.clone()),
+            ("/etc/walpost/kafka-ca.pem", root),
+            ("/etc/walpost", self.folder.display().to_string()),
+            (
+                "/usr/local/bin/walpost",
+                self.folder.join("walpost").display().to_string(),
+            ),
+            ("outbox.event.order", self.topic()),
+            ("'order'", format!("'{}'", self.aggregate)),
+            // There is one broker.
+            (
+                "--replication-factor 3",
+                "--replication-factor 1".to_owned(),
+            ),
+            ("min.insync.replicas=2", "min.insync.replicas=1".to_owned()),
+        ]
+        .iter()
+        .fold(example.to_owned(), |text, (from, to)| {
+            text.replace(from, to)
+        })
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("bash");
+        command
+            .args(["-euo", "pipefail", "-c", line])
+            .env_clear()
+            .env("PATH", format!("{}:{path}", self.folder.display()))
+            .env("HOME", reaper::scratch())
+            .env("PGHOST", &self.server.socket)
+            .env("PGPORT", self.server.port.to_string())
+            .env("PGUSER", "postgres")
+            .env(
+                "WALPOST_KAFKA_SASL_PASSWORD",
+                crate::support::kafka::sasl_password(),
+            )
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a shell example in the repository's folder, as the superuser of the server.
+    pub(super) fn sh(&self, example: &str) -> String {
+        let example = self.fill_in(example);
+        succeeded(&example, &self.command(&example).output().unwrap())
+    }
+
+    /// Runs a shell line with the password of the role `walpost`, and not as the superuser.
+    pub(super) fn sh_as_walpost(&self, line: &str) -> String {
+        let line = self.fill_in(line);
+        let mut command = self.command(&line);
+        command
+            .env_remove("PGUSER")
+            .env_remove("PGHOST")
+            .env_remove("PGPORT")
+            .env("PGPASSWORD", SECRET);
+        succeeded(&line, &command.output().unwrap())
+    }
+
+    /// Runs an example of SQL in the database `shop` with psql, and returns what it prints: rows,
+    /// columns separated by `|`.
+    pub(super) fn sql(&self, example: &str) -> String {
+        let example = self.fill_in(example);
+        let file = self.folder.join("example.sql");
+        fs::write(&file, &example).unwrap();
+        let psql = "psql -XqAt -v ON_ERROR_STOP=1 -d shop -f";
+        let line = format!("{psql} {}", file.display());
+        succeeded(&example, &self.command(&line).output().unwrap())
+    }
+
+    /// Writes an example as a file of the folder that stands for `/etc/walpost`.
+    pub(super) fn write(&self, name: &str, example: &str) {
+        fs::write(self.etc(name), self.fill_in(example)).unwrap();
+    }
+
+    /// Starts a command line, as a service manager does.
+    pub(super) fn start(&self, line: &str) -> Service {
+        let log = self.folder.join("log");
+        let line = format!("exec {}", self.fill_in(line));
+        let mut command = self.command(&line);
+        let child = command
+            .env_remove("PGUSER")
+            .process_group(0)
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        reaper::register(child.id(), Ending::Kill);
+        Service { child, log }
+    }
+
+    /// Waits until the topic of the events has `count` records, and returns all there are.
+    pub(super) fn wait_for_records(&self, service: &mut Service, count: usize) -> Vec<Record> {
+        let topics = [self.topic()];
+        wait_for("the records of the examples", || {
+            service.expect_running();
+            (Broker::shared().count(&topics) >= count).then_some(())
+        });
+        Broker::shared().read(&topics)
+    }
+}
+
+/// A running command line. Killed when dropped.
+pub(super) struct Service {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Service {
+    fn expect_running(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("ended with {status}:\n{}", read(&self.log));
+        }
+    }
+
+    /// Stops it with SIGTERM.
+    pub(super) fn stop(mut self) {
+        signal(self.child.id(), "TERM");
+        let status = wait_for_exit(&mut self.child, PATIENCE).expect("it ends");
+        assert!(status.success(), "{status}:\n{}", read(&self.log));
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        wait_for_exit(&mut self.child, PATIENCE);
+        if std::thread::panicking() {
+            eprintln!("--- walpost ---\n{}", read(&self.log));
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn succeeded(what: &str, output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    assert!(
+        output.status.success(),
+        "{}:\n{what}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    );
+    String::from_utf8_lossy(out).trim().to_owned()
+}

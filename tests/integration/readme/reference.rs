@@ -1,0 +1,326 @@
+//! The tables of README.md against the program.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use walpost::kafka::properties::{Properties, PropertyError, check, client_config};
+use walpost::postgres::conninfo::Conninfo;
+
+use super::markdown::{README, anchors, in_backticks, links, tables};
+use crate::support::reaper;
+use crate::support::walpost::Invocation;
+
+/// What `--help` says of a flag.
+#[derive(Debug, PartialEq, Eq)]
+struct Flag {
+    name: String,
+    variable: Option<String>,
+    default: Option<String>,
+}
+
+fn flags(command: &str) -> Vec<Flag> {
+    let help = Invocation::new([command, "--help"])
+        .finish()
+        .expect_code(0)
+        .stdout;
+    // A default that the help breaks over two lines is one text again.
+    let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let starts: Vec<_> = text.match_indices(" --").map(|(at, _)| at + 1).collect();
+    let is_flag = |at: &usize| help_has_line(&help, word(&text[*at..]));
+    let starts: Vec<_> = starts.into_iter().filter(is_flag).collect();
+    assert!(starts.len() > 5, "no flags in:\n{help}");
+    let mut found: Vec<Flag> = Vec::new();
+    for (number, start) in starts.iter().enumerate() {
+        let end = starts.get(number + 1).copied().unwrap_or(text.len());
+        let about = &text[*start..end];
+        let name = word(about).to_owned();
+        if found.iter().any(|flag| flag.name == name) {
+            continue;
+        }
+        let within = |open: &str| {
+            let rest = about.split_once(open)?.1;
+            Some(rest.split_once(']')?.0.trim_end_matches('=').to_owned())
+        };
+        found.push(Flag {
+            name,
+            variable: within("[env: "),
+            default: within("[default: ").or_else(|| replaced(about)),
+        });
+    }
+    found
+}
+
+/// The default of a flag that makes a list.
+fn replaced(about: &str) -> Option<String> {
+    let rest = about.split_once("replaces the default ")?.1;
+    rest.split(' ').next().map(str::to_owned)
+}
+
+/// Whether the flag begins a line of the help, rather than being mentioned in one.
+fn help_has_line(help: &str, flag: &str) -> bool {
+    help.lines().any(|line| {
+        let line = line.trim_start();
+        let line = line.split_once(", ").map_or(
+            line,
+            |(short, long)| {
+                if short.len() == 2 { long } else { line }
+            },
+        );
+        word(line) == flag
+    })
+}
+
+fn word(text: &str) -> &str {
+    text.split([' ', '=', ',']).next().unwrap_or_default()
+}
+
+/// Rows of both tables as flag, variable and default.
+fn documented() -> Vec<Flag> {
+    let row = |cells: &[String; 3]| {
+        let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let [name, variable, default] = cells;
+        Flag {
+            name: name.clone(),
+            variable: given(variable),
+            default: given(default).filter(|text| text != "none"),
+        }
+    };
+    let first = |cell: &Vec<String>| cell[0].clone();
+    let keys = tables("Keys of a pipeline").into_iter().map(|cells| {
+        assert_eq!(cells.len(), 6, "{cells:?}");
+        [first(&cells[1]), first(&cells[2]), first(&cells[4])]
+    });
+    let others = tables("Flags that are no keys").into_iter().map(|cells| {
+        assert_eq!(cells.len(), 5, "{cells:?}");
+        [first(&cells[0]), first(&cells[1]), first(&cells[3])]
+    });
+    keys.chain(others)
+        .filter(|cells| !cells[0].is_empty())
+        .map(|cells| row(&cells))
+        .collect()
+}
+
+#[test]
+fn every_flag_is_in_the_reference_with_its_variable_and_default() {
+    let documented = documented();
+    let mut known = BTreeSet::new();
+    for command in ["init", "check", "run"] {
+        for flag in flags(command) {
+            let found = documented.iter().find(|row| row.name == flag.name);
+            let found =
+                found.unwrap_or_else(|| panic!("{command} {} is not in the reference", flag.name));
+            // Properties of Kafka have a variable each, which the help can't list.
+            if flag.name != "--kafka-property" {
+                assert_eq!(found.variable, flag.variable, "variable of {}", flag.name);
+            }
+            assert_eq!(found.default, flag.default, "default of {}", flag.name);
+            known.insert(flag.name);
+        }
+    }
+    for row in documented {
+        assert!(known.contains(&row.name), "no command has {}", row.name);
+    }
+}
+
+#[test]
+fn every_key_of_the_file_is_in_the_reference_and_no_other() {
+    let file = reaper::folder("config").join("walpost.toml");
+    fs::write(&file, "[[pipeline]]\nthis_is_no_key = 1\n").unwrap();
+    let refused = Invocation::new(["check", "--config"])
+        .arg(file)
+        .finish()
+        .expect_code(2)
+        .stderr;
+    let known = refused.split_once("expected one of ").unwrap().1;
+    let known = known.split("; did you mean").next().unwrap();
+    let known: BTreeSet<_> = in_backticks(known).into_iter().collect();
+    assert!(known.len() > 10, "{refused}");
+    let documented: BTreeSet<_> = tables("Keys of a pipeline")
+        .into_iter()
+        .map(|cells| cells[0][0].clone())
+        .collect();
+    assert_eq!(documented, known);
+}
+
+#[test]
+fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
+    let with = |name: &str, value: &str| {
+        let brokers = ("bootstrap.servers".to_owned(), "localhost:9092".to_owned());
+        Properties::from([brokers, (name.to_owned(), value.to_owned())])
+    };
+    let config = client_config(&Properties::new(), "walpost-<pipeline>");
+    let mut documented = BTreeSet::new();
+    for cells in tables("Kafka") {
+        let (names, value) = (&cells[0], &cells[1][0]);
+        for name in names {
+            documented.insert(name.clone());
+            let refused = |value: &str| {
+                let checked = check(&with(name, value));
+                matches!(checked, Err(PropertyError::Refused { name: refused, .. }) if refused == *name)
+            };
+            if value == "may not be set" {
+                assert!(refused("1"), "{name} is not refused");
+            } else if refused("another") {
+                assert!(!refused(value), "{name} = {value} is refused");
+            } else {
+                assert_eq!(config.get(name), Some(value.as_str()), "{name}");
+            }
+        }
+    }
+    for name in config.config_map().keys() {
+        assert!(documented.contains(*name), "{name} is not in the reference");
+    }
+}
+
+/// The text that an error begins with, up to the end of its first sentence; values are `…`.
+fn first_sentence(format: &str) -> String {
+    let format = format.replace("\\\"", "\"").replace("\\\\", "\\");
+    let mut sentence = String::new();
+    let mut rest = format.as_str();
+    while let Some(c) = rest.chars().next() {
+        let ends = [". ", "; "].iter().any(|end| rest.starts_with(end));
+        if ends {
+            break;
+        }
+        match rest.strip_prefix("{{").or(rest.strip_prefix("}}")) {
+            Some(after) => {
+                sentence.push(c);
+                rest = after;
+            }
+            None if c == '{' => {
+                sentence.push('…');
+                rest = rest.split_once('}').unwrap().1;
+            }
+            None if rest.starts_with("\\\n") => rest = rest[1..].trim_start(),
+            None => {
+                sentence.push(c);
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+    sentence
+}
+
+/// The formats of an error enum's variants, wherever in `src/` it is.
+fn formats(sources: &str, name: &str) -> Vec<String> {
+    let start = sources
+        .find(&format!("pub enum {name} {{"))
+        .unwrap_or_else(|| panic!("no enum {name}"));
+    let body = &sources[start..];
+    let body = &body[..body.find("\n}").unwrap()];
+    body.split("#[error(")
+        .skip(1)
+        .filter_map(|rest| {
+            let rest = rest.trim_start().strip_prefix('"')?;
+            let end = rest
+                .match_indices('"')
+                .find(|(at, _)| !rest[..*at].ends_with('\\'))?;
+            Some(rest[..end.0].to_owned())
+        })
+        .collect()
+}
+
+fn read_sources(folder: &Path, into: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read_sources(&path, into);
+        } else {
+            into.push_str(&fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
+    let mut sources = String::new();
+    read_sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut sources,
+    );
+    let mut missing = Vec::new();
+    for (name, least) in [
+        ("Problem", 15),
+        ("PipelineError", 8),
+        ("SinkError", 7),
+        ("ConnectionError", 5),
+        ("CatalogError", 3),
+        ("RouteError", 5),
+        ("MappingError", 3),
+        ("DialError", 8),
+    ] {
+        let formats = formats(&sources, name);
+        assert!(formats.len() >= least, "{name}: {formats:?}");
+        for format in formats {
+            let sentence = first_sentence(&format);
+            let words = sentence.split(['…', ' ', ',', ':']);
+            // What only joins values to another error has no words to look up.
+            if words.filter(|word| word.len() > 2).count() > 0 && !README.contains(&sentence) {
+                missing.push(format!("{name}: {sentence}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "not in README.md: {missing:#?}");
+}
+
+#[test]
+fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
+    let mut sources = String::new();
+    read_sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut sources,
+    );
+    for line in [
+        "standing by",
+        "Kafka is unreachable; waiting for it",
+        "Kafka broker connection failed",
+        "Kafka producer can't go on",
+        "PostgreSQL has a new timeline",
+        "Kafka did not accept the row at ",
+        "not all records were acknowledged in time; they will be sent again at the next start",
+        "halted: ",
+        "reconnecting",
+    ] {
+        assert!(README.contains(line.trim_end()), "README.md: {line}");
+        assert!(sources.contains(line), "src: {line}");
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let anchors = anchors();
+    let links = links();
+    assert!(links.len() > 5, "{links:?}");
+    for link in links {
+        if let Some(anchor) = link.strip_prefix('#') {
+            assert!(anchors.iter().any(|known| known == anchor), "#{anchor}");
+        } else if !link.starts_with("https://") {
+            assert!(is_in_repository(link), "{link}");
+        }
+    }
+    for path in in_backticks(README) {
+        let folder = ["sql/", "src/", "deploy/", "./dev"];
+        let path = path.split([' ', '*']).next().unwrap();
+        if folder.iter().any(|folder| path.starts_with(folder)) {
+            assert!(is_in_repository(path), "{path}");
+        }
+    }
+}
+
+fn is_in_repository(path: &str) -> bool {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()
+}
+
+#[test]
+fn connection_strings_can_be_read() {
+    let strings: Vec<_> = README
+        .split(['`', '\'', '"'])
+        .filter(|text| text.starts_with("postgresql://"))
+        .collect();
+    assert!(strings.len() > 5, "{strings:?}");
+    for string in strings {
+        let read = Conninfo::parse(string, &|_| None);
+        assert!(read.is_ok(), "{string}: {:?}", read.err());
+    }
+}
