@@ -251,6 +251,9 @@ impl Session<'_> {
                 wait = self.frames(core, sink, drain_until.is_some())?;
                 sink.flush()?;
             }
+            if !matches!(wait, Wait::Nothing) {
+                self.connection.pause();
+            }
             if deliveries.failed()
                 && let Some(failure) = deliveries.failure()
             {

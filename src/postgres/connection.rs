@@ -243,6 +243,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Nothing is read now, so that nothing comes says nothing about the link.
+    pub fn pause(&mut self) {
+        self.last_heard = Instant::now();
+    }
+
     /// When something last came.
     #[must_use]
     pub fn last_heard(&self) -> Instant {

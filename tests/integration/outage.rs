@@ -194,3 +194,22 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
     assert_eq!(walpost.logged("Kafka is unreachable"), 1);
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);
 }
+
+#[test]
+fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--link-timeout", "2s", "--window-records", "5"]);
+    scene.insert(&aggregate, "k");
+    scene.wait_until_confirmed();
+    broker.freeze();
+    for _ in 0..20 {
+        scene.insert(&aggregate, "k");
+    }
+    stays("connected", Duration::from_secs(7), || {
+        walpost.logged("reconnecting") == 0 && scene.slot_is_active()
+    });
+    broker.thaw();
+    scene.settle(walpost, &[], Resends::Never);
+}
