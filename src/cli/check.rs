@@ -7,7 +7,6 @@ use super::args::{ConnectionArgs, RecordArgs};
 use super::{Exit, load, runtime};
 use crate::config::Given;
 use crate::kafka::probe::{self, BrokerFinding};
-use crate::outbox::columns::{Mapping, TableColumn};
 use crate::outbox::template::Part;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
@@ -182,21 +181,11 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    let Some(table) = &observed.table else { return };
-    let columns: Vec<_> = table
-        .columns
-        .iter()
-        .map(|(name, type_oid)| TableColumn {
-            name,
-            type_oid: *type_oid,
-        })
-        .collect();
-    match Mapping::bind(
-        &settings.outbox,
-        &settings.target.table.to_string(),
-        &columns,
-    ) {
-        Ok(_) => report.add(
+    if observed.table.is_none() {
+        return;
+    }
+    match settings.check_columns(observed) {
+        Ok(()) => report.add(
             "columns",
             Outcome::Ok,
             "topic, key, headers and payload have their columns",

@@ -13,8 +13,7 @@ use super::settings::PipelineSettings;
 use super::sink::{Preparation, Sink, SinkError};
 use super::watermark::Confirmed;
 use super::{Order, PipelineError, drain_ordered, recovery};
-use crate::outbox::columns::{Mapping, TableColumn};
-use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Target};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Target};
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::lsn::Lsn;
@@ -113,7 +112,8 @@ async fn start<'s>(
     if let Some(problem) = observed.problems(target).into_iter().next() {
         return Err(problem.into());
     }
-    check_mapping(settings, &observed)?;
+    // As the table is now; rows say again what it was like when they were written.
+    settings.check_columns(&observed)?;
     if let Some(pid) = observed.slot.and_then(|slot| slot.active_pid) {
         return Err(PipelineError::SlotInUse {
             slot: target.slot.clone(),
@@ -166,25 +166,6 @@ async fn start<'s>(
         stopping_since: None,
         pace: Pace::new(now),
     })
-}
-
-/// The settings fit the table as it is now; rows say again what it was like when they were written.
-fn check_mapping(settings: &PipelineSettings, observed: &Observed) -> Result<(), PipelineError> {
-    let columns: Vec<_> = observed
-        .table
-        .iter()
-        .flat_map(|table| &table.columns)
-        .map(|(name, type_oid)| TableColumn {
-            name,
-            type_oid: *type_oid,
-        })
-        .collect();
-    Mapping::bind(
-        &settings.outbox,
-        &settings.target.table.to_string(),
-        &columns,
-    )?;
-    Ok(())
 }
 
 /// What can be seen of the database from beside the stream.

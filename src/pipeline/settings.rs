@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::kafka::properties::Properties;
 use crate::kafka::topics::CreateTopics;
+use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::postgres::catalog::Target;
+use crate::postgres::catalog::{Observed, Target};
 use crate::postgres::conninfo::Conninfo;
 
 /// One pipeline: from one slot to one sink.
@@ -31,6 +32,25 @@ pub struct PipelineSettings {
     pub link_timeout: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+}
+
+impl PipelineSettings {
+    /// Holds the settings against the columns of the table that was observed.
+    ///
+    /// # Errors
+    /// A column is missing or of a type that can't serve.
+    pub fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
+        let columns: Vec<_> = observed
+            .table
+            .iter()
+            .flat_map(|table| &table.columns)
+            .map(|(name, type_oid)| TableColumn {
+                name,
+                type_oid: *type_oid,
+            })
+            .collect();
+        Mapping::bind(&self.outbox, &self.target.table.to_string(), &columns).map(drop)
+    }
 }
 
 /// Where records go.
