@@ -1,6 +1,7 @@
 //! Everything that knows rdkafka.
 
 pub mod context;
+mod native;
 pub mod probe;
 pub mod producer;
 pub mod properties;

@@ -1,14 +1,14 @@
 //! The idempotent producer.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer, ThreadedProducer};
-use std::sync::Arc;
+use rdkafka::producer::{Producer, ThreadedProducer};
 
 use super::context::Context;
+use super::native::Topic;
 use super::properties::{Properties, client_config, describe};
 use super::topics::{CreateTopics, Topics};
 use crate::outbox::Record;
@@ -22,7 +22,8 @@ use crate::pipeline::watermark::{Deliveries, Tag};
 pub struct KafkaSink {
     producer: ThreadedProducer<Context>,
     topics: Topics,
-    known: HashSet<Box<str>>,
+    /// Those that exist, by name.
+    known: HashMap<Box<str>, Topic>,
     asked_at: Instant,
 }
 
@@ -50,7 +51,7 @@ impl KafkaSink {
         Ok(Self {
             producer,
             topics,
-            known: HashSet::new(),
+            known: HashMap::new(),
             asked_at: Instant::now(),
         })
     }
@@ -58,33 +59,16 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        if !self.known.contains(record.topic) {
+        let Some(topic) = self.known.get(record.topic) else {
             return Ok(Produced::NewTopic);
-        }
-        let headers = record.headers.iter().fold(
-            OwnedHeaders::new_with_capacity(record.headers.len()),
-            |headers, (key, value)| headers.insert(Header { key, value }),
-        );
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "usize has 64 bits: see Context"
-        )]
-        let sent = self.producer.send(BaseRecord {
-            topic: record.topic,
-            partition: record.partition,
-            payload: record.payload,
-            key: record.key,
-            timestamp: record.timestamp_millis,
-            headers: Some(headers),
-            delivery_opaque: tag.to_word() as usize,
-        });
-        let Err((error, _)) = sent else {
+        };
+        let Err(code) = topic.produce(record, tag) else {
             return Ok(Produced::Taken);
         };
         let topic = record.topic.to_owned();
-        match (error.rdkafka_error_code(), record.partition) {
-            (Some(RDKafkaErrorCode::QueueFull), _) => Ok(Produced::Full),
-            (Some(RDKafkaErrorCode::MessageSizeTooLarge), _) => Err(SinkError::TooLarge {
+        match (code, record.partition) {
+            (RDKafkaErrorCode::QueueFull, _) => Ok(Produced::Full),
+            (RDKafkaErrorCode::MessageSizeTooLarge, _) => Err(SinkError::TooLarge {
                 topic,
                 bytes: record.key.map_or(0, <[u8]>::len)
                     + record.payload.map_or(0, <[u8]>::len)
@@ -94,17 +78,14 @@ impl Sink for KafkaSink {
                         .map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len))
                         .sum::<usize>(),
             }),
-            (Some(RDKafkaErrorCode::UnknownPartition), Some(partition)) => {
+            (RDKafkaErrorCode::UnknownPartition, Some(partition)) => {
                 Err(SinkError::NoPartition { topic, partition })
             }
-            (
-                Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition),
-                _,
-            ) => {
+            (RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition, _) => {
                 self.known.remove(record.topic);
                 Ok(Produced::NewTopic)
             }
-            _ => Err(SinkError::Broken(describe(&error))),
+            _ => Err(SinkError::Broken(code.to_string())),
         }
     }
 
@@ -120,8 +101,11 @@ impl Sink for KafkaSink {
         )
     }
 
-    fn prepared(&mut self, topic: &str) {
-        self.known.insert(topic.into());
+    fn prepared(&mut self, topic: &str) -> Result<(), SinkError> {
+        let opened = Topic::open(&self.producer, topic)
+            .map_err(|code| SinkError::Broken(code.to_string()))?;
+        self.known.insert(topic.into(), opened);
+        Ok(())
     }
 
     /// Without records nobody would notice that an outage has ended.
@@ -131,7 +115,7 @@ impl Sink for KafkaSink {
         }
         self.asked_at = Instant::now();
         let producer = self.producer.clone();
-        let topic = self.known.iter().next().cloned();
+        let topic = self.known.keys().next().cloned();
         tokio::task::spawn_blocking(move || {
             let client = producer.client();
             match client.fetch_metadata(topic.as_deref(), ANSWER) {

@@ -267,7 +267,7 @@ impl Session<'_> {
                 }
                 () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 topic = wait.topic() => {
-                    sink.prepared(topic?);
+                    sink.prepared(topic?)?;
                     wait = Wait::Nothing;
                 }
                 filled = self.connection.fill(), if matches!(wait, Wait::Nothing) => filled?,

@@ -25,7 +25,10 @@ pub trait Sink {
     fn prepare(&mut self, topic: &str) -> Preparation;
 
     /// The preparation of `topic` has succeeded.
-    fn prepared(&mut self, topic: &str);
+    ///
+    /// # Errors
+    /// The sink can't use it all the same.
+    fn prepared(&mut self, topic: &str) -> Result<(), SinkError>;
 
     /// Called now and then, at least every ten seconds: the place for what the sink has to do when
     /// there are no records. Never blocks.

@@ -58,7 +58,9 @@ impl Sink for StdoutSink {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn prepared(&mut self, _topic: &str) {}
+    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     fn tend(&mut self) {}
 }

@@ -48,7 +48,9 @@ impl Sink for Script {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn prepared(&mut self, _topic: &str) {}
+    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     fn tend(&mut self) {}
 }

@@ -1,0 +1,158 @@
+//! The one call that is made for each record, without rdkafka's own preparations for it.
+//!
+//! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by it and builds
+//! its result for every record. Here the topic is opened once, and a record costs nothing on Rust's
+//! side. The calls are librdkafka 2.12's, `src/rdkafka.h`.
+#![expect(
+    unsafe_code,
+    reason = "librdkafka is a C library, and this is the border to it"
+)]
+
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+
+use rdkafka::bindings::{
+    RD_KAFKA_MSG_F_COPY, rd_kafka_header_add, rd_kafka_headers_destroy, rd_kafka_headers_new,
+    rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_producev, rd_kafka_topic_destroy,
+    rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::producer::{Producer, ThreadedProducer};
+use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
+
+use super::context::Context;
+use crate::outbox::Record;
+use crate::pipeline::watermark::Tag;
+
+/// `RD_KAFKA_PARTITION_UA`: the partitioner chooses.
+const PARTITION_UNASSIGNED: i32 = -1;
+
+/// A topic of a producer, opened.
+pub(super) struct Topic {
+    handle: NonNull<RDKafkaTopic>,
+    /// Keeps what the handle belongs to.
+    producer: ThreadedProducer<Context>,
+}
+
+// SAFETY: librdkafka's topic handles may be used from any thread.
+unsafe impl Send for Topic {}
+
+impl Topic {
+    /// Opens the topic; whether it exists is asked of the brokers elsewhere.
+    ///
+    /// # Errors
+    /// librdkafka does not accept the name.
+    pub(super) fn open(
+        producer: &ThreadedProducer<Context>,
+        name: &str,
+    ) -> Result<Self, RDKafkaErrorCode> {
+        let name = CString::new(name).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+        // SAFETY: the producer lives for as long as `producer`; the name is copied.
+        let handle = unsafe {
+            rd_kafka_topic_new(producer.client().native_ptr(), name.as_ptr(), null_mut())
+        };
+        match NonNull::new(handle) {
+            Some(handle) => Ok(Self {
+                handle,
+                producer: producer.clone(),
+            }),
+            // SAFETY: reads this thread's last error.
+            None => Err(unsafe { rd_kafka_last_error() }.into()),
+        }
+    }
+
+    /// Has librdkafka copy a record and queue it. Its delivery is reported with `tag`.
+    ///
+    /// # Errors
+    /// The record was not taken.
+    pub(super) fn produce(&self, record: &Record<'_>, tag: Tag) -> Result<(), RDKafkaErrorCode> {
+        let headers = NativeHeaders::of(record)?;
+        let (key, key_len) = parts(record.key);
+        let (value, value_len) = parts(record.payload);
+        // SAFETY: every type tag is followed by arguments of the types that rdkafka.h has for it,
+        // and the list has its end. The pointers are valid for the call, in which their content is
+        // copied (F_COPY; keys always are); an absent key or value is a null pointer.
+        let code = unsafe {
+            rd_kafka_producev(
+                self.producer.client().native_ptr(),
+                Vtype::RD_KAFKA_VTYPE_RKT as c_int,
+                self.handle.as_ptr(),
+                Vtype::RD_KAFKA_VTYPE_PARTITION as c_int,
+                record.partition.unwrap_or(PARTITION_UNASSIGNED),
+                Vtype::RD_KAFKA_VTYPE_MSGFLAGS as c_int,
+                RD_KAFKA_MSG_F_COPY as c_int,
+                Vtype::RD_KAFKA_VTYPE_VALUE as c_int,
+                value,
+                value_len,
+                Vtype::RD_KAFKA_VTYPE_KEY as c_int,
+                key,
+                key_len,
+                // Zero is now.
+                Vtype::RD_KAFKA_VTYPE_TIMESTAMP as c_int,
+                record.timestamp_millis.unwrap_or(0),
+                Vtype::RD_KAFKA_VTYPE_OPAQUE as c_int,
+                tag.to_word() as *mut c_void,
+                Vtype::RD_KAFKA_VTYPE_HEADERS as c_int,
+                headers.0.as_ptr(),
+                Vtype::RD_KAFKA_VTYPE_END as c_int,
+            )
+        };
+        result(code)?;
+        // librdkafka has them now.
+        std::mem::forget(headers);
+        Ok(())
+    }
+}
+
+impl Drop for Topic {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this one's own, and the producer is still there.
+        unsafe { rd_kafka_topic_destroy(self.handle.as_ptr()) };
+    }
+}
+
+/// A list of headers that librdkafka has not taken.
+struct NativeHeaders(NonNull<rd_kafka_headers_t>);
+
+impl NativeHeaders {
+    fn of(record: &Record<'_>) -> Result<Self, RDKafkaErrorCode> {
+        // SAFETY: makes an empty list.
+        let list = unsafe { rd_kafka_headers_new(record.headers.len()) };
+        let headers = Self(NonNull::new(list).ok_or(RDKafkaErrorCode::CriticalSystemResource)?);
+        for (name, value) in record.headers.iter() {
+            let (value, value_len) = parts(value);
+            // SAFETY: name and value are valid for the call, and are copied.
+            let code = unsafe {
+                rd_kafka_header_add(
+                    headers.0.as_ptr(),
+                    name.as_ptr().cast(),
+                    name.len().cast_signed(),
+                    value,
+                    value_len.cast_signed(),
+                )
+            };
+            result(code)?;
+        }
+        Ok(headers)
+    }
+}
+
+impl Drop for NativeHeaders {
+    fn drop(&mut self) {
+        // SAFETY: the list is this one's own.
+        unsafe { rd_kafka_headers_destroy(self.0.as_ptr()) };
+    }
+}
+
+fn parts(bytes: Option<&[u8]>) -> (*const c_void, usize) {
+    bytes.map_or((std::ptr::null(), 0), |bytes| {
+        (bytes.as_ptr().cast(), bytes.len())
+    })
+}
+
+fn result(code: RDKafkaRespErr) -> Result<(), RDKafkaErrorCode> {
+    match code {
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(()),
+        code => Err(code.into()),
+    }
+}
