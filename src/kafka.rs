@@ -1,7 +1,9 @@
 //! Everything that knows rdkafka.
 
 pub mod context;
+mod flusher;
 mod native;
+mod poller;
 pub mod probe;
 pub mod producer;
 pub mod properties;

@@ -10,14 +10,15 @@
 
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use rdkafka::bindings::{
-    RD_KAFKA_MSG_F_COPY, rd_kafka_header_add, rd_kafka_headers_destroy, rd_kafka_headers_new,
-    rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_producev, rd_kafka_topic_destroy,
-    rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    RD_KAFKA_MSG_F_COPY, rd_kafka_flush, rd_kafka_header_add, rd_kafka_headers_destroy,
+    rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_producev,
+    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::producer::{Producer, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
 
 use super::context::Context;
@@ -31,7 +32,7 @@ const PARTITION_UNASSIGNED: i32 = -1;
 pub(super) struct Topic {
     handle: NonNull<RDKafkaTopic>,
     /// Keeps what the handle belongs to.
-    producer: ThreadedProducer<Context>,
+    producer: Arc<BaseProducer<Context>>,
 }
 
 // SAFETY: librdkafka's topic handles may be used from any thread.
@@ -43,7 +44,7 @@ impl Topic {
     /// # Errors
     /// librdkafka does not accept the name.
     pub(super) fn open(
-        producer: &ThreadedProducer<Context>,
+        producer: &Arc<BaseProducer<Context>>,
         name: &str,
     ) -> Result<Self, RDKafkaErrorCode> {
         let name = CString::new(name).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
@@ -109,6 +110,14 @@ impl Drop for Topic {
         // SAFETY: the handle is this one's own, and the producer is still there.
         unsafe { rd_kafka_topic_destroy(self.handle.as_ptr()) };
     }
+}
+
+/// Sends what is queued, and what is queued meanwhile, without waiting for company. Returns when
+/// nothing is in flight, or after `millis` milliseconds.
+pub(super) fn flush(producer: &BaseProducer<Context>, millis: c_int) {
+    // SAFETY: the producer is there.
+    // That the time runs out is no failure: deliveries are reported, or not, all the same.
+    let _ = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
 }
 
 /// A list of headers that librdkafka has not taken.

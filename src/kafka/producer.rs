@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::producer::{Producer, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, Producer};
 
 use super::context::Context;
+use super::flusher::Flusher;
 use super::native::Topic;
-use super::properties::{Properties, client_config, describe};
+use super::poller::Poller;
+use super::properties::{Properties, client_config, describe, leaves_linger};
 use super::topics::{CreateTopics, Topics};
 use crate::outbox::Record;
 use crate::pipeline::sink::{Preparation, Produced, Sink, SinkError};
@@ -20,7 +23,13 @@ use crate::pipeline::watermark::{Deliveries, Tag};
 /// librdkafka copies key, value and headers when it takes a record, batches them on threads of its
 /// own and calls [`Context`] for each delivery.
 pub struct KafkaSink {
-    producer: ThreadedProducer<Context>,
+    /// Hears of deliveries, until the sink is dropped.
+    _poller: Poller,
+    /// None where the user says how long a batch may wait.
+    flusher: Option<Flusher>,
+    /// Something was taken since the last flush.
+    unflushed: bool,
+    producer: Arc<BaseProducer<Context>>,
     topics: Topics,
     /// Those that exist, by name.
     known: HashMap<Box<str>, Topic>,
@@ -44,13 +53,33 @@ impl KafkaSink {
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
         let config = client_config(properties, &format!("walpost-{pipeline}"));
-        let producer: ThreadedProducer<Context> = config
-            .create_with_context(Context::new(pipeline, deliveries))
+        let context = Context::new(pipeline, deliveries);
+        Self::with_config(config, leaves_linger(properties), create_topics, context)
+    }
+
+    fn with_config(
+        config: ClientConfig,
+        flush: bool,
+        create_topics: Option<CreateTopics>,
+        context: Context,
+    ) -> Result<Self, SinkError> {
+        let producer: BaseProducer<Context> = config
+            .create_with_context(context)
             .map_err(|error| SinkError::Configuration(describe(&error)))?;
-        let topics = Topics::new(config, create_topics);
+        let producer = Arc::new(producer);
+        let no_thread =
+            |error: std::io::Error| SinkError::Broken(format!("no thread for it: {error}"));
+        let poller = Poller::start(Arc::clone(&producer)).map_err(no_thread)?;
+        let flusher = flush
+            .then(|| Flusher::start(Arc::clone(&producer)))
+            .transpose()
+            .map_err(no_thread)?;
         Ok(Self {
+            _poller: poller,
+            flusher,
+            unflushed: false,
             producer,
-            topics,
+            topics: Topics::new(config, create_topics),
             known: HashMap::new(),
             asked_at: Instant::now(),
         })
@@ -63,6 +92,7 @@ impl Sink for KafkaSink {
             return Ok(Produced::NewTopic);
         };
         let Err(code) = topic.produce(record, tag) else {
+            self.unflushed = true;
             return Ok(Produced::Taken);
         };
         let topic = record.topic.to_owned();
@@ -89,7 +119,13 @@ impl Sink for KafkaSink {
         }
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self, busy: bool) -> Result<(), SinkError> {
+        if !busy
+            && std::mem::take(&mut self.unflushed)
+            && let Some(flusher) = &self.flusher
+        {
+            flusher.flush();
+        }
         Ok(())
     }
 
@@ -97,7 +133,7 @@ impl Sink for KafkaSink {
         Box::pin(
             self.topics
                 .clone()
-                .prepare(self.producer.clone(), topic.to_owned()),
+                .prepare(Arc::clone(&self.producer), topic.to_owned()),
         )
     }
 
@@ -114,7 +150,7 @@ impl Sink for KafkaSink {
             return;
         }
         self.asked_at = Instant::now();
-        let producer = self.producer.clone();
+        let producer = Arc::clone(&self.producer);
         let topic = self.known.keys().next().cloned();
         tokio::task::spawn_blocking(move || {
             let client = producer.client();
@@ -123,5 +159,77 @@ impl Sink for KafkaSink {
                 Err(error) => client.context().unreachable(&describe(&error)),
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+
+    use super::*;
+    use crate::outbox::headers::Headers;
+    use crate::pipeline::watermark::{Watermark, Window};
+    use crate::postgres::lsn::Lsn;
+
+    const TOPIC: &str = "t";
+    const NEVER_BY_ITSELF: &str = "900000";
+
+    /// A sink whose batches wait for ever, with one record taken.
+    fn taken() -> (
+        MockCluster<'static, rdkafka::producer::DefaultProducerContext>,
+        KafkaSink,
+        Watermark,
+    ) {
+        let cluster = MockCluster::new(1).expect("mock cluster");
+        cluster.create_topic(TOPIC, 1, 1).expect("topic");
+        let brokers = ("bootstrap.servers".to_owned(), cluster.bootstrap_servers());
+        let mut config = client_config(&[brokers].into(), "test");
+        config.set("linger.ms", NEVER_BY_ITSELF);
+        let window = Window {
+            records: 10,
+            bytes: 10_000,
+        };
+        let mut watermark = Watermark::new(window, Lsn::ZERO);
+        let context = Context::new("test", watermark.deliveries());
+        let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
+        sink.prepared(TOPIC).expect("opened");
+        watermark.begin(Lsn(1)).expect("begin");
+        let tag = watermark.reserve(1).expect("open").expect("room");
+        let record = Record {
+            topic: TOPIC,
+            partition: Some(0),
+            timestamp_millis: None,
+            key: None,
+            payload: Some(b"x"),
+            headers: Headers::default(),
+        };
+        let before = Instant::now();
+        while sink.produce(&record, tag) != Ok(Produced::Taken) {
+            // The broker is asked for the topic's partitions in the background.
+            assert!(before.elapsed() < Duration::from_secs(20), "not taken");
+            std::thread::yield_now();
+        }
+        (cluster, sink, watermark)
+    }
+
+    #[tokio::test]
+    async fn a_quiet_flush_sends_at_once() {
+        let (_cluster, mut sink, watermark) = taken();
+        let before = Instant::now();
+        while watermark.in_flight().records > 0 {
+            assert!(before.elapsed() < Duration::from_secs(20), "not sent");
+            // Until the broker is connected to, a flush finds nobody to send to.
+            sink.unflushed = true;
+            sink.flush(false).expect("flush");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_busy_flush_lets_the_batch_fill() {
+        let (_cluster, mut sink, watermark) = taken();
+        sink.flush(true).expect("flush");
+        let sent = tokio::time::timeout(Duration::from_millis(500), watermark.empty()).await;
+        assert!(sent.is_err(), "a batch was sent before its time");
     }
 }

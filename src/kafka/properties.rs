@@ -99,6 +99,10 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("partitioner", "murmur2_random");
     // A third of the bytes for next to no time, and every client can read it.
     config.set("compression.type", "lz4");
+    if leaves_linger(properties) {
+        // For busy times; in quiet ones Walpost flushes.
+        config.set("linger.ms", "10");
+    }
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
@@ -117,6 +121,14 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("queue.buffering.max.messages", "0");
     config.set("queue.buffering.max.kbytes", "2147483647");
     config
+}
+
+/// Whether the user leaves it to Walpost how long a batch waits for company.
+#[must_use]
+pub fn leaves_linger(properties: &Properties) -> bool {
+    ["linger.ms", "queue.buffering.max.ms"]
+        .iter()
+        .all(|name| !properties.contains_key(*name))
 }
 
 /// An error of librdkafka without Rust's names for it.

@@ -1,12 +1,13 @@
 //! A topic is there before its first record, or its absence is an error that says how to make it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode as Code;
-use rdkafka::producer::{Producer, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 use tracing::info;
@@ -87,7 +88,7 @@ impl Topics {
     /// The topic is missing and stays so, or the brokers refuse us.
     pub async fn prepare(
         self,
-        producer: ThreadedProducer<Context>,
+        producer: Arc<BaseProducer<Context>>,
         topic: String,
     ) -> Result<(), SinkError> {
         let mut missing_since = None;
@@ -176,7 +177,7 @@ impl Topics {
 }
 
 /// Asks the cluster for `topic`; `Err` where no broker answers.
-async fn lookup(producer: &ThreadedProducer<Context>, topic: &str) -> Result<Lookup, ()> {
+async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lookup, ()> {
     let (producer, topic) = (producer.clone(), topic.to_owned());
     let metadata = tokio::task::spawn_blocking(move || {
         let metadata = producer.client().fetch_metadata(Some(&topic), METADATA)?;

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::route::POSITION_HEADER;
 
 /// A record's headers, in order.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Headers<'r> {
     spans: &'r [HeaderSpan],
     scratch: &'r [u8],

@@ -42,6 +42,11 @@ impl Pace {
         self.frames = self.frames.saturating_add(1);
     }
 
+    /// Frames come fast.
+    pub(super) fn is_fast(&self) -> bool {
+        self.fast
+    }
+
     /// How long to wait before the next read, if at all.
     pub(super) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);

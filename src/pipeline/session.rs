@@ -24,6 +24,8 @@ const CONFIRM: Duration = Duration::from_millis(100);
 const STATUS_MAX: Duration = Duration::from_secs(10);
 /// How often the publication is looked at while streaming.
 const PUBLICATION: Duration = Duration::from_secs(30);
+/// With more records in flight than this, others have company anyway: times are busy.
+const COMPANY: u64 = 100;
 const REOPEN: Duration = Duration::from_secs(1);
 /// How long the last status update may take to be sent.
 const LAST_WORD: Duration = Duration::from_secs(2);
@@ -230,7 +232,8 @@ impl Session<'_> {
         loop {
             if matches!(wait, Wait::Nothing) {
                 wait = self.frames(core, sink, drain_until.is_some())?;
-                sink.flush()?;
+                let many = core.watermark.in_flight().records > COMPANY;
+                sink.flush(many || self.pace.is_fast())?;
             }
             if !matches!(wait, Wait::Nothing) {
                 self.connection.pause();

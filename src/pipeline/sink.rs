@@ -15,11 +15,12 @@ pub trait Sink {
     /// The record can't be taken, now or ever.
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
 
-    /// Nothing more is at hand: what was taken should not wait for company.
+    /// Nothing more is at hand: what was taken should not wait for company, unless times are `busy`
+    /// and more is about to come.
     ///
     /// # Errors
     /// The sink can't take any more.
-    fn flush(&mut self) -> Result<(), SinkError>;
+    fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
     /// Sees to it that `topic` exists, before its first record.
     fn prepare(&mut self, topic: &str) -> Preparation;

@@ -39,7 +39,7 @@ impl Sink for StdoutSink {
         Ok(Produced::Taken)
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
         if self.gathered.is_empty() {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use openssl::asn1::Asn1Time;
 use openssl::bn::BigNum;
@@ -67,9 +68,12 @@ impl Authority {
             builder.append_extension(extension).unwrap();
         }
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
+        // Servers start side by side, each with a certificate of the same name.
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let identity = Identity {
-            certificate: self.folder.join(format!("{name}.pem")),
-            key: self.folder.join(format!("{name}.key")),
+            certificate: self.folder.join(format!("{name}.{number}.pem")),
+            key: self.folder.join(format!("{name}.{number}.key")),
         };
         fs::write(&identity.certificate, builder.build().to_pem().unwrap()).unwrap();
         write_private(&identity.key, &key.private_key_to_pem_pkcs8().unwrap());

@@ -40,7 +40,7 @@ impl Sink for Script {
         Ok(Produced::Taken)
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
         Ok(())
     }
 
