@@ -2,11 +2,13 @@
 //!
 //! `tests/golden/pg<major>.bin` is a sequence of messages, each with its length before it (u32,
 //! big-endian): a scripted session with values as text, then the same again with values in binary.
+//! `tests/golden/outbox_<kind>.bin` is one transaction of 100 events in the same form, for
+//! `tests/support/stream.rs` to repeat.
 
 use std::fs;
 use std::path::Path;
 
-use crate::support::postgres::{MAJORS, Server};
+use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::session::Session;
 
 /// Every kind of message, and every kind of tuple and column.
@@ -42,6 +44,40 @@ const SESSION: [&str; 9] = [
      SELECT pg_replication_origin_session_reset()",
 ];
 
+/// The same events in three outbox tables: with a jsonb payload of about 190 bytes, with headers
+/// beside it as in sql/outbox.sql, and with the payload as bytes.
+const OUTBOXES: &str = "
+CREATE TABLE outbox_plain (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+CREATE TABLE outbox_headers (LIKE outbox_plain, headers jsonb, created_at timestamptz);
+CREATE TABLE outbox_bytea (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload bytea);
+CREATE PUBLICATION golden FOR TABLE outbox_plain, outbox_headers, outbox_bytea;
+CREATE VIEW event AS
+SELECT n, md5(n::text)::uuid AS id, 'order' AS aggregatetype, 'ord-' || n * 7919 % 10000 AS aggregateid,
+    'OrderCreated' AS type,
+    jsonb_build_object('n', n, 'customer', 'customer-' || n * 104729 % 5000, 'amount', n * 7919 % 100000 / 100.0,
+        'currency', 'EUR', 'status', 'created',
+        'note', substr(md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 1, 70)) AS payload
+FROM generate_series(1, 100) n;
+";
+
+const EVENTS: [(&str, &str); 3] = [
+    (
+        "outbox_plain",
+        "SELECT id, aggregatetype, aggregateid, type, payload FROM event",
+    ),
+    (
+        "outbox_headers",
+        "SELECT id, aggregatetype, aggregateid, type, payload,
+             jsonb_build_object('tenant', 'tenant-' || n % 10, 'traceparent',
+                 '00-' || md5(n::text) || '-' || substr(md5(n::text), 1, 16) || '-01', 'schema', 3, 'actor', NULL),
+             timestamptz '2026-01-01 00:00:00+00' + n * interval '1.0001 s' FROM event",
+    ),
+    (
+        "outbox_bytea",
+        "SELECT id, aggregatetype, aggregateid, type, convert_to(payload::text, 'UTF8') FROM event",
+    ),
+];
+
 /// The tag of every message of protocol 1.
 const TAGS: &[u8] = b"BCDIMORTUY";
 
@@ -65,14 +101,36 @@ fn capture_golden() {
             );
         }
         messages.extend(captured(&session, "true"));
-        let mut file = Vec::new();
-        for message in messages {
-            file.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
-            file.extend(message);
-        }
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-        fs::write(folder.join(format!("pg{major}.bin")), file).unwrap();
+        write(&format!("pg{major}.bin"), &messages);
     }
+}
+
+#[test]
+#[ignore = "writes tests/golden; run it to capture other events"]
+fn capture_golden_outbox() {
+    let server = Server::private(MAJOR, "");
+    let session = server.session("postgres");
+    session.run(OUTBOXES);
+    session.run("SELECT pg_create_logical_replication_slot('golden', 'pgoutput')");
+    for (table, events) in EVENTS {
+        session.run(&format!("INSERT INTO {table} {events}"));
+    }
+    let messages = captured(&session, "false");
+    let mut transactions = messages.split_inclusive(|message| message[0] == b'C');
+    for (table, _) in EVENTS {
+        write(&format!("{table}.bin"), transactions.next().unwrap());
+    }
+    assert_eq!(transactions.next(), None);
+}
+
+fn write(name: &str, messages: &[Vec<u8>]) {
+    let mut file = Vec::new();
+    for message in messages {
+        file.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+        file.extend(message);
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    fs::write(folder.join(name), file).unwrap();
 }
 
 fn captured(session: &Session, binary: &str) -> Vec<Vec<u8>> {
