@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::route::POSITION_HEADER;
@@ -85,30 +85,54 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key::<std::borrow::Cow<'de, str>>()? {
+        while let Some(name) = map.next_key_seed(Text(self.scratch))? {
+            let bytes = &self.scratch[name.clone()];
             // librdkafka keeps a header's name as a C string.
-            if name.contains('\0') {
+            if bytes.contains(&0) {
                 return Err(A::Error::custom("a name has a NUL character"));
             }
-            if name == POSITION_HEADER {
+            if bytes == POSITION_HEADER.as_bytes() {
                 return Err(A::Error::custom(
                     "a member has the name of Walpost's own header",
                 ));
             }
-            let name = push(self.scratch, name.as_bytes());
             let json = map.next_value::<&RawValue>()?.get();
             let value = match json.as_bytes().first() {
                 Some(b'n') => None,
                 Some(b'"') => {
-                    let text: std::borrow::Cow<'_, str> =
-                        serde_json::from_str(json).map_err(A::Error::custom)?;
-                    Some(push(self.scratch, text.as_bytes()))
+                    let mut string = serde_json::Deserializer::from_str(json);
+                    let text = Text(self.scratch).deserialize(&mut string);
+                    Some(text.map_err(A::Error::custom)?)
                 }
                 _ => Some(push(self.scratch, json.as_bytes())),
             };
             self.spans.push(HeaderSpan { name, value });
         }
         Ok(())
+    }
+}
+
+/// Appends a JSON string's characters to the scratch space. A `String`, or a `Cow`, which serde always
+/// makes an owned one, would cost an allocation a header.
+struct Text<'s>(&'s mut Vec<u8>);
+
+impl<'de> DeserializeSeed<'de> for Text<'_> {
+    type Value = Range<usize>;
+
+    fn deserialize<D: Deserializer<'de>>(self, string: D) -> Result<Self::Value, D::Error> {
+        string.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Text<'_> {
+    type Value = Range<usize>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(push(self.0, text.as_bytes()))
     }
 }
 

@@ -1,0 +1,189 @@
+//! No memory is allocated per row, from the socket to the sink.
+//!
+//! The count is of the whole process, whichever thread allocates, so the tests run one after the
+//! other on the main thread. A test that fails leaves the places that allocated in a file for
+//! Valgrind's viewer of DHAT files.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+
+#[path = "support/stream.rs"]
+mod stream;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use dhat::{HeapStats, Profiler};
+use libtest_mimic::{Arguments, Trial};
+use stream::{NullSink, Stream, Table, null_pipeline, play, templates};
+use walpost::outbox::settings::OutboxSettings;
+use walpost::pipeline::core::{Core, Step};
+use walpost::postgres::connection::Connection;
+use walpost::postgres::conninfo::Conninfo;
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const ROWS: usize = 100_000;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // With more, tests would run on threads of their own beside the harness's bookkeeping.
+    arguments.test_threads = Some(1);
+    let plain = |per_transaction| Stream::rows(Table::Plain, ROWS, per_transaction);
+    let defaults = OutboxSettings::default;
+    let tests = vec![
+        test("rows_of_the_default_table_allocate_nothing", move || {
+            streamed(Table::Plain, defaults(), &plain(100));
+        }),
+        test("transactions_of_one_row_allocate_nothing", move || {
+            streamed(Table::Plain, defaults(), &plain(1));
+        }),
+        test("large_transactions_allocate_nothing", move || {
+            streamed(Table::Plain, defaults(), &plain(ROWS / 4));
+        }),
+        test(
+            "templates_and_several_headers_allocate_nothing",
+            move || {
+                streamed(Table::Plain, templates(), &plain(100));
+            },
+        ),
+        test("headers_from_a_json_column_allocate_nothing", move || {
+            let stream = Stream::rows(Table::Headers, ROWS, 100);
+            streamed(Table::Headers, defaults(), &stream);
+        }),
+        test("a_bytea_payload_allocates_nothing", move || {
+            let stream = Stream::rows(Table::Bytea, ROWS, 100);
+            streamed(Table::Bytea, defaults(), &stream);
+        }),
+        test("keepalives_allocate_nothing", move || {
+            streamed(Table::Plain, defaults(), &Stream::keepalives(ROWS));
+        }),
+        test("reading_from_the_socket_allocates_nothing", move || {
+            received(&plain(100));
+        }),
+    ];
+    libtest_mimic::run(&arguments, tests).exit_code()
+}
+
+fn test(name: &'static str, run: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        run();
+        Ok(())
+    })
+}
+
+/// Counts from here on.
+fn profiler() -> Profiler {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dhat-heap.json");
+    Profiler::builder().testing().file_name(file).build()
+}
+
+/// Nothing was allocated while there was this profiler, so nothing has grown.
+fn assert_nothing_allocated(profiler: Profiler) {
+    let stats = HeapStats::get();
+    dhat::assert_eq!(
+        (stats.total_blocks, stats.total_bytes),
+        (0, 0),
+        "allocations and their bytes; the places are in {}",
+        concat!(env!("CARGO_TARGET_TMPDIR"), "/dhat-heap.json")
+    );
+    drop(profiler);
+}
+
+/// Plays a third of `stream` to grow every buffer to its size, and the rest of it for the count.
+fn streamed(table: Table, settings: OutboxSettings, stream: &Stream) {
+    let (mut core, mut sink) = null_pipeline(table, settings);
+    let mut bodies = stream.bodies();
+    play(&mut core, &mut sink, bodies.by_ref().take(stream.len() / 3));
+    let profiler = profiler();
+    play(&mut core, &mut sink, bodies);
+    assert_nothing_allocated(profiler);
+    assert_delivered(&mut core, &mut sink, stream);
+}
+
+/// As [`streamed`], but through a connection.
+fn received(stream: &Stream) {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
+    let bytes = stream.bytes().to_vec();
+    let server = thread::spawn(move || walsender(&listener, &bytes));
+    let url = format!(
+        "postgresql://walpost@/shop?host={}",
+        folder.path().display()
+    );
+    let conninfo = Conninfo::parse(&url, &|_| None).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let limit = Duration::from_secs(60);
+        let mut connection = Connection::open(&conninfo, limit, 1 << 20).await.unwrap();
+        connection.start("slot", "publication").await.unwrap();
+        let (mut core, mut sink) = null_pipeline(Table::Plain, OutboxSettings::default());
+        let warm_up = stream.len() / 3;
+        receive(&mut connection, &mut core, &mut sink, warm_up).await;
+        let profiler = profiler();
+        receive(
+            &mut connection,
+            &mut core,
+            &mut sink,
+            stream.len() - warm_up,
+        )
+        .await;
+        assert_nothing_allocated(profiler);
+        assert_delivered(&mut core, &mut sink, stream);
+    });
+    server.join().unwrap();
+}
+
+async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSink, frames: usize) {
+    let mut left = frames;
+    while left > 0 {
+        while left > 0
+            && let Some(frame) = connection.peek().unwrap()
+        {
+            assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
+            connection.consume();
+            left -= 1;
+        }
+        core.watermark.confirmed();
+        if left > 0 {
+            connection.fill().await.unwrap();
+        }
+    }
+}
+
+/// A server that streams `bytes` to the first who asks.
+fn walsender(listener: &UnixListener, bytes: &[u8]) {
+    const AUTHENTICATION_OK: &[u8] = b"R\0\0\0\x08\0\0\0\0";
+    const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05I";
+    const COPY_BOTH: &[u8] = b"W\0\0\0\x07\0\0\0";
+    let (mut socket, _) = listener.accept().unwrap();
+    read_message(&mut socket);
+    socket.write_all(AUTHENTICATION_OK).unwrap();
+    socket.write_all(READY_FOR_QUERY).unwrap();
+    let mut tag = [0];
+    socket.read_exact(&mut tag).unwrap();
+    assert_eq!(tag, *b"Q");
+    read_message(&mut socket);
+    socket.write_all(COPY_BOTH).unwrap();
+    socket.write_all(bytes).unwrap();
+}
+
+/// Reads a length and what it counts.
+fn read_message(socket: &mut UnixStream) {
+    let mut len = [0; 4];
+    socket.read_exact(&mut len).unwrap();
+    let mut body = vec![0; u32::from_be_bytes(len) as usize - len.len()];
+    socket.read_exact(&mut body).unwrap();
+}
+
+/// The rows did go all the way: the end of the stream can be confirmed.
+fn assert_delivered(core: &mut Core, sink: &mut NullSink, stream: &Stream) {
+    sink.deliver();
+    assert_eq!(core.watermark.confirmed().lsn(), stream.end());
+}

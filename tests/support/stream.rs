@@ -1,0 +1,281 @@
+//! What a walsender sends for an outbox, of any length, and a sink that keeps nothing: the whole
+//! way of a row from frame to record, without servers, the same in every run.
+//!
+//! The bytes are a real server's: `./dev golden` captures one transaction of 100 events a table
+//! (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in as many transactions as are asked
+//! for, each with LSNs of its own in Begin and Commit; nothing else in a message depends on where in
+//! the log it is.
+#![allow(
+    dead_code,
+    reason = "each binary that includes this file uses its own part of it"
+)]
+
+use std::sync::Arc;
+
+use walpost::outbox::Record;
+use walpost::outbox::settings::OutboxSettings;
+use walpost::pipeline::core::{Core, Step};
+use walpost::pipeline::sink::{Preparation, Produced, Sink, SinkError};
+use walpost::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
+use walpost::postgres::frame::Frame;
+use walpost::postgres::lsn::Lsn;
+
+/// Where the log begins.
+pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
+/// What a row takes in the log, and a transaction beside its rows.
+const ROW_LSN: u64 = 0x200;
+const TRANSACTION_LSN: u64 = 0x100;
+/// Frames that come with one read of the socket, and records that are delivered together: primes, so
+/// that the two meet in every way.
+const FRAMES_A_READ: usize = 307;
+const RECORDS_A_BATCH: usize = 1009;
+/// What a Kafka producer is given by default.
+const WINDOW: Window = Window {
+    records: 100_000,
+    bytes: 16 << 20,
+};
+
+/// The tables that were captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// id, aggregatetype, aggregateid, type, payload jsonb.
+    Plain,
+    /// The same, with headers jsonb and created_at.
+    Headers,
+    /// As plain, with payload bytea.
+    Bytea,
+}
+
+impl Table {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "outbox_plain",
+            Self::Headers => "outbox_headers",
+            Self::Bytea => "outbox_bytea",
+        }
+    }
+
+    fn captured(self) -> &'static [u8] {
+        match self {
+            Self::Plain => include_bytes!("../golden/outbox_plain.bin"),
+            Self::Headers => include_bytes!("../golden/outbox_headers.bin"),
+            Self::Bytea => include_bytes!("../golden/outbox_bytea.bin"),
+        }
+    }
+}
+
+/// CopyData messages, one after the other, as they stand in the read buffer.
+pub(crate) struct Stream {
+    bytes: Vec<u8>,
+    end: Lsn,
+    frames: usize,
+}
+
+impl Stream {
+    /// Rows of `table` in transactions of `per_transaction`; the table's description comes first.
+    pub(crate) fn rows(table: Table, rows: usize, per_transaction: usize) -> Self {
+        let messages: Vec<_> = split(table.captured()).collect();
+        let the_one = |tag: u8| {
+            let mut found = messages.iter().filter(|message| message[0] == tag);
+            let message = found.next().expect("a captured transaction");
+            assert!(found.next().is_none(), "one transaction of one table");
+            message.to_vec()
+        };
+        let (mut begin, mut commit) = (the_one(b'B'), the_one(b'C'));
+        let relation = the_one(b'R');
+        let inserts: Vec<_> = messages
+            .into_iter()
+            .filter(|message| message[0] == b'I')
+            .collect();
+
+        let mut stream = Self::nothing();
+        let mut described = false;
+        let mut sent = 0;
+        while sent < rows {
+            let rows = per_transaction.min(rows - sent);
+            let at = stream.end.0 + rows as u64 * ROW_LSN;
+            let end = at + TRANSACTION_LSN;
+            begin[1..9].copy_from_slice(&at.to_be_bytes());
+            commit[2..10].copy_from_slice(&at.to_be_bytes());
+            commit[10..18].copy_from_slice(&end.to_be_bytes());
+            stream.xlog(&begin);
+            if !std::mem::replace(&mut described, true) {
+                stream.xlog(&relation);
+            }
+            (sent..sent + rows).for_each(|n| stream.xlog(inserts[n % inserts.len()]));
+            stream.xlog(&commit);
+            stream.end = Lsn(end);
+            sent += rows;
+        }
+        stream
+    }
+
+    /// What an idle outbox in a busy database gets.
+    pub(crate) fn keepalives(count: usize) -> Self {
+        let mut stream = Self::nothing();
+        for _ in 0..count {
+            stream.end.0 += TRANSACTION_LSN;
+            let end = stream.end.0.to_be_bytes();
+            stream.copy_data(&[b"k", &end, &[0; 8], &[0]]);
+        }
+        stream
+    }
+
+    fn nothing() -> Self {
+        Self {
+            bytes: Vec::new(),
+            end: BEGIN,
+            frames: 0,
+        }
+    }
+
+    /// The walsender gives pgoutput's messages no LSN of their own, but for the last of a change.
+    fn xlog(&mut self, message: &[u8]) {
+        self.copy_data(&[b"w", &[0; 8], &[0; 8], &[0; 8], message]);
+    }
+
+    fn copy_data(&mut self, body: &[&[u8]]) {
+        let len = 4 + body.iter().map(|part| part.len()).sum::<usize>();
+        self.bytes.push(b'd');
+        self.bytes
+            .extend(u32::try_from(len).expect("a short message").to_be_bytes());
+        body.iter().for_each(|part| self.bytes.extend(*part));
+        self.frames += 1;
+    }
+
+    /// All of it, as it comes through the socket.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bodies of the messages.
+    pub(crate) fn bodies(&self) -> impl Iterator<Item = &[u8]> {
+        copy_data_bodies(&self.bytes)
+    }
+
+    /// How many messages there are.
+    pub(crate) fn len(&self) -> usize {
+        self.frames
+    }
+
+    /// The LSN to confirm when all of it is delivered.
+    pub(crate) fn end(&self) -> Lsn {
+        self.end
+    }
+}
+
+/// Messages, each after its length.
+fn split(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (len, after) = rest.split_first_chunk::<4>()?;
+        let (message, after) = after.split_at(u32::from_be_bytes(*len) as usize);
+        rest = after;
+        Some(message)
+    })
+}
+
+fn copy_data_bodies(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (_tag, after) = rest.split_first()?;
+        let (len, _) = after.split_first_chunk::<4>()?;
+        // The length counts itself.
+        let (body, after) = after.split_at(u32::from_be_bytes(*len) as usize);
+        rest = after;
+        Some(&body[4..])
+    })
+}
+
+/// Takes everything, and reports it delivered in batches, as a producer's thread does.
+pub(crate) struct NullSink {
+    deliveries: Arc<Deliveries>,
+    taken: Vec<Tag>,
+}
+
+impl NullSink {
+    fn new(deliveries: Arc<Deliveries>) -> Self {
+        Self {
+            deliveries,
+            taken: Vec::with_capacity(RECORDS_A_BATCH),
+        }
+    }
+
+    /// Reports what is left of the last batch.
+    pub(crate) fn deliver(&mut self) {
+        self.taken
+            .drain(..)
+            .for_each(|tag| self.deliveries.delivered(tag));
+    }
+}
+
+impl Sink for NullSink {
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
+        std::hint::black_box(record);
+        self.taken.push(tag);
+        if self.taken.len() == RECORDS_A_BATCH {
+            self.deliver();
+        }
+        Ok(Produced::Taken)
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn prepare(&mut self, _topic: &str) -> Preparation {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn tend(&mut self) {}
+}
+
+/// A core for `table`'s rows at the beginning of a [`Stream`], and the sink's side of it.
+pub(crate) fn core(table: Table, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
+    let mut watermark = Watermark::new(WINDOW, BEGIN);
+    watermark.reconnected(BEGIN);
+    let deliveries = watermark.deliveries();
+    let name = table.name().parse().expect("a table's name");
+    (Core::new(name, settings, watermark), deliveries)
+}
+
+/// A core and its null sink.
+pub(crate) fn null_pipeline(table: Table, settings: OutboxSettings) -> (Core, NullSink) {
+    let (core, deliveries) = core(table, settings);
+    (core, NullSink::new(deliveries))
+}
+
+/// What a session does with the frames that have come: takes them, and looks after each read what
+/// may be confirmed.
+pub(crate) fn play<'s>(
+    core: &mut Core,
+    sink: &mut NullSink,
+    bodies: impl Iterator<Item = &'s [u8]>,
+) {
+    for (n, body) in bodies.enumerate() {
+        let frame = Frame::decode(body).expect("a frame");
+        assert_eq!(core.frame(&frame, sink).expect("goes on"), Step::Done);
+        if n % FRAMES_A_READ == 0 {
+            sink.flush().expect("flushes");
+            std::hint::black_box(core.watermark.confirmed());
+        }
+    }
+}
+
+/// Settings with a template wherever one can be: three columns in the key, and four headers.
+pub(crate) fn templates() -> OutboxSettings {
+    let template = |text: &str| text.parse().expect("a template");
+    OutboxSettings {
+        topic: template("shop.{aggregatetype}.{type}"),
+        key: template("{type}:{aggregatetype}:{aggregateid}"),
+        headers: vec![
+            ("id".to_owned(), template("{id}")),
+            ("type".to_owned(), template("{type}")),
+            ("source".to_owned(), template("shop/{aggregatetype}")),
+            ("content-type".to_owned(), template("application/json")),
+        ],
+        ..OutboxSettings::default()
+    }
+}
