@@ -217,7 +217,7 @@ impl Sink for NullSink {
         Ok(Produced::Taken)
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
         Ok(())
     }
 
@@ -258,7 +258,7 @@ pub(crate) fn play<'s>(
         let frame = Frame::decode(body).expect("a frame");
         assert_eq!(core.frame(&frame, sink).expect("goes on"), Step::Done);
         if n % FRAMES_A_READ == 0 {
-            sink.flush().expect("flushes");
+            sink.flush(true).expect("flushes");
             std::hint::black_box(core.watermark.confirmed());
         }
     }
