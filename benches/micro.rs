@@ -1,0 +1,180 @@
+//! Times of the pure parts, per row, over the captured stream: `./dev micro [FILTER]`.
+//!
+//! Times move from machine to machine and from run to run; what CI holds is the count of
+//! instructions, in `instructions.rs`.
+
+#[path = "../tests/support/stream.rs"]
+mod stream;
+
+use std::hint::black_box;
+
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput};
+use stream::{BEGIN, Stream, Table, null_pipeline, play, templates};
+use walpost::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
+use walpost::outbox::route::Router;
+use walpost::outbox::settings::OutboxSettings;
+use walpost::pipeline::watermark::{Watermark, Window};
+use walpost::postgres::frame::Frame;
+use walpost::postgres::lsn::{Lsn, Position};
+use walpost::postgres::pgoutput::{Message, Value};
+
+const ROWS: usize = 10_000;
+/// Rows in a transaction, where that doesn't matter much.
+const TRANSACTION: usize = 100;
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    frame_and_decode(&mut group(&mut criterion, "codec"));
+    route(&mut group(&mut criterion, "route"));
+    watermark(&mut group(&mut criterion, "watermark"));
+    core(&mut group(&mut criterion, "core"));
+    criterion.final_summary();
+}
+
+type Group<'c> = BenchmarkGroup<'c, WallTime>;
+
+fn group<'c>(criterion: &'c mut Criterion, name: &str) -> Group<'c> {
+    let mut group = criterion.benchmark_group(name);
+    group.throughput(Throughput::Elements(ROWS as u64));
+    group
+}
+
+/// `CopyData` bodies to frames, and the messages in them.
+fn frame_and_decode(group: &mut Group<'_>) {
+    let stream = Stream::rows(Table::Plain, ROWS, TRANSACTION);
+    group.bench_function("frame", |bencher| {
+        bencher.iter(|| {
+            stream.bodies().for_each(|body| {
+                black_box(Frame::decode(body)).expect("a frame");
+            });
+        });
+    });
+    let messages: Vec<_> = stream.bodies().map(message_bytes).collect();
+    group.bench_function("decode", |bencher| {
+        bencher.iter(|| {
+            for bytes in &messages {
+                black_box(Message::decode(bytes)).expect("a message");
+            }
+        });
+    });
+}
+
+/// Rows to records, with the settings and the tables that differ most.
+fn route(group: &mut Group<'_>) {
+    let cases = [
+        ("defaults", Table::Plain, OutboxSettings::default()),
+        ("headers column", Table::Headers, OutboxSettings::default()),
+        ("several templates", Table::Plain, templates()),
+        ("bytea", Table::Bytea, OutboxSettings::default()),
+    ];
+    for (name, table, settings) in cases {
+        let stream = Stream::rows(table, ROWS, TRANSACTION);
+        let (mapping, rows) = rows(&stream, table, &settings);
+        let mut router = Router::default();
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                for (index, row) in (0..).zip(&rows) {
+                    let position = Position {
+                        commit: BEGIN,
+                        index,
+                    };
+                    let record = router.route(&mapping, row, &position.text());
+                    black_box(record).expect("a record");
+                }
+            });
+        });
+    }
+}
+
+/// Reserve, commit, deliver and confirm, nothing else.
+fn watermark(group: &mut Group<'_>) {
+    const COST: u64 = 600;
+    for (name, per_transaction) in [("transactions of 1", 1), ("transactions of 100", 100)] {
+        let window = Window {
+            records: ROWS as u64,
+            bytes: ROWS as u64 * COST,
+        };
+        let mut watermark = Watermark::new(window, BEGIN);
+        let deliveries = watermark.deliveries();
+        let mut end = BEGIN.0;
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                for _ in 0..ROWS / per_transaction {
+                    let commit = Lsn(end + 8);
+                    end += 16;
+                    watermark.begin(commit).expect("begins");
+                    for _ in 0..per_transaction {
+                        let tag = watermark.reserve(COST).expect("open").expect("room");
+                        deliveries.delivered(black_box(tag));
+                    }
+                    watermark.commit(commit, Lsn(end)).expect("commits");
+                }
+                assert_eq!(watermark.confirmed().lsn(), Lsn(end));
+            });
+        });
+    }
+}
+
+/// All of it, into a sink that keeps nothing.
+fn core(group: &mut Group<'_>) {
+    let cases = [
+        ("transactions of 1", Table::Plain, 1),
+        ("transactions of 100", Table::Plain, TRANSACTION),
+        ("headers column", Table::Headers, TRANSACTION),
+    ];
+    for (name, table, per_transaction) in cases {
+        let stream = Stream::rows(table, ROWS, per_transaction);
+        group.bench_function(name, |bencher| {
+            bencher.iter_batched_ref(
+                || null_pipeline(table, OutboxSettings::default()),
+                |(core, sink)| play(core, sink, stream.bodies()),
+                BatchSize::LargeInput,
+            );
+        });
+    }
+}
+
+fn message_bytes(body: &[u8]) -> &[u8] {
+    match Frame::decode(body).expect("a frame") {
+        Frame::XLogData { data, .. } => data,
+        Frame::Keepalive { .. } => panic!("rows only"),
+    }
+}
+
+/// The stream's rows, as the core lays them out.
+fn rows<'s>(
+    stream: &'s Stream,
+    table: Table,
+    settings: &OutboxSettings,
+) -> (Mapping, Vec<Row<'s>>) {
+    let mut mapping = None;
+    let mut rows = Vec::new();
+    for bytes in stream.bodies().map(message_bytes) {
+        match Message::decode(bytes).expect("a message") {
+            Message::Relation(relation) => {
+                let columns: Vec<_> = relation
+                    .columns
+                    .iter()
+                    .map(|column| TableColumn {
+                        name: column.name,
+                        type_oid: column.type_oid,
+                    })
+                    .collect();
+                mapping = Some(Mapping::bind(settings, table.name(), &columns).expect("binds"));
+            }
+            Message::Insert { new, .. } => {
+                let mapping = mapping.as_ref().expect("described before its rows");
+                let mut row = [None; COLUMNS_MAX];
+                for (index, value) in new.values().enumerate() {
+                    if let (Some(slot), Value::Text(text)) = (mapping.slot(index), value) {
+                        row[slot] = Some(text);
+                    }
+                }
+                rows.push(row);
+            }
+            _ => {}
+        }
+    }
+    (mapping.expect("a description"), rows)
+}
