@@ -5,6 +5,7 @@
 -- Run by: the table's owner; needs CREATE on the database. Twice without harm: a publication of that name that is
 -- there already is examined, never changed.
 --
+-- An outbox in the log has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
 -- Inserts alone: an event is never changed, and deleting old ones is no event. Via the root: rows of every partition,
 -- also of those made later, arrive under the name of the partitioned table.
 \set ON_ERROR_STOP on
@@ -37,9 +38,16 @@ DECLARE
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
-        EXECUTE format(
-            'CREATE PUBLICATION %I FOR TABLE %s WITH (publish = ''insert'', publish_via_partition_root = true)',
-            name, outbox);
+        EXECUTE format('CREATE PUBLICATION %I %s WITH (publish = ''insert'', publish_via_partition_root = true)',
+            name, CASE WHEN outbox_name <> '' THEN 'FOR TABLE ' || outbox ELSE '' END);
+        RETURN;
+    END IF;
+
+    IF outbox_name = '' THEN
+        IF EXISTS (SELECT FROM pg_publication_tables WHERE pubname = name) THEN
+            RAISE EXCEPTION 'publication % exists and contains tables, though the outbox is in the log',
+                quote_ident(name) USING HINT = 'Choose another name for the publication.';
+        END IF;
         RETURN;
     END IF;
 

@@ -10,7 +10,7 @@
 -- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
 -- `replication`.
 -- SELECT on the table is for the checks; streaming needs none. Through the root of a partitioned table it covers the
--- partitions.
+-- partitions. An outbox in the log has no table: -v table=
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -25,10 +25,14 @@
 \set role walpost
 \endif
 
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
 SET walpost.role = :'role';
 
 DO $walpost$
 DECLARE
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
     name text := current_setting('walpost.role');
     found pg_roles;
 BEGIN
@@ -40,8 +44,9 @@ BEGIN
             USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
+    IF outbox_name <> '' THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
+        EXECUTE format('GRANT SELECT ON TABLE %I.%I TO %I', in_schema, outbox_name, name);
+    END IF;
 END
 $walpost$;
-
-GRANT USAGE ON SCHEMA :"schema" TO :"role";
-GRANT SELECT ON TABLE :"schema".:"table" TO :"role";

@@ -4,7 +4,8 @@
 --        -f sql/teardown.sql
 --
 -- Stop `walpost run` first. Events that are not yet delivered stay in the table but will not be delivered: there is no
--- way back, a new slot starts with what is committed after it. Twice without harm.
+-- way back, a new slot starts with what is committed after it. Of an outbox in the log (-v table=) they are gone with
+-- the slot. Twice without harm.
 -- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -53,8 +54,13 @@ $walpost$;
 
 DROP PUBLICATION IF EXISTS :"publication";
 
-\echo 'Left in place: the table, its functions and the role. To remove those too:'
+SELECT :'table' = '' AS is_in_the_log \gset
+\echo 'Left in place: the outbox, its functions and the role. To remove those too:'
+\if :is_in_the_log
+\echo '   ' DROP SCHEMA walpost CASCADE ';'
+\else
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
+\endif
 \echo '   ' DROP OWNED BY :"role" '; -- in this database: its privileges'
 \echo '   ' DROP ROLE :"role" ';     -- once no database has any left'

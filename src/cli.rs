@@ -27,7 +27,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make outbox table, role, publication and slot; what is there already stays as it is
+    /// Make outbox, role, publication and slot; what is there already stays as it is
     Init(init::InitArgs),
     /// Find everything that would make `run` fail or lose data later, each with its remedy
     Check(check::CheckArgs),

@@ -14,10 +14,11 @@ use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::outbox::route::POSITION_HEADER;
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::postgres::catalog::Target;
 use crate::postgres::conninfo::{Conninfo, ConninfoError};
+use crate::postgres::table::TableName;
+use crate::postgres::target::{Outbox, Target};
 
-use self::file::{File, FilePipeline, SinkName};
+use self::file::{File, FilePipeline, OutboxName, SinkName};
 use self::values::{Bytes, bytes, duration};
 
 /// A configuration that can't be used. Exit code 2.
@@ -348,22 +349,47 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
         let reason = format!("{slot:?}: expected 1 to 63 characters of a-z, 0-9 and _");
         return Err(reader.error("slot", reason));
     }
-    let publication = file.publication.clone().unwrap_or(default);
+    let publication = file.publication.clone().unwrap_or_else(|| default.clone());
     if publication.is_empty() || publication.len() > 63 {
         return Err(reader.error("publication", "expected a name of 1 to 63 bytes"));
     }
-    let table = reader.read("table", file.table.as_ref())?;
-    Ok(Target {
-        table: match table {
-            Some(table) => table,
-            None => crate::postgres::table::TableName {
-                schema: "public".to_owned(),
-                name: "outbox".to_owned(),
-            },
+    let outbox = match file.outbox.unwrap_or_default() {
+        OutboxName::Table => Outbox::Table(table(reader, file)?),
+        OutboxName::Log => Outbox::Log {
+            prefix: prefix(reader, file, default)?,
         },
+    };
+    Ok(Target {
+        outbox,
         publication,
         slot,
     })
+}
+
+fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
+    if file.prefix.is_some() {
+        let reason = "a prefix is for an outbox in the log, and this one is a table; leave it out, or set outbox to log";
+        return Err(reader.error("prefix", reason));
+    }
+    let table = reader.read("table", file.table.as_ref())?;
+    Ok(table.unwrap_or_else(|| TableName {
+        schema: "public".to_owned(),
+        name: "outbox".to_owned(),
+    }))
+}
+
+fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<String, ConfigError> {
+    if file.table.is_some() {
+        let reason = "an outbox in the log has no table; leave it out, or set outbox to table";
+        return Err(reader.error("table", reason));
+    }
+    let prefix = file.prefix.clone().unwrap_or(default);
+    let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    if prefix.is_empty() || prefix.len() > 63 || !prefix.bytes().all(is_legal) {
+        let reason = format!("{prefix:?}: expected 1 to 63 characters of a-z A-Z 0-9 . _ -");
+        return Err(reader.error("prefix", reason));
+    }
+    Ok(prefix)
 }
 
 fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, ConfigError> {

@@ -15,6 +15,7 @@ pub mod watermark;
 use std::time::Instant;
 
 use tokio::sync::watch;
+use tracing::field::display;
 use tracing::{debug, info, warn};
 
 use self::core::Core;
@@ -23,10 +24,11 @@ use self::session::Memory;
 use self::settings::{PipelineSettings, SinkSettings};
 use self::sink::{Sink, SinkError};
 use self::stdout::StdoutSink;
-use self::watermark::{Confirmed, DeliveryFailure, OrderError, Watermark, Window};
+use self::watermark::{DeliveryFailure, OrderError, Watermark, Window};
 use crate::kafka::producer::KafkaSink;
 use crate::observe::outage::{Outage, Say};
 use crate::outbox::columns::MappingError;
+use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
 use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::connection::ConnectionError;
@@ -43,7 +45,7 @@ pub enum PipelineError {
     /// The catalog can't be asked.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// Table, publication or slot are not as they have to be.
+    /// Outbox, publication or slot are not as they have to be.
     #[error(transparent)]
     Problem(#[from] Problem),
     /// The slot is in use.
@@ -69,7 +71,7 @@ pub enum PipelineError {
     #[error(
         "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
          re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
-         Send them again from the table, then restart walpost"
+         {resend}; then restart walpost"
     )]
     SlotMoved {
         /// The slot.
@@ -78,6 +80,8 @@ pub enum PipelineError {
         found: Lsn,
         /// What was confirmed last.
         confirmed: Lsn,
+        /// How the events between are delivered.
+        resend: &'static str,
     },
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
@@ -95,7 +99,7 @@ pub enum PipelineError {
     /// The stream contradicts itself.
     #[error("the replication stream contradicts itself: {0}")]
     Order(#[from] OrderError),
-    /// The table is not as the settings expect.
+    /// The outbox has not the columns that the settings expect.
     #[error(transparent)]
     Mapping(#[from] MappingError),
     /// The publication has another table's rows.
@@ -111,11 +115,36 @@ pub enum PipelineError {
         /// The table of the settings.
         expected: TableName,
     },
+    /// The publication has a table's rows, and the outbox is no table.
+    #[error(
+        "the publication sends a change to table {found} at {at}, but the outbox is in the log. Take its tables out \
+         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
+    )]
+    RowBesideLog {
+        /// Position of the row.
+        at: Position,
+        /// The table of the row.
+        found: String,
+    },
+    /// A message with the outbox's prefix is no event.
+    #[error(
+        "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
+         walpost.publish, and everything else with another prefix. To leave out the transaction that has it: SELECT \
+         pg_replication_slot_advance('SLOT', '{}'::pg_lsn + 1)", .at.commit
+    )]
+    Envelope {
+        /// Position of the message.
+        at: Position,
+        /// Its prefix.
+        prefix: String,
+        /// What is wrong with it.
+        error: EnvelopeError,
+    },
     /// A row is larger than the configuration allows.
     #[error(
         "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
-         max_row_bytes, and message.max.bytes in [kafka] with it; keep such rows out with a CHECK \
-         on the table"
+         max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
+         sql/outbox.sql and sql/publish.sql do"
     )]
     RowTooLarge {
         /// Position of the row.
@@ -225,11 +254,8 @@ async fn run_into<S: Sink>(
     let make = || -> Result<_, PipelineError> {
         let watermark = Watermark::new(window, Lsn::ZERO);
         let sink = make_sink(watermark.deliveries())?;
-        let core = Core::new(
-            settings.target.table.clone(),
-            settings.outbox.clone(),
-            watermark,
-        );
+        let outbox = settings.target.outbox.clone();
+        let core = Core::new(outbox, settings.outbox.clone(), watermark)?;
         Ok(Carrier { core, sink })
     };
     let pipeline = &settings.name;
@@ -240,7 +266,7 @@ async fn run_into<S: Sink>(
     let mut backoff = Backoff::default();
     loop {
         let error = match session::open(settings, &mut memory, &mut orders).await {
-            Ok(None) => return stopped(pipeline, memory.confirmed()),
+            Ok(None) => return stopped(pipeline, &memory, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
                     info!(pipeline, ?lasted, "PostgreSQL is back");
@@ -253,7 +279,7 @@ async fn run_into<S: Sink>(
                 match session.stream(core, sink, &mut memory, &mut orders).await {
                     Ok(until) => {
                         session.end(core, &mut memory, until).await;
-                        return stopped(pipeline, memory.confirmed());
+                        return stopped(pipeline, &memory, &carrier.core);
                     }
                     Err(error) => {
                         if session.has_progressed() {
@@ -289,25 +315,32 @@ async fn run_into<S: Sink>(
                     Say::Nothing => debug!(pipeline, %error, ?delay, "reconnecting"),
                 }
                 if remedy == Remedy::RebuildSink {
+                    let left_alone = carrier.core.left_alone();
                     drop(carrier);
                     carrier = make()?;
+                    carrier.core.go_on_counting(left_alone);
                 }
                 delay
             }
         };
         tokio::select! {
             biased;
-            () = drain_ordered(&mut orders) => return stopped(pipeline, memory.confirmed()),
+            () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
             () = tokio::time::sleep(delay) => {}
         }
     }
 }
 
-fn stopped(pipeline: &str, confirmed: Option<Confirmed>) -> Result<(), PipelineError> {
-    match confirmed {
-        Some(confirmed) => info!(pipeline, confirmed = %confirmed.lsn(), "stopped"),
-        None => info!(pipeline, "stopped"),
-    }
+fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineError> {
+    let confirmed = memory.confirmed().map(|confirmed| display(confirmed.lsn()));
+    let left_alone = core.left_alone();
+    info!(
+        pipeline,
+        confirmed,
+        foreign_messages = left_alone.map(|left| left.foreign),
+        nontransactional_messages = left_alone.map(|left| left.nontransactional),
+        "stopped"
+    );
     Ok(())
 }
 

@@ -12,3 +12,4 @@ pub mod lsn;
 pub mod pgoutput;
 pub mod provision;
 pub mod table;
+pub mod target;

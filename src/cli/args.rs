@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::config::file::OutboxName;
 use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
@@ -64,10 +65,16 @@ pub struct ConnectionArgs {
         hide_env_values = true
     )]
     pub postgres: Option<String>,
+    /// Where events are: rows of a table, or in the write-ahead log alone [default: table]
+    #[arg(long, env = "WALPOST_OUTBOX", value_enum)]
+    pub outbox: Option<OutboxName>,
     /// The outbox table [default: public.outbox]
     #[arg(long, env = "WALPOST_TABLE", value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// The publication of its inserts [default: walpost_PIPELINE]
+    /// The prefix of events in the log [default: walpost_PIPELINE]
+    #[arg(long, env = "WALPOST_PREFIX", value_name = "NAME")]
+    pub prefix: Option<String>,
+    /// The publication [default: walpost_PIPELINE]
     #[arg(long, env = "WALPOST_PUBLICATION", value_name = "NAME")]
     pub publication: Option<String>,
     /// The replication slot [default: walpost_PIPELINE]
@@ -128,7 +135,14 @@ impl ConnectionArgs {
     /// Some flag here is about one pipeline.
     #[must_use]
     pub fn is_for_one_pipeline(&self) -> bool {
-        [&self.postgres, &self.table, &self.publication, &self.slot]
+        self.outbox.is_some()
+            || [
+                &self.postgres,
+                &self.table,
+                &self.prefix,
+                &self.publication,
+                &self.slot,
+            ]
             .iter()
             .any(|flag| flag.is_some())
     }

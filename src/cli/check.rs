@@ -12,6 +12,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, Observed};
 use crate::postgres::connection::Connection;
+use crate::postgres::target::Outbox;
 
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
@@ -173,7 +174,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         report.add(
             "database",
             Outcome::Ok,
-            "table, publication and slot are there and fit together",
+            "outbox, publication and slot are there and fit together",
         );
     }
     columns(settings, &observed, report);
@@ -181,7 +182,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    if observed.table.is_none() {
+    if observed.table.is_none() && settings.target.outbox.table().is_some() {
         return;
     }
     match settings.check_columns(observed) {
@@ -197,6 +198,7 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
 /// What works today and loses or repeats events some day.
 fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
     let target = &settings.target;
+    let outbox = &target.outbox;
     if let Some(table) = &observed.table
         && !table.refuses_update
     {
@@ -204,19 +206,28 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "updates",
             Outcome::Warning,
             format!(
-                "table {} accepts UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE \
-                 is lost so. Forbid it with the trigger of sql/no_update.sql",
-                target.table
+                "{outbox} accepts UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE \
+                 is lost so. Forbid it with the trigger of sql/no_update.sql"
             ),
         );
     }
-    if let Some(publication) = &observed.publication {
+    if matches!(outbox, Outbox::Log { .. }) {
+        match observed.has_publish {
+            true => report.add("publish", Outcome::Ok, "the function walpost.publish is there"),
+            false => report.add(
+                "publish",
+                Outcome::Warning,
+                "the function walpost.publish is not there, so nobody can write an event with it. Create it: walpost \
+                 init --outbox log",
+            ),
+        }
+    }
+    if let (Some(publication), Some(table)) = (&observed.publication, outbox.table()) {
         let name = &target.publication;
         if let Some(filter) = &publication.row_filter {
             let message = format!(
                 "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: ALTER PUBLICATION \
-                 {name} SET TABLE {}",
-                target.table
+                 {name} SET TABLE {table}"
             );
             report.add("row filter", Outcome::Warning, message);
         }
@@ -234,7 +245,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             Outcome::Warning,
             "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot keeps write-ahead log until the \
              disk is full. Bound it: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; beyond the bound the slot is \
-             lost, and events have to be sent again from the table",
+             lost, and with it events that were not delivered",
         ),
         Some(bound) => {
             report.add("disk", Outcome::Ok, format!("max_slot_wal_keep_size is {bound}"));

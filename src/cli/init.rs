@@ -64,6 +64,15 @@ pub fn run(args: &InitArgs) -> Exit {
         Ok(pipelines) => pipelines,
         Err(exit) => return exit,
     };
+    if args.partitioned
+        && let Some(settings) = pipelines.iter().find(|s| s.target.outbox.table().is_none())
+    {
+        error!(
+            "pipeline {:?}: --partitioned is for a table, and this outbox is in the log; leave it out",
+            settings.name
+        );
+        return Exit::Usage;
+    }
     for settings in &pipelines {
         let provision = Provision {
             target: settings.target.clone(),
@@ -96,7 +105,7 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
     });
     let Err((step, reason)) = applied else {
         let target = &settings.target;
-        info!(%database, table = %target.table, publication = target.publication, slot = target.slot, "ready");
+        info!(%database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
         return Ok(());
     };
     let hint = match &reason {
@@ -105,7 +114,7 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
              init again, or raise --lock-timeout"
         }
         CatalogError::Server(error) if error.code == "42501" => {
-            ". Run init as the owner of the table with REPLICATION, or as a superuser"
+            ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser"
         }
         _ => "",
     };

@@ -24,7 +24,7 @@ pub struct RunArgs {
     /// Where records go [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum)]
     sink: Option<SinkName>,
-    /// First make table, publication and slot where they are missing
+    /// First make what is missing of table or functions, publication and slot
     #[arg(long)]
     init: bool,
 }

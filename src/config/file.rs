@@ -32,7 +32,9 @@ pub struct File {
 pub struct FilePipeline {
     pub name: Option<String>,
     pub postgres: Option<String>,
+    pub outbox: Option<OutboxName>,
     pub table: Option<String>,
+    pub prefix: Option<String>,
     pub publication: Option<String>,
     pub slot: Option<String>,
     pub sink: Option<SinkName>,
@@ -51,6 +53,17 @@ pub struct FilePipeline {
     pub drain_timeout: Option<String>,
     pub create_topics: Option<CreateTopics>,
     pub kafka: Option<BTreeMap<String, Scalar>>,
+}
+
+/// Where events are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum OutboxName {
+    /// In a table.
+    #[default]
+    Table,
+    /// In the write-ahead log alone, where `walpost.publish` writes them.
+    Log,
 }
 
 /// The name of a sink.
@@ -120,7 +133,9 @@ impl Given<'_> {
         }
         let connection = self.connection;
         over(&mut file.postgres, connection.postgres.as_ref());
+        over(&mut file.outbox, connection.outbox.as_ref());
         over(&mut file.table, connection.table.as_ref());
+        over(&mut file.prefix, connection.prefix.as_ref());
         over(&mut file.publication, connection.publication.as_ref());
         over(&mut file.slot, connection.slot.as_ref());
         let Some(records) = self.records else { return };

@@ -58,7 +58,7 @@ const MINIMAL: &str = r#"
 fn a_minimal_file_gives_the_defaults() {
     let settings = from_toml(MINIMAL).expect("loads").remove(0);
     assert_eq!(settings.name, "outbox");
-    assert_eq!(settings.target.table.to_string(), "public.outbox");
+    assert_eq!(settings.target.outbox.to_string(), "table public.outbox");
     assert_eq!(settings.target.slot, "walpost_outbox");
     assert_eq!(settings.target.publication, "walpost_outbox");
     assert_eq!(settings.outbox, OutboxSettings::default());
@@ -105,7 +105,7 @@ fn every_key_of_the_file_is_used() {
     .remove(0);
     assert_eq!(settings.name, "orders");
     assert_eq!(settings.postgres.describe(), "shop on db:5432 as me");
-    assert_eq!(settings.target.table.to_string(), "shop.events");
+    assert_eq!(settings.target.outbox.to_string(), "table shop.events");
     assert_eq!(
         (
             settings.target.publication.as_str(),
@@ -153,6 +153,37 @@ fn every_key_of_the_file_is_used() {
             assert_eq!((create.partitions, create.replication), (3, -1));
         }
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_outbox_in_the_log_has_a_prefix_and_no_table() {
+    let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"log\"\n{lines}"));
+    let prefix = |prefix: &str| Outbox::Log {
+        prefix: prefix.to_owned(),
+    };
+    let of = |lines: &str| outbox(lines).expect("loads").remove(0).target.outbox;
+    assert_eq!(of(""), prefix("walpost_outbox"));
+    assert_eq!(of("name = \"orders\""), prefix("walpost_orders"));
+    assert_eq!(of("prefix = \"Orders.v1\""), prefix("Orders.v1"));
+
+    let text = outbox("table = \"public.outbox\"")
+        .expect_err("both")
+        .to_string();
+    assert!(
+        text.contains("table: an outbox in the log has no table"),
+        "{text}"
+    );
+    let text = error(&format!("{MINIMAL}\nprefix = \"x\""));
+    assert!(
+        text.contains("prefix: a prefix is for an outbox in the log"),
+        "{text}"
+    );
+    for bad in ["", "a b", &"x".repeat(64)] {
+        let text = outbox(&format!("prefix = \"{bad}\""))
+            .expect_err(bad)
+            .to_string();
+        assert!(text.contains("1 to 63 characters"), "{text}");
     }
 }
 

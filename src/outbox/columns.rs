@@ -1,5 +1,6 @@
 //! Settings held against the table that is there: which column is what.
 
+use super::envelope;
 use super::settings::{HeadersColumn, NullPayload, OutboxSettings};
 use super::template::{Part, Template};
 
@@ -119,6 +120,32 @@ pub enum MappingError {
         /// Types that can serve.
         expected: &'static str,
     },
+    /// A named column is none of an event in the log.
+    #[error(
+        "an event in the log has no column {column:?}, which {setting} names; it has: {found}. \
+         Name one of these in {setting}"
+    )]
+    MissingField {
+        /// The column that is missing.
+        column: String,
+        /// The setting that names it.
+        setting: String,
+        /// The columns there are.
+        found: String,
+    },
+    /// A column of an event in the log can't serve.
+    #[error(
+        "column {column:?} of an event in the log can't be used for {setting}, which needs {expected}. \
+         Name another column in {setting}, or leave it out"
+    )]
+    WrongField {
+        /// The column.
+        column: String,
+        /// The setting that names it.
+        setting: &'static str,
+        /// Types that can serve.
+        expected: &'static str,
+    },
     /// More columns are named than a row has room for.
     #[error(
         "the settings for table {0} name more than {COLUMNS_MAX} different columns; name fewer"
@@ -148,6 +175,22 @@ impl Mapping {
     pub fn bind(
         settings: &OutboxSettings,
         table: &str,
+        columns: &[TableColumn<'_>],
+    ) -> Result<Self, MappingError> {
+        Self::bind_to(settings, Some(table), columns)
+    }
+
+    /// Finds the columns that `settings` names among those of an event in the log.
+    ///
+    /// # Errors
+    /// A named column is missing or of a type that can't serve.
+    pub fn of_log(settings: &OutboxSettings) -> Result<Self, MappingError> {
+        Self::bind_to(settings, None, &envelope::COLUMNS)
+    }
+
+    fn bind_to(
+        settings: &OutboxSettings,
+        table: Option<&str>,
         columns: &[TableColumn<'_>],
     ) -> Result<Self, MappingError> {
         let mut binder = Binder {
@@ -256,7 +299,8 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 }
 
 struct Binder<'a> {
-    table: &'a str,
+    /// None for events in the log.
+    table: Option<&'a str>,
     columns: &'a [TableColumn<'a>],
     slots: Vec<Option<u8>>,
     used: u8,
@@ -268,21 +312,12 @@ impl Binder<'_> {
             .columns
             .iter()
             .position(|column| column.name == name)
-            .ok_or_else(|| MappingError::MissingColumn {
-                table: self.table.to_owned(),
-                column: name.to_owned(),
-                setting: setting.to_owned(),
-                found: self
-                    .columns
-                    .iter()
-                    .map(|column| column.name)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            })?;
+            .ok_or_else(|| self.missing(name, setting))?;
         let slot = match self.slots[index] {
             Some(slot) => slot,
             None if usize::from(self.used) == COLUMNS_MAX => {
-                return Err(MappingError::TooManyColumns(self.table.to_owned()));
+                let table = self.table.unwrap_or_default().to_owned();
+                return Err(MappingError::TooManyColumns(table));
             }
             None => {
                 let slot = self.used;
@@ -295,6 +330,24 @@ impl Binder<'_> {
             slot,
             bytea: self.columns[index].type_oid == oid::BYTEA,
         })
+    }
+
+    fn missing(&self, column: &str, setting: &str) -> MappingError {
+        let names: Vec<_> = self.columns.iter().map(|column| column.name).collect();
+        let (column, setting, found) = (column.to_owned(), setting.to_owned(), names.join(", "));
+        match self.table {
+            Some(table) => MappingError::MissingColumn {
+                table: table.to_owned(),
+                column,
+                setting,
+                found,
+            },
+            None => MappingError::MissingField {
+                column,
+                setting,
+                found,
+            },
+        }
     }
 
     fn type_of(&self, name: &str) -> u32 {
@@ -316,12 +369,20 @@ impl Binder<'_> {
         if serves(type_oid) {
             return Ok(source);
         }
-        Err(MappingError::WrongType {
-            table: self.table.to_owned(),
-            column: name.to_owned(),
-            type_oid,
-            setting,
-            expected,
+        let column = name.to_owned();
+        Err(match self.table {
+            Some(table) => MappingError::WrongType {
+                table: table.to_owned(),
+                column,
+                type_oid,
+                setting,
+                expected,
+            },
+            None => MappingError::WrongField {
+                column,
+                setting,
+                expected,
+            },
         })
     }
 
@@ -407,6 +468,28 @@ mod tests {
             |s| s.headers_column = HeadersColumn::Named("raw".to_owned()),
             "headers_column",
         );
+    }
+
+    #[test]
+    fn an_event_in_the_log_has_the_columns_of_the_table_that_init_makes() {
+        let with = |change: fn(&mut OutboxSettings)| {
+            let mut settings = OutboxSettings::default();
+            change(&mut settings);
+            Mapping::of_log(&settings)
+        };
+        let mapping = with(|s| s.timestamp = Some("created_at".to_owned())).expect("binds");
+        assert!(mapping.headers_column.is_some());
+        let error = |change| with(change).expect_err("refused").to_string();
+        let missing = error(|s| s.key = "{tenant}".parse().expect("template"));
+        for part in [
+            "\"tenant\"",
+            "key = \"{tenant}\"",
+            "payload, headers, created_at",
+        ] {
+            assert!(missing.contains(part), "{part:?} in {missing:?}");
+        }
+        let wrong = error(|s| s.partition = Some("type".to_owned()));
+        assert!(wrong.contains("partition, which needs int2"), "{wrong}");
     }
 
     #[test]

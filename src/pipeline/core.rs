@@ -4,17 +4,23 @@ use std::collections::HashMap;
 
 use tracing::warn;
 
+use self::log::LogSource;
+use self::table::TableSource;
 use super::PipelineError;
 use super::sink::{Produced, Sink};
 use super::watermark::{OrderError, Watermark};
 use crate::outbox::Record;
-use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
+use crate::outbox::columns::{Mapping, MappingError, Row};
+use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::frame::Frame;
 use crate::postgres::lsn::{Lsn, Position};
-use crate::postgres::pgoutput::{Message, Relation, Tuple, Value};
-use crate::postgres::table::TableName;
+use crate::postgres::pgoutput::{Message, Relation, Tuple};
+use crate::postgres::target::Outbox;
+
+mod log;
+mod table;
 
 /// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
 /// keeps for each message, and for each header.
@@ -23,12 +29,9 @@ const HEADER_OVERHEAD: usize = 64;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
 pub struct Core {
-    table: TableName,
-    settings: OutboxSettings,
-    /// Mappings of the outbox by its OID. There is one, until the table is made anew.
-    mappings: Vec<(u32, Mapping)>,
-    /// Names of other relations by their OID: the outbox's partitions are described too, although
-    /// their rows come under the root's OID.
+    source: Source,
+    /// Names of relations that are not the outbox, by their OID: its partitions are described too,
+    /// although their rows come under the root's OID.
     others: HashMap<u32, String>,
     router: Router,
     /// Where the next row message is; `None` outside a transaction.
@@ -36,6 +39,21 @@ pub struct Core {
     warned_of_update: bool,
     /// Deliveries in any order to one confirmed LSN.
     pub watermark: Watermark,
+}
+
+/// Where events come from.
+enum Source {
+    Table(TableSource),
+    Log(LogSource),
+}
+
+/// Messages in the log that are no events of this outbox. What comes again is counted again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Those of a transaction, with another prefix.
+    pub foreign: u64,
+    /// Those of no transaction, with any prefix.
+    pub nontransactional: u64,
 }
 
 /// What came of a frame.
@@ -52,27 +70,53 @@ pub enum Step {
 }
 
 impl Core {
-    /// For the rows of `table`.
-    #[must_use]
-    pub fn new(table: TableName, settings: OutboxSettings, watermark: Watermark) -> Self {
-        Self {
-            table,
-            settings,
-            mappings: Vec::new(),
+    /// For the events of `outbox`.
+    ///
+    /// # Errors
+    /// The settings name what an event in the log has not. What a table has is known later.
+    pub fn new(
+        outbox: Outbox,
+        settings: OutboxSettings,
+        watermark: Watermark,
+    ) -> Result<Self, MappingError> {
+        let source = match outbox {
+            Outbox::Table(table) => Source::Table(TableSource::new(table, settings)),
+            Outbox::Log { prefix } => Source::Log(LogSource::new(prefix, &settings)?),
+        };
+        Ok(Self {
+            source,
             others: HashMap::new(),
             router: Router::default(),
             position: None,
             warned_of_update: false,
             watermark,
-        }
+        })
     }
 
     /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
     pub fn reconnected(&mut self, resume: Lsn) {
-        self.mappings.clear();
+        if let Source::Table(source) = &mut self.source {
+            source.reconnected();
+        }
         self.others.clear();
         self.position = None;
         self.watermark.reconnected(resume);
+    }
+
+    /// Messages that came and were no events of this outbox; nothing for a table.
+    #[must_use]
+    pub fn left_alone(&self) -> Option<LeftAlone> {
+        match &self.source {
+            Source::Table(_) => None,
+            Source::Log(source) => Some(source.left_alone),
+        }
+    }
+
+    /// Counts on from what [`Core::left_alone`] said of the core before this one.
+    pub fn go_on_counting(&mut self, before: Option<LeftAlone>) {
+        if let (Source::Log(source), Some(before)) = (&mut self.source, before) {
+            source.left_alone = before;
+        }
     }
 
     /// A transaction has begun and not ended.
@@ -131,42 +175,28 @@ impl Core {
             }
             Message::Relation(relation) => self.relation(relation)?,
             Message::Insert { relation, new } => return self.insert(*relation, new, sink),
-            // A row that is deleted or updated later was delivered when it was inserted.
-            Message::Update { .. } => {
-                if !std::mem::replace(&mut self.warned_of_update, true) {
-                    let at = self.place();
-                    warn!(table = %self.table, at, "an UPDATE of an outbox row is not an event, and is left out");
-                }
-                self.count_row()?;
-            }
-            Message::Delete { .. } => {
-                self.count_row()?;
-            }
-            Message::Truncate { .. }
-            | Message::Origin { .. }
-            | Message::Type { .. }
-            | Message::Logical { .. } => {}
+            Message::Update { relation, .. } => return self.changed(*relation, true),
+            Message::Delete { relation, .. } => return self.changed(*relation, false),
+            Message::Logical {
+                transactional,
+                prefix,
+                content,
+                ..
+            } => return self.logical(*transactional, prefix, content, sink),
+            Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. } => {}
         }
         Ok(Step::Done)
     }
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<(), PipelineError> {
-        if !self.table.is(relation.namespace, relation.name) {
+        let is_outbox = match &mut self.source {
+            Source::Table(source) => source.relation(relation)?,
+            Source::Log(_) => false,
+        };
+        if !is_outbox {
             let name = format!("{}.{}", relation.namespace, relation.name);
             self.others.insert(relation.oid, name);
-            return Ok(());
         }
-        let columns: Vec<_> = relation
-            .columns
-            .iter()
-            .map(|column| TableColumn {
-                name: column.name,
-                type_oid: column.type_oid,
-            })
-            .collect();
-        let mapping = Mapping::bind(&self.settings, &self.table.to_string(), &columns)?;
-        self.mappings.retain(|(oid, _)| *oid != relation.oid);
-        self.mappings.push((relation.oid, mapping));
         Ok(())
     }
 
@@ -176,65 +206,73 @@ impl Core {
         tuple: &Tuple<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        let position = self.position.ok_or(OrderError::Stray)?;
-        let Some((_, mapping)) = self.mappings.iter().find(|(oid, _)| *oid == relation) else {
-            return Err(match self.others.get(&relation) {
-                Some(name) => PipelineError::ForeignTable {
-                    at: position,
-                    found: name.clone(),
-                    expected: self.table.clone(),
-                },
-                None => PipelineError::UnknownRelation {
-                    at: position,
-                    oid: relation,
-                },
-            });
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Source::Table(source) = &self.source else {
+            return Err(self.beside_log(at, relation));
         };
-        let row = lay_out(mapping, tuple).map_err(|found| PipelineError::BadTuple {
-            at: position,
-            table: self.table.clone(),
-            found,
-        })?;
-        let record = self
-            .router
-            .route(mapping, &row, &position.text())
-            .map_err(|error| PipelineError::Route {
-                at: position,
-                row: mapping.describe(&row),
-                error,
-            })?;
-        let Some(tag) = self.watermark.reserve(cost(&record))? else {
-            return Ok(Step::Full);
+        let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
+        let event = Event { at, mapping, row };
+        let step = event.hand_over(&mut self.router, &mut self.watermark, sink)?;
+        self.counted(step)
+    }
+
+    fn logical(
+        &mut self,
+        transactional: bool,
+        prefix: &str,
+        content: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let Source::Log(source) = &mut self.source else {
+            return Ok(Step::Done);
         };
-        match sink.produce(&record, tag) {
-            Ok(Produced::Taken) => {
-                self.count_row()?;
-                Ok(Step::Done)
-            }
-            Ok(Produced::Full) => {
-                self.watermark.release(tag);
-                Ok(Step::Full)
-            }
-            Ok(Produced::NewTopic) => {
-                self.watermark.release(tag);
-                Ok(Step::NewTopic(record.topic.to_owned()))
-            }
-            Err(error) => {
-                self.watermark.release(tag);
-                Err(PipelineError::Produce {
-                    at: position,
-                    row: mapping.describe(&row),
-                    error,
-                })
-            }
+        if !transactional {
+            source.outside_of_transactions(prefix);
+            return Ok(Step::Done);
+        }
+        let at = self.position.ok_or(OrderError::Stray)?;
+        if !source.is_ours(prefix) {
+            source.left_alone.foreign += 1;
+            return self.counted(Step::Done);
+        }
+        let envelope = source.event(at, content)?;
+        let mut texts = Texts::default();
+        let mapping = source.mapping();
+        let row = envelope.row(mapping, &mut texts);
+        let event = Event { at, mapping, row };
+        let step = event.hand_over(&mut self.router, &mut self.watermark, sink)?;
+        self.counted(step)
+    }
+
+    /// A row that was updated or deleted: it was delivered when it was inserted.
+    fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, PipelineError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Source::Table(source) = &self.source else {
+            return Err(self.beside_log(at, relation));
+        };
+        if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
+            warn!(table = %source.table(), %at, "an UPDATE of an outbox row is not an event, and is left out");
+        }
+        self.counted(Step::Done)
+    }
+
+    fn beside_log(&self, at: Position, relation: u32) -> PipelineError {
+        match self.others.get(&relation) {
+            Some(name) => PipelineError::RowBesideLog {
+                at,
+                found: name.clone(),
+            },
+            None => PipelineError::UnknownRelation { at, oid: relation },
         }
     }
 
-    /// Every row message has an index, whatever becomes of it, so that a setting can't shift the
-    /// positions of others.
-    fn count_row(&mut self) -> Result<(), PipelineError> {
-        self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
-        Ok(())
+    /// Every row message and every message of the transaction has an index, whatever becomes of it,
+    /// so that a setting can't shift the positions of others.
+    fn counted(&mut self, step: Step) -> Result<Step, PipelineError> {
+        if step == Step::Done {
+            self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
+        }
+        Ok(step)
     }
 
     /// Where the next message is in the log, for people.
@@ -247,24 +285,53 @@ impl Core {
     }
 }
 
-/// Puts the values that `mapping` needs into their slots.
-fn lay_out<'a>(mapping: &Mapping, tuple: &Tuple<'a>) -> Result<Row<'a>, &'static str> {
-    if tuple.len() != mapping.width() {
-        return Err("a row with another number of columns than the table's");
-    }
-    let mut row = [None; COLUMNS_MAX];
-    for (index, value) in tuple.values().enumerate() {
-        let Some(slot) = mapping.slot(index) else {
-            continue;
+/// A row with its meaning, from either source.
+struct Event<'e> {
+    at: Position,
+    mapping: &'e Mapping,
+    row: Row<'e>,
+}
+
+impl Event<'_> {
+    /// Makes a record of it, counts that and gives it to the sink.
+    fn hand_over(
+        &self,
+        router: &mut Router,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let Self { at, mapping, row } = self;
+        let record =
+            router
+                .route(mapping, row, &at.text())
+                .map_err(|error| PipelineError::Route {
+                    at: *at,
+                    row: mapping.describe(row),
+                    error,
+                })?;
+        let Some(tag) = watermark.reserve(cost(&record))? else {
+            return Ok(Step::Full);
         };
-        row[slot] = match value {
-            Value::Null => None,
-            Value::Text(text) => Some(text),
-            Value::Binary(_) => return Err("a value in binary form, which was not asked for"),
-            Value::UnchangedToast => return Err("an inserted row without its out-of-line value"),
-        };
+        match sink.produce(&record, tag) {
+            Ok(Produced::Taken) => Ok(Step::Done),
+            Ok(Produced::Full) => {
+                watermark.release(tag);
+                Ok(Step::Full)
+            }
+            Ok(Produced::NewTopic) => {
+                watermark.release(tag);
+                Ok(Step::NewTopic(record.topic.to_owned()))
+            }
+            Err(error) => {
+                watermark.release(tag);
+                Err(PipelineError::Produce {
+                    at: *at,
+                    row: mapping.describe(row),
+                    error,
+                })
+            }
+        }
     }
-    Ok(row)
 }
 
 fn cost(record: &Record<'_>) -> u64 {

@@ -39,6 +39,8 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         | PipelineError::Order(_)
         | PipelineError::Mapping(_)
         | PipelineError::ForeignTable { .. }
+        | PipelineError::RowBesideLog { .. }
+        | PipelineError::Envelope { .. }
         | PipelineError::RowTooLarge { .. }
         | PipelineError::UnknownRelation { .. }
         | PipelineError::BadTuple { .. }

@@ -13,10 +13,11 @@ use super::settings::PipelineSettings;
 use super::sink::{Preparation, Sink, SinkError};
 use super::watermark::Confirmed;
 use super::{Order, PipelineError, drain_ordered, recovery};
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Target};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::lsn::Lsn;
+use crate::postgres::target::{Outbox, Target};
 
 /// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
 const CONFIRM: Duration = Duration::from_millis(100);
@@ -52,13 +53,14 @@ impl Memory {
         self.another_owner = true;
     }
 
-    fn check_slot(&mut self, slot: &str, found: Lsn) -> Result<(), PipelineError> {
+    fn check_slot(&mut self, target: &Target, found: Lsn) -> Result<(), PipelineError> {
         match self.confirmed.map(Confirmed::lsn) {
             Some(confirmed) if found > confirmed && !self.another_owner => {
                 Err(PipelineError::SlotMoved {
-                    slot: slot.to_owned(),
+                    slot: target.slot.clone(),
                     found,
                     confirmed,
+                    resend: target.outbox.resend(),
                 })
             }
             _ => {
@@ -143,15 +145,19 @@ async fn start<'s>(
     memory.system_id = Some(identity.system_id);
     memory.timeline = identity.timeline;
 
-    connection.start(&target.slot, &target.publication).await?;
+    let messages = matches!(target.outbox, Outbox::Log { .. });
+    connection
+        .start(&target.slot, &target.publication, messages)
+        .await?;
     // Only now that the slot is ours does nobody else move it.
     let slot = catalog.look(target).await?.slot;
     let resume = slot
         .ok_or_else(|| Problem::NoSlot {
             slot: target.slot.clone(),
+            init: target.outbox.init(),
         })?
         .confirmed;
-    memory.check_slot(&target.slot, resume)?;
+    memory.check_slot(target, resume)?;
     info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
 
     let mut lookout = JoinSet::new();

@@ -6,8 +6,9 @@ use crate::kafka::properties::Properties;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::postgres::catalog::{Observed, Target};
+use crate::postgres::catalog::Observed;
 use crate::postgres::conninfo::Conninfo;
+use crate::postgres::target::{Outbox, Target};
 
 /// One pipeline: from one slot to one sink.
 #[derive(Clone, Debug)]
@@ -16,9 +17,9 @@ pub struct PipelineSettings {
     pub name: String,
     /// The database.
     pub postgres: Conninfo,
-    /// Table, publication and slot.
+    /// Outbox, publication and slot.
     pub target: Target,
-    /// How records are made of rows.
+    /// How records are made of events.
     pub outbox: OutboxSettings,
     /// Where records go.
     pub sink: SinkSettings,
@@ -35,11 +36,15 @@ pub struct PipelineSettings {
 }
 
 impl PipelineSettings {
-    /// Holds the settings against the columns of the table that was observed.
+    /// Holds the settings against the columns of the table that was observed, or those of an event
+    /// in the log.
     ///
     /// # Errors
     /// A column is missing or of a type that can't serve.
     pub fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
+        let Outbox::Table(table) = &self.target.outbox else {
+            return Mapping::of_log(&self.outbox).map(drop);
+        };
         let columns: Vec<_> = observed
             .table
             .iter()
@@ -49,7 +54,7 @@ impl PipelineSettings {
                 type_oid: *type_oid,
             })
             .collect();
-        Mapping::bind(&self.outbox, &self.target.table.to_string(), &columns).map(drop)
+        Mapping::bind(&self.outbox, &table.to_string(), &columns).map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-//! SQL questions about table, publication and slot: what is there, and what is wrong with it.
+//! SQL questions about outbox, publication and slot: what is there, and what is wrong with it.
 //!
 //! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
 
@@ -9,21 +9,11 @@ use tracing::debug;
 use super::conninfo::Conninfo;
 use super::dial::{self, DialError, ServerError};
 use super::table::TableName;
+use super::target::{Outbox, Target};
 
 pub use self::observed::{Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem};
 
 mod observed;
-
-/// What a pipeline uses in its database.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// The outbox table.
-    pub table: TableName,
-    /// The publication of its inserts.
-    pub publication: String,
-    /// The logical replication slot.
-    pub slot: String,
-}
 
 /// A connection for questions.
 pub struct Catalog {
@@ -109,7 +99,14 @@ impl Catalog {
             wal_level: server.try_get(3)?,
             may_replicate: server.try_get::<_, Option<bool>>(4)?.unwrap_or(false),
             slot_wal_keep: server.try_get(5)?,
-            table: self.table(&target.table).await?,
+            table: match &target.outbox {
+                Outbox::Table(table) => self.table(table).await?,
+                Outbox::Log { .. } => None,
+            },
+            has_publish: match &target.outbox {
+                Outbox::Table(_) => false,
+                Outbox::Log { .. } => self.has_publish().await?,
+            },
             publication: self.publication(target, server.try_get(0)?).await?,
             slot: self.slot(&target.slot).await?,
         })
@@ -146,6 +143,18 @@ impl Catalog {
                 .collect::<Result<_, tokio_postgres::Error>>()?,
             refuses_update: found.try_get(3)?,
         }))
+    }
+
+    async fn has_publish(&self) -> Result<bool, CatalogError> {
+        let found = self
+            .client
+            .query_one(
+                "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
+                 WHERE n.nspname = 'walpost' AND p.proname = 'publish')",
+                &[],
+            )
+            .await?;
+        Ok(found.try_get(0)?)
     }
 
     async fn publication(
@@ -189,14 +198,17 @@ impl Catalog {
                 schema: row.try_get(0)?,
                 name: row.try_get(1)?,
             };
-            if table == target.table {
+            if target.outbox.table() == Some(&table) {
                 publication.has_table = true;
                 publication.row_filter = row.try_get(2)?;
             } else {
                 publication.other_tables.push(table.to_string());
             }
         }
-        if !publication.has_table && !publication.via_root {
+        if let Outbox::Table(table) = &target.outbox
+            && !publication.has_table
+            && !publication.via_root
+        {
             // A partitioned table is listed by its leaves then.
             let listed = self
                 .client
@@ -206,11 +218,7 @@ impl Catalog {
                      JOIN pg_class c ON c.oid = r.prrelid \
                      JOIN pg_namespace n ON n.oid = c.relnamespace \
                      WHERE p.pubname = $1 AND n.nspname = $2 AND c.relname = $3)",
-                    &[
-                        &target.publication,
-                        &target.table.schema,
-                        &target.table.name,
-                    ],
+                    &[&target.publication, &table.schema, &table.name],
                 )
                 .await?;
             publication.has_table = listed.try_get(0)?;

@@ -163,16 +163,22 @@ impl Connection {
     }
 
     /// `START_REPLICATION` from where the slot stands: the server knows better than any client
-    /// what was confirmed.
+    /// what was confirmed. With `messages` it also sends what `pg_logical_emit_message` wrote.
     ///
     /// # Errors
     /// The server refuses, or the connection fails.
-    pub async fn start(&mut self, slot: &str, publication: &str) -> Result<(), ConnectionError> {
+    pub async fn start(
+        &mut self,
+        slot: &str,
+        publication: &str,
+        messages: bool,
+    ) -> Result<(), ConnectionError> {
         // The option's value is a list of identifiers inside a literal.
         let publication = postgres_protocol::escape::escape_identifier(publication);
         let command = format!(
-            "START_REPLICATION SLOT \"{slot}\" LOGICAL 0/0 (proto_version '1', publication_names {})",
+            "START_REPLICATION SLOT \"{slot}\" LOGICAL 0/0 (proto_version '1', publication_names {}{})",
             escape_literal(&publication).trim_start(),
+            if messages { ", messages 'true'" } else { "" },
         );
         self.send_query(&command).await?;
         loop {

@@ -1,4 +1,4 @@
-//! The SQL files that make table, role, publication and slot: shown, or run as they are.
+//! The SQL files that make outbox, role, publication and slot: shown, or run as they are.
 //!
 //! The files are written for psql. Here, lines that are psql's own (`\set`, `\if`, `\ir`) are left
 //! out, and `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
-use super::catalog::{Catalog, CatalogError, Target};
+use super::catalog::{Catalog, CatalogError};
+use super::target::{Outbox, Target};
 
 const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
 const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
+const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
@@ -20,7 +22,7 @@ const SLOT: &str = include_str!("../../sql/slot.sql");
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub struct Provision {
-    /// Names of table, publication and slot.
+    /// Outbox, publication and slot.
     pub target: Target,
     /// The table is partitioned by day.
     pub partitioned: bool,
@@ -44,20 +46,28 @@ impl Provision {
     #[must_use]
     pub fn scripts(&self) -> Vec<Script> {
         let Target {
-            table,
+            outbox,
             publication,
             slot,
         } = &self.target;
-        let outbox = if self.partitioned {
-            OUTBOX_PARTITIONED
-        } else {
-            OUTBOX
-        };
-        let mut scripts = vec![Script {
-            makes: format!("table {table}"),
-            sql: [UUIDV7, outbox, NO_UPDATE]
-                .map(|file| self.fill_in(file))
-                .join("\n"),
+        let mut scripts = vec![match outbox {
+            Outbox::Table(_) => {
+                let table = if self.partitioned {
+                    OUTBOX_PARTITIONED
+                } else {
+                    OUTBOX
+                };
+                Script {
+                    makes: outbox.to_string(),
+                    sql: [UUIDV7, table, NO_UPDATE]
+                        .map(|file| self.fill_in(file))
+                        .join("\n"),
+                }
+            }
+            Outbox::Log { .. } => Script {
+                makes: "function walpost.publish".to_owned(),
+                sql: self.fill_in(PUBLISH),
+            },
         }];
         if let Some(role) = &self.role {
             scripts.push(Script {
@@ -127,9 +137,11 @@ impl Provision {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
+        // The files take an empty name for no table.
+        let table = self.target.outbox.table();
         let value = match name {
-            "schema" => &self.target.table.schema,
-            "table" => &self.target.table.name,
+            "schema" => table.map_or("", |table| &table.schema),
+            "table" => table.map_or("", |table| &table.name),
             "publication" => &self.target.publication,
             "slot" => &self.target.slot,
             "role" => self.role.as_ref()?,
@@ -150,7 +162,7 @@ mod tests {
     fn provision() -> Provision {
         Provision {
             target: Target {
-                table: "\"My Shop\".\"out'box\"".parse().expect("table"),
+                outbox: Outbox::Table("\"My Shop\".\"out'box\"".parse().expect("table")),
                 publication: "pub".to_owned(),
                 slot: "slot".to_owned(),
             },
@@ -160,15 +172,25 @@ mod tests {
         }
     }
 
+    fn in_the_log() -> Provision {
+        let prefix = "events".to_owned();
+        Provision {
+            target: Target {
+                outbox: Outbox::Log { prefix },
+                ..provision().target
+            },
+            ..provision()
+        }
+    }
+
     #[test]
     fn every_variable_of_the_files_is_filled_in() {
-        for partitioned in [false, true] {
-            for script in (Provision {
-                partitioned,
-                ..provision()
-            })
-            .scripts()
-            {
+        let partitioned = Provision {
+            partitioned: true,
+            ..provision()
+        };
+        for provision in [provision(), partitioned, in_the_log()] {
+            for script in provision.scripts() {
                 for left in [":'", ":\"", "\n\\"] {
                     let code = script
                         .sql
@@ -193,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_publication_comes_before_the_slot_and_the_table_before_both() {
+    fn the_publication_comes_before_the_slot_and_the_outbox_before_both() {
         let makes: Vec<_> = provision()
             .scripts()
             .into_iter()
@@ -213,5 +235,6 @@ mod tests {
             ..provision()
         };
         assert_eq!(without.scripts().len(), 3);
+        assert_eq!(in_the_log().scripts()[0].makes, "function walpost.publish");
     }
 }

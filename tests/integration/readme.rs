@@ -15,7 +15,7 @@ use crate::support::wait::wait_until;
 
 /// Everything that a fenced block in a language may be, by the heading it stands under; each is run
 /// by a test below, but for pictures.
-const RUN: [(&str, &str); 21] = [
+const RUN: [(&str, &str); 24] = [
     ("text", "Why not poll the table"),
     ("sql", "1. Settings of the server"),
     ("sh", "2. Table, role, publication, slot"),
@@ -31,6 +31,9 @@ const RUN: [(&str, &str); 21] = [
     ("sql", "Coming from Debezium's outbox event router"),
     ("sh", "A partitioned outbox"),
     ("sql", "A partitioned outbox"),
+    ("sql", "An outbox without a table"),
+    ("sh", "An outbox without a table"),
+    ("toml", "An outbox without a table"),
     ("toml", "Several pipelines"),
     ("sh", "Several pipelines"),
     ("toml", "Kafka"),
@@ -151,6 +154,8 @@ fn configuration_files_fit_what_init_makes() {
     let mut files = 0;
     for block in blocks().iter().filter(|block| block.language == "toml") {
         place.write("walpost.toml", &block.text);
+        // Two of them use the same names for different kinds of outbox.
+        place.sh(&example("Remove it", "sh"));
         let file: toml::Table = place.fill_in(&block.text).parse().unwrap();
         for pipeline in file["pipeline"].as_array().unwrap() {
             let name = pipeline
@@ -224,6 +229,30 @@ fn partition_that_is_dropped_as_described_was_delivered() {
     place.sql(&today(&queries[2]));
     walpost.stop();
     assert_eq!(db.number("SELECT count(*) FROM outbox"), 0);
+}
+
+#[test]
+fn event_that_is_published_without_a_table_arrives() {
+    let heading = "An outbox without a table";
+    let made = examples(heading, "sh");
+    assert_eq!(made.len(), 2);
+    for make in made {
+        let place = Place::new("");
+        create_topic(&place);
+        place.sh(&make);
+        place.write("walpost.toml", &example(heading, "toml"));
+        let mut walpost = place.start(&run_line());
+        place.sql(&example(heading, "sql"));
+        let records = place.wait_for_records(&mut walpost, 1);
+        assert_eq!(records[0].key(), "4711");
+        assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);
+        walpost.stop();
+        place.sh(&example("Remove it", "sh"));
+        let kept = place
+            .shop()
+            .number("SELECT count(*) FROM pg_replication_slots");
+        assert_eq!(kept, 0);
+    }
 }
 
 #[test]

@@ -64,6 +64,16 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::of(Outbox::Table("public.outbox".parse().expect("table")))
+    }
+
+    fn in_the_log() -> Self {
+        Self::of(Outbox::Log {
+            prefix: "ours".to_owned(),
+        })
+    }
+
+    fn of(outbox: Outbox) -> Self {
         let window = Window {
             records: 100,
             bytes: 100_000,
@@ -71,8 +81,7 @@ impl Scene {
         let mut watermark = Watermark::new(window, Lsn::ZERO);
         watermark.reconnected(Lsn(0x100));
         let deliveries = watermark.deliveries();
-        let table = "public.outbox".parse().expect("table");
-        let core = Core::new(table, OutboxSettings::default(), watermark);
+        let core = Core::new(outbox, OutboxSettings::default(), watermark).expect("settings fit");
         Self {
             core,
             sink: Script::default(),
@@ -183,6 +192,146 @@ fn insert(id: &str) -> Vec<u8> {
         &tuple(b'N', &[id, "order", "key", id]),
     ]
     .concat()
+}
+
+fn logical(transactional: bool, prefix: &str, content: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(content.len()).expect("short");
+    [
+        &[b'M', u8::from(transactional)][..],
+        &[0; 8],
+        prefix.as_bytes(),
+        b"\0",
+        &len.to_be_bytes(),
+        content,
+    ]
+    .concat()
+}
+
+/// An event in the log whose payload is `payload`.
+fn published(payload: &str) -> Vec<u8> {
+    let mut out = [&[1][..], &[0xab; 16], &[0; 8]].concat();
+    for text in ["order", "key", "Placed"] {
+        out.extend(u32::try_from(text.len()).expect("short").to_be_bytes());
+        out.extend(text.as_bytes());
+    }
+    out.extend([255; 4]);
+    out.push(1);
+    out.extend(payload.as_bytes());
+    logical(true, "ours", &out)
+}
+
+#[test]
+fn messages_become_records_and_each_of_the_transaction_has_an_index() {
+    let mut scene = Scene::in_the_log();
+    for message in [
+        logical(false, "ours", b"before"),
+        begin(0x200),
+        published("a"),
+        logical(true, "theirs", b"anything"),
+        logical(false, "theirs", b"between"),
+        published("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key a 00000000/00000200:0000000000",
+            "outbox.event.order key b 00000000/00000200:0000000002",
+        ]
+    );
+    let left_alone = LeftAlone {
+        foreign: 1,
+        nontransactional: 2,
+    };
+    assert_eq!(scene.core.left_alone(), Some(left_alone));
+    scene.deliver_all();
+    assert_eq!(scene.confirmed(), Lsn(0x210));
+    assert_eq!(Scene::new().core.left_alone(), None);
+}
+
+#[test]
+fn messages_are_nothing_to_a_table() {
+    let mut scene = Scene::new();
+    for message in [
+        begin(0x200),
+        published("a"),
+        outbox(),
+        insert("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key b 00000000/00000200:0000000000"]
+    );
+}
+
+#[test]
+fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
+    let mut scene = Scene::in_the_log();
+    scene.done(&begin(0x200));
+    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(scene.send(&published("a")).expect("waits"), Step::Full);
+    let step = scene.send(&published("a")).expect("waits");
+    assert_eq!(step, Step::NewTopic("outbox.event.order".to_owned()));
+    scene.done(&published("a"));
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key a 00000000/00000200:0000000000"]
+    );
+}
+
+#[test]
+fn what_is_no_event_stops_an_outbox_in_the_log_and_says_where() {
+    let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
+        let mut scene = Scene::in_the_log();
+        prelude.iter().for_each(|message| scene.done(message));
+        let text = scene.send(message).expect_err("stops").to_string();
+        words
+            .iter()
+            .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+        assert_eq!(
+            scene.confirmed(),
+            Lsn(0x100),
+            "nothing after it is confirmed"
+        );
+    };
+    let open = [begin(0x200), outbox()];
+    check(
+        &open,
+        &logical(true, "ours", b"\x02"),
+        &[
+            "\"ours\"",
+            "00000200:0000000000",
+            "0x02",
+            "0x01",
+            "'0/200'::pg_lsn + 1",
+        ],
+    );
+    check(&open, &logical(true, "ours", b"\x01ab"), &["inside id"]);
+    check(&[], &published("a"), &["outside a transaction"]);
+    let words = [
+        "public.outbox",
+        "00000200:0000000000",
+        "outbox is in the log",
+    ];
+    check(&open, &insert("a"), &words);
+    let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
+    check(&open, &delete, &words);
+    check(&open[..1], &insert("a"), &["unknown relation 16500"]);
+    let bad_topic = {
+        let mut message = published("a");
+        let at = message
+            .windows(5)
+            .position(|w| w == b"order")
+            .expect("there");
+        message[at] = b'/';
+        message
+    };
+    check(&open, &bad_topic, &["row with id abababab-abab", "/rder"]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What the catalog says, and what of it keeps a pipeline from running. Pure.
 
-use super::Target;
 use crate::postgres::lsn::Lsn;
 use crate::postgres::table::TableName;
+use crate::postgres::target::{Outbox, Target};
 
 /// The oldest supported version, as `server_version_num` has it.
 const VERSION_MIN: i32 = 140_000;
@@ -22,8 +22,10 @@ pub struct Observed {
     pub wal_level: String,
     /// `max_slot_wal_keep_size`; -1 is without bound.
     pub slot_wal_keep: Option<String>,
-    /// The table, if it is there.
+    /// The table, if the outbox is one and it is there.
     pub table: Option<ObservedTable>,
+    /// `walpost.publish` is there; asked for an outbox in the log alone.
+    pub has_publish: bool,
     /// The publication, if it is there.
     pub publication: Option<ObservedPublication>,
     /// The slot, if it is there.
@@ -54,7 +56,7 @@ pub struct ObservedPublication {
     pub via_root: bool,
     /// It has our table.
     pub has_table: bool,
-    /// It has other tables.
+    /// It has other tables: for an outbox in the log, any.
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
     pub row_filter: Option<String>,
@@ -134,11 +136,13 @@ pub enum Problem {
     },
     /// No such publication.
     #[error(
-        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: walpost init --publication {publication}"
+        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init} --publication {publication}"
     )]
     NoPublication {
         /// The publication.
         publication: String,
+        /// The command that makes it.
+        init: &'static str,
         /// The database.
         database: String,
     },
@@ -182,27 +186,41 @@ pub enum Problem {
         /// The others.
         others: String,
     },
+    /// It has tables, and the outbox is none.
+    #[error(
+        "publication {publication:?} contains tables, though the outbox is in the log: {tables}. Make a publication without tables: walpost init --outbox log --publication NAME; or take them out: ALTER PUBLICATION {publication} DROP TABLE ..."
+    )]
+    NotEmpty {
+        /// The publication.
+        publication: String,
+        /// Its tables.
+        tables: String,
+    },
     /// No such slot.
     #[error(
-        "replication slot {slot:?} does not exist. Create it: walpost init --slot {slot}. If it was there before, events committed since it was dropped are not in the new one"
+        "replication slot {slot:?} does not exist. Create it: {init} --slot {slot}. If it was there before, events committed since it was dropped are not in the new one"
     )]
     NoSlot {
         /// The slot.
         slot: String,
+        /// The command that makes it.
+        init: &'static str,
     },
     /// The slot is another kind.
     #[error(
-        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: walpost init --slot NAME"
+        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init} --slot NAME"
     )]
     WrongPlugin {
         /// The slot.
         slot: String,
+        /// The command that makes one.
+        init: &'static str,
         /// Its plugin.
         found: String,
     },
     /// The slot is another database's.
     #[error(
-        "replication slot {slot:?} belongs to database {found:?}, but the table is in {expected:?}. Slot names are one for the whole server: name another with --slot"
+        "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names are one for the whole server: name another with --slot"
     )]
     WrongDatabase {
         /// The slot.
@@ -214,27 +232,35 @@ pub enum Problem {
     },
     /// The slot would not survive.
     #[error(
-        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: walpost init --slot NAME"
+        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init} --slot NAME"
     )]
     Temporary {
         /// The slot.
         slot: String,
+        /// The command that makes one.
+        init: &'static str,
     },
     /// The slot sends prepared transactions too early.
     #[error(
-        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: walpost init --slot NAME"
+        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init} --slot NAME"
     )]
     TwoPhase {
         /// The slot.
         slot: String,
+        /// The command that makes one.
+        init: &'static str,
     },
     /// The log that the slot needs is gone.
     #[error(
-        "replication slot {slot:?} is lost: the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see max_slot_wal_keep_size). Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); walpost init --slot {slot}. Events committed after {confirmed} and before that are in the table only, and have to be sent again from there"
+        "replication slot {slot:?} is lost: the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see max_slot_wal_keep_size). Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
         /// The slot.
         slot: String,
+        /// The command that makes it.
+        init: &'static str,
+        /// How the events between are delivered.
+        resend: &'static str,
         /// What was confirmed last.
         confirmed: Lsn,
     },
@@ -270,11 +296,17 @@ impl Observed {
     #[must_use]
     pub fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
-        let table = target.table.clone();
         let Some(found) = &self.publication else {
             return Some(Problem::NoPublication {
                 publication,
+                init: target.outbox.init(),
                 database: self.database.clone(),
+            });
+        };
+        let Outbox::Table(table) = target.outbox.clone() else {
+            return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
+                publication,
+                tables: some_of(&found.other_tables),
             });
         };
         let partitioned = self.table.as_ref().is_some_and(|table| table.kind == "p");
@@ -297,7 +329,7 @@ impl Observed {
     }
 
     fn table_problem(&self, target: &Target) -> Option<Problem> {
-        let table = target.table.clone();
+        let table = target.outbox.table()?.clone();
         match &self.table {
             None => Some(Problem::NoTable {
                 table,
@@ -314,13 +346,15 @@ impl Observed {
 
     fn slot_problem(&self, target: &Target) -> Option<Problem> {
         let slot = target.slot.clone();
+        let init = target.outbox.init();
         let Some(found) = &self.slot else {
-            return Some(Problem::NoSlot { slot });
+            return Some(Problem::NoSlot { slot, init });
         };
         let none = || "none (a physical slot)".to_owned();
         match (&found.plugin, &found.database) {
             (plugin, _) if plugin.as_deref() != Some("pgoutput") => Some(Problem::WrongPlugin {
                 slot,
+                init,
                 found: plugin.clone().unwrap_or_else(none),
             }),
             (_, database) if database.as_ref() != Some(&self.database) => {
@@ -331,10 +365,12 @@ impl Observed {
                     expected: self.database.clone(),
                 })
             }
-            _ if found.temporary => Some(Problem::Temporary { slot }),
-            _ if found.two_phase => Some(Problem::TwoPhase { slot }),
+            _ if found.temporary => Some(Problem::Temporary { slot, init }),
+            _ if found.two_phase => Some(Problem::TwoPhase { slot, init }),
             _ if found.wal_status.as_deref() == Some("lost") => Some(Problem::Lost {
                 slot,
+                init,
+                resend: target.outbox.resend(),
                 confirmed: found.confirmed,
             }),
             _ => None,
@@ -359,7 +395,7 @@ mod tests {
 
     fn target() -> Target {
         Target {
-            table: "public.outbox".parse().expect("table"),
+            outbox: Outbox::Table("public.outbox".parse().expect("table")),
             publication: "pub".to_owned(),
             slot: "slot".to_owned(),
         }
@@ -374,6 +410,7 @@ mod tests {
             may_replicate: true,
             wal_level: text("logical"),
             slot_wal_keep: Some(text("-1")),
+            has_publish: false,
             table: Some(ObservedTable {
                 kind: text("r"),
                 persistence: text("p"),
@@ -465,5 +502,48 @@ mod tests {
             |o| slot(o).wal_status = Some("lost".to_owned()),
             &["0/1", "pg_drop_replication_slot"],
         );
+    }
+
+    #[test]
+    fn an_outbox_in_the_log_has_a_publication_without_tables() {
+        let target = Target {
+            outbox: Outbox::Log {
+                prefix: "p".to_owned(),
+            },
+            ..target()
+        };
+        let mut observed = Observed {
+            table: None,
+            ..sound()
+        };
+        let publication = observed.publication.as_mut().expect("publication");
+        *publication = ObservedPublication::default();
+        assert_eq!(observed.problems(&target), []);
+
+        let with_tables = ObservedPublication {
+            other_tables: vec!["public.x".to_owned()],
+            ..ObservedPublication::default()
+        };
+        let lost = ObservedSlot {
+            wal_status: Some("lost".to_owned()),
+            ..observed.slot.clone().expect("slot")
+        };
+        let check = |observed: &Observed, words: &[&str]| {
+            let problems = observed.problems(&target);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            let text = problems[0].to_string();
+            words
+                .iter()
+                .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+        };
+        observed.publication = Some(with_tables);
+        check(&observed, &["public.x", "ALTER PUBLICATION pub DROP TABLE"]);
+        observed.publication = None;
+        check(&observed, &["walpost init --outbox log --publication pub"]);
+        observed.publication = Some(ObservedPublication::default());
+        observed.slot = Some(lost);
+        check(&observed, &["walpost init --outbox log", "in no table"]);
+        observed.slot = None;
+        check(&observed, &["walpost init --outbox log --slot slot"]);
     }
 }

@@ -247,7 +247,8 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("ConnectionError", 5),
         ("CatalogError", 3),
         ("RouteError", 5),
-        ("MappingError", 3),
+        ("MappingError", 5),
+        ("EnvelopeError", 5),
         ("DialError", 8),
     ] {
         let formats = formats(&sources, name);

@@ -1,0 +1,68 @@
+//! What a pipeline uses in its database.
+
+use std::fmt;
+
+use super::table::TableName;
+
+/// What a pipeline uses in its database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where its events are.
+    pub outbox: Outbox,
+    /// The publication: of the table's inserts, or of nothing.
+    pub publication: String,
+    /// The logical replication slot.
+    pub slot: String,
+}
+
+/// Where events are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outbox {
+    /// They are the rows inserted into a table.
+    Table(TableName),
+    /// They are messages in the write-ahead log alone, written by `walpost.publish`.
+    Log {
+        /// The prefix of the messages that are this outbox's.
+        prefix: String,
+    },
+}
+
+impl Outbox {
+    /// The table, where there is one.
+    #[must_use]
+    pub fn table(&self) -> Option<&TableName> {
+        match self {
+            Self::Table(table) => Some(table),
+            Self::Log { .. } => None,
+        }
+    }
+
+    /// The command that makes what such an outbox needs.
+    #[must_use]
+    pub fn init(&self) -> &'static str {
+        match self {
+            Self::Table(_) => "walpost init",
+            Self::Log { .. } => "walpost init --outbox log",
+        }
+    }
+
+    /// How a person gets events delivered that the slot has passed or lost.
+    #[must_use]
+    pub fn resend(&self) -> &'static str {
+        match self {
+            Self::Table(_) => "Send them again from the table",
+            Self::Log { .. } => {
+                "They are in no table: whoever published them has to publish them again"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(table) => write!(f, "table {table}"),
+            Self::Log { prefix } => write!(f, "messages with prefix {prefix:?} in the log"),
+        }
+    }
+}
