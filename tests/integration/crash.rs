@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::checker::Resends;
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
@@ -13,10 +14,18 @@ use crate::support::wait::{stays, wait_until};
 
 const ROUNDS: usize = 25;
 
-#[test]
-fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight() {
+for_each_outbox! {
+    killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight
+    killed_while_it_starts_it_loses_nothing
+    killed_before_the_broker_answers_it_has_confirmed_nothing_of_it
+    confirmed_before_it_was_killed_is_not_delivered_again
+}
+
+fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight(
+    outbox: Outbox,
+) {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let scene = Scene::new();
+    let scene = Scene::of(outbox);
     let aggregates = [scene.aggregate(4), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
@@ -36,10 +45,9 @@ fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was
     assert!(summary.committed > 1000, "{summary:?}");
 }
 
-#[test]
-fn killed_while_it_starts_it_loses_nothing() {
+fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let scene = Scene::new();
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(2);
     let load = scene.load(&[&aggregate]);
     let mut deaths = Vec::new();
@@ -53,10 +61,9 @@ fn killed_while_it_starts_it_loses_nothing() {
     scene.settle(walpost, &deaths, Resends::AtMost(10));
 }
 
-#[test]
-fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it() {
+fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
@@ -89,9 +96,8 @@ fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it() {
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-#[test]
-fn confirmed_before_it_was_killed_is_not_delivered_again() {
-    let scene = Scene::new();
+fn confirmed_before_it_was_killed_is_not_delivered_again(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
     let mut deaths = Vec::new();
     for round in 1..=5 {

@@ -3,14 +3,22 @@
 use std::time::{Duration, Instant};
 
 use crate::support::checker::{Death, Resends};
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-#[test]
-fn stopped_and_started_under_load_it_repeats_nothing() {
-    let scene = Scene::new();
+for_each_outbox! {
+    stopped_and_started_under_load_it_repeats_nothing
+    stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it
+    transaction_that_does_not_end_in_time_is_sent_again_whole
+    drain_waits_for_the_broker
+    second_signal_stops_at_once
+}
+
+fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut stops = Vec::new();
@@ -30,34 +38,30 @@ fn stopped_and_started_under_load_it_repeats_nothing() {
 }
 
 /// Stops Walpost when it has sent only a part of one large transaction.
-fn stopped_in_a_transaction(drain_timeout: &str) -> (Scene<'static>, Death) {
-    const ROWS: usize = 100_000;
-    let scene = Scene::new();
+fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'static>, Death) {
+    const EVENTS: usize = 100_000;
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(2);
-    scene.db.run(&format!(
-        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-         SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', '{{}}'
-         FROM generate_series(1, {ROWS}) AS n"
-    ));
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, EVENTS, "'{}'"));
     let settings = ["--window-records", "200", "--drain-timeout", drain_timeout];
     let walpost = scene.start_with(&settings);
     let count = scene.wait_for_records(1).len();
-    assert!(count < ROWS / 2, "only a part must have been sent");
+    assert!(count < EVENTS / 2, "only a part must have been sent");
     walpost.terminate().expect_code(0);
     let death = scene.note_death();
     (scene, death)
 }
 
-#[test]
-fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it() {
-    let (scene, death) = stopped_in_a_transaction("60s");
+fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it(outbox: Outbox) {
+    let (scene, death) = stopped_in_a_transaction(outbox, "60s");
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::Never);
 }
 
-#[test]
-fn transaction_that_does_not_end_in_time_is_sent_again_whole() {
-    let (scene, death) = stopped_in_a_transaction("0s");
+fn transaction_that_does_not_end_in_time_is_sent_again_whole(outbox: Outbox) {
+    let (scene, death) = stopped_in_a_transaction(outbox, "0s");
     assert!(death.confirmed < scene.history()[0].end);
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::AtMost(1));
@@ -88,10 +92,9 @@ fn stopped_while_broker_is_silent(
     walpost
 }
 
-#[test]
-fn drain_waits_for_the_broker() {
+fn drain_waits_for_the_broker(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let mut walpost = stopped_while_broker_is_silent(&scene, &[]);
     assert!(walpost.is_running());
     broker.thaw();
@@ -120,10 +123,9 @@ fn drain_is_bounded() {
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-#[test]
-fn second_signal_stops_at_once() {
+fn second_signal_stops_at_once(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "60s"]);
     let begun = Instant::now();
     walpost.signal("TERM");

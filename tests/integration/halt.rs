@@ -1,5 +1,6 @@
 //! What can't heal while the stream runs: the pipeline halts, and nothing is skipped.
 
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
 use crate::support::scene::{Scene, parse_position};
@@ -68,9 +69,15 @@ fn table_taken_out_of_the_publication_halts() {
         .expect_says(&["halted", "public.outbox", "ALTER PUBLICATION"]);
 }
 
+for_each_outbox! {
+    slot_dropped_and_made_anew_halts
+    slot_moved_by_somebody_else_halts
+    slot_dropped_while_away_halts
+}
+
 /// Runs `meddle` on the slot while Walpost is frozen and its walsender ended.
-fn meddle_with_slot(meddle: impl Fn(&Scene, &str)) {
-    let scene = Scene::new();
+fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.insert(&aggregate, "before");
@@ -105,9 +112,8 @@ fn meddle_with_slot(meddle: impl Fn(&Scene, &str)) {
     );
 }
 
-#[test]
-fn slot_dropped_and_made_anew_halts() {
-    meddle_with_slot(|scene, slot| {
+fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
+    meddle_with_slot(outbox, |scene, slot| {
         scene
             .db
             .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
@@ -117,18 +123,16 @@ fn slot_dropped_and_made_anew_halts() {
     });
 }
 
-#[test]
-fn slot_moved_by_somebody_else_halts() {
-    meddle_with_slot(|scene, slot| {
+fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
+    meddle_with_slot(outbox, |scene, slot| {
         scene.db.run(&format!(
             "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
         ));
     });
 }
 
-#[test]
-fn slot_dropped_while_away_halts() {
-    let scene = Scene::new();
+fn slot_dropped_while_away_halts(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let walpost = scene.start();
     walpost.signal("STOP");
     let slot = scene.slot();

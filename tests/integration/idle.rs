@@ -3,10 +3,16 @@
 use std::time::Duration;
 
 use crate::support::checker::Resends;
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
+
+for_each_outbox! {
+    slot_moves_while_only_other_tables_are_written
+    slot_does_not_pass_an_event_that_kafka_has_not_taken
+}
 
 /// Two megabytes of WAL that is nothing to the outbox.
 fn write_elsewhere(scene: &Scene) {
@@ -16,9 +22,8 @@ fn write_elsewhere(scene: &Scene) {
     );
 }
 
-#[test]
-fn slot_moves_while_only_other_tables_are_written() {
-    let scene = Scene::new();
+fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let walpost = scene.start();
     for _ in 0..3 {
         let before = scene.confirmed();
@@ -41,10 +46,9 @@ fn slot_moves_while_only_another_database_is_written() {
     walpost.terminate().expect_code(0);
 }
 
-#[test]
-fn slot_does_not_pass_an_event_that_kafka_has_not_taken() {
+fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.insert(&aggregate, "first");

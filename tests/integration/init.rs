@@ -187,7 +187,7 @@ fn psql_file(scene: &Scene, name: &str) {
 }
 
 /// Runs a file with psql, as a person does.
-fn psql(scene: &Scene, file: &Path) {
+pub(crate) fn psql(scene: &Scene, file: &Path) {
     let name = scene.slot();
     let installed = debian(MAJOR).join("psql");
     let program = if installed.exists() {

@@ -13,6 +13,7 @@ mod halt;
 mod idle;
 mod init;
 mod kafka_security;
+mod log;
 mod mapping;
 mod matrix;
 mod missing;

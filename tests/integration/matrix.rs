@@ -1,14 +1,15 @@
 //! The main path on every supported version of PostgreSQL.
 
 use crate::support::checker::Resends;
+use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{Server, Stop};
 use crate::support::scene::Scene;
 
 /// init, run, kill, restart of the connector and of the server, all under load.
-fn main_path(major: u32) {
+fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
-    let mut scene = Scene::on(&server, Broker::shared());
+    let mut scene = Scene::of_on(outbox, &server, Broker::shared());
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     scene.check().finish().expect_code(0);
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -40,27 +41,28 @@ fn main_path(major: u32) {
     scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
 }
 
-#[test]
-fn main_path_on_14() {
-    main_path(14);
+macro_rules! main_path {
+    ($($version:ident = $major:literal)*) => { $(
+        mod $version {
+            use crate::support::event::Outbox;
+
+            #[test]
+            fn table() {
+                super::main_path(Outbox::Table, $major);
+            }
+
+            #[test]
+            fn log() {
+                super::main_path(Outbox::Log, $major);
+            }
+        }
+    )* };
 }
 
-#[test]
-fn main_path_on_15() {
-    main_path(15);
-}
-
-#[test]
-fn main_path_on_16() {
-    main_path(16);
-}
-
-#[test]
-fn main_path_on_17() {
-    main_path(17);
-}
-
-#[test]
-fn main_path_on_18() {
-    main_path(18);
+main_path! {
+    main_path_on_14 = 14
+    main_path_on_15 = 15
+    main_path_on_16 = 16
+    main_path_on_17 = 17
+    main_path_on_18 = 18
 }

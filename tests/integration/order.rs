@@ -1,6 +1,7 @@
 //! Records come in commit order, whole transactions, and nothing that was not committed.
 
 use crate::support::checker::Resends;
+use crate::support::event::{Event, Outbox, for_each_outbox};
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 
@@ -8,25 +9,34 @@ const FIRST: &str = "00000000-0000-0000-0000-000000000001";
 const SECOND: &str = "00000000-0000-0000-0000-000000000002";
 const THIRD: &str = "00000000-0000-0000-0000-000000000003";
 
-fn insert(id: &str, aggregate: &str) -> String {
-    format!(
-        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-         VALUES ('{id}', '{aggregate}', 'key', 'Happened', '{{}}');"
-    )
+for_each_outbox! {
+    lower_id_that_commits_last_is_delivered_last
+    what_is_rolled_back_is_never_delivered
+    prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not
+    concurrent_sessions_are_delivered_in_commit_order
+    transaction_larger_than_the_window_is_delivered_whole
+}
+
+/// A statement that writes an event.
+fn event(scene: &Scene, id: &str, aggregate: &str) -> String {
+    let event = Event::new(aggregate, "key", "{}");
+    scene.events().one(Event {
+        id: Some(id),
+        ..event
+    })
 }
 
 fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.header("id")).collect()
 }
 
-#[test]
-fn lower_id_that_commits_last_is_delivered_last() {
-    let scene = Scene::new();
+fn lower_id_that_commits_last_is_delivered_last(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let slow = scene.server.session(&scene.name);
-    slow.run(&format!("BEGIN; {}", insert(FIRST, &aggregate)));
-    scene.db.run(&insert(SECOND, &aggregate));
+    slow.run(&format!("BEGIN; {}", event(&scene, FIRST, &aggregate)));
+    scene.db.run(&event(&scene, SECOND, &aggregate));
     assert_eq!(ids(&scene.wait_for_records(1)), [SECOND]);
     slow.run("COMMIT");
     scene.wait_for_records(2);
@@ -34,19 +44,19 @@ fn lower_id_that_commits_last_is_delivered_last() {
     assert_eq!(ids(&scene.records()), [SECOND, FIRST]);
 }
 
-#[test]
-fn what_is_rolled_back_is_never_delivered() {
-    let scene = Scene::new();
+fn what_is_rolled_back_is_never_delivered(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
-    scene
-        .db
-        .run(&format!("BEGIN; {} ROLLBACK", insert(FIRST, &aggregate)));
+    scene.db.run(&format!(
+        "BEGIN; {} ROLLBACK",
+        event(&scene, FIRST, &aggregate)
+    ));
     scene.db.run(&format!(
         "BEGIN; {} SAVEPOINT a; {} ROLLBACK TO a; SAVEPOINT b; {} RELEASE b; COMMIT",
-        insert(FIRST, &aggregate),
-        insert(SECOND, &aggregate),
-        insert(THIRD, &aggregate),
+        event(&scene, FIRST, &aggregate),
+        event(&scene, SECOND, &aggregate),
+        event(&scene, THIRD, &aggregate),
     ));
     scene.wait_for_records(2);
     scene.settle(walpost, &[], Resends::Never);
@@ -62,21 +72,20 @@ fn what_is_rolled_back_is_never_delivered() {
     assert_eq!(indexes, ["0000000000", "0000000001"]);
 }
 
-#[test]
-fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not() {
-    let scene = Scene::new();
+fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let name = &scene.name;
     scene.db.run(&format!(
         "BEGIN; {} PREPARE TRANSACTION '{name}_kept'",
-        insert(FIRST, &aggregate)
+        event(&scene, FIRST, &aggregate)
     ));
     scene.db.run(&format!(
         "BEGIN; {} PREPARE TRANSACTION '{name}_not'",
-        insert(SECOND, &aggregate)
+        event(&scene, SECOND, &aggregate)
     ));
-    scene.db.run(&insert(THIRD, &aggregate));
+    scene.db.run(&event(&scene, THIRD, &aggregate));
     assert_eq!(ids(&scene.wait_for_records(1)), [THIRD]);
     scene.db.run(&format!("ROLLBACK PREPARED '{name}_not'"));
     scene.db.run(&format!("COMMIT PREPARED '{name}_kept'"));
@@ -85,9 +94,8 @@ fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not() {
     assert_eq!(ids(&scene.records()), [THIRD, FIRST]);
 }
 
-#[test]
-fn concurrent_sessions_are_delivered_in_commit_order() {
-    let scene = Scene::new();
+fn concurrent_sessions_are_delivered_in_commit_order(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -98,16 +106,14 @@ fn concurrent_sessions_are_delivered_in_commit_order() {
     assert!(summary.committed >= 500, "{summary:?}");
 }
 
-#[test]
-fn transaction_larger_than_the_window_is_delivered_whole() {
-    let scene = Scene::new();
+fn transaction_larger_than_the_window_is_delivered_whole(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-records", "100", "--window-bytes", "1MiB"]);
-    scene.db.run(&format!(
-        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-         SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', jsonb_build_object('n', n)
-         FROM generate_series(1, 20000) AS n"
-    ));
+    let payload = "jsonb_build_object('n', n)";
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, 20_000, payload));
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000);
 }
@@ -117,9 +123,9 @@ fn delete_and_truncate_are_no_events() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
-    scene.db.run(&insert(FIRST, &aggregate));
+    scene.db.run(&event(&scene, FIRST, &aggregate));
     scene.db.run("DELETE FROM outbox; TRUNCATE outbox");
-    scene.db.run(&insert(SECOND, &aggregate));
+    scene.db.run(&event(&scene, SECOND, &aggregate));
     scene.settle(walpost, &[], Resends::Never);
     assert_eq!(ids(&scene.records()), [FIRST, SECOND]);
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::checker::Resends;
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::signal;
@@ -11,10 +12,16 @@ use crate::support::wait::stays;
 
 const MEGABYTE: u64 = 1 << 20;
 
-#[test]
-fn broker_that_stops_and_starts_under_load_costs_nothing() {
+for_each_outbox! {
+    broker_that_stops_and_starts_under_load_costs_nothing
+    broker_that_is_away_is_told_once_and_memory_stays_bounded
+    postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing
+    walsender_that_is_terminated_is_connected_to_again
+}
+
+fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -30,21 +37,19 @@ fn broker_that_stops_and_starts_under_load_costs_nothing() {
     scene.settle(walpost, &[], Resends::AtMost(2));
 }
 
-#[test]
-fn broker_that_is_away_is_told_once_and_memory_stays_bounded() {
+fn broker_that_is_away_is_told_once_and_memory_stays_bounded(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     let lines = walpost.log().lines().count();
     broker.kill();
-    scene.db.run(&format!(
-        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-         SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 't', jsonb_build_object('n', repeat('x', 1000))
-         FROM generate_series(1, 60000) AS n"
-    ));
+    let payload = "jsonb_build_object('n', repeat('x', 1000))";
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, 60_000, payload));
     stays("below 100 MB", Duration::from_secs(10), || {
         walpost.resident_bytes() < 100 * MEGABYTE
     });
@@ -89,10 +94,9 @@ fn connector_that_starts_before_postgresql_waits_for_it() {
     scene.settle(walpost, &[], Resends::Never);
 }
 
-#[test]
-fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
+fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: Outbox) {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared());
+    let mut scene = Scene::of_on(outbox, &server, Broker::shared());
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let mut walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -141,9 +145,8 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
-#[test]
-fn walsender_that_is_terminated_is_connected_to_again() {
-    let scene = Scene::new();
+fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(2);
     let mut walpost = scene.start();
     let load = scene.load(&[&aggregate]);

@@ -4,6 +4,7 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
+use crate::support::event::Writer;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::oracle::Oracle;
 use crate::support::postgres::{AUTHORITY, MAJORS, Server, Stop};
@@ -32,7 +33,8 @@ fn oracle_lists_events_in_commit_order() {
     session.run("INSERT INTO outbox VALUES (3, 'z')");
     session.run("BEGIN; INSERT INTO outbox VALUES (4, 'never'); ROLLBACK");
     other.run("COMMIT");
-    let history = oracle.history(&session, "public.outbox");
+    let events = Writer::Table("public.outbox".to_owned());
+    let history = oracle.history(&session, &events);
     let ids: Vec<(&str, u32)> = history
         .iter()
         .map(|event| (event.id.as_str(), event.index))
@@ -43,7 +45,30 @@ fn oracle_lists_events_in_commit_order() {
     server.stop(Stop::Immediate);
     server.start();
     let session = server.session("postgres");
-    assert_eq!(oracle.history(&session, "public.outbox"), history);
+    assert_eq!(oracle.history(&session, &events), history);
+}
+
+#[test]
+fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
+    let scene = Scene::bare();
+    let oracle = Oracle::new(&scene.db, &format!("second_{}", scene.name));
+    let id = "406c07f3-26f0-4eea-a50c-109940064b8f";
+    let message = |transactional: bool, prefix: &str, id: &str| {
+        format!(
+            "SELECT pg_logical_emit_message({transactional}, '{prefix}', '\\x01'::bytea || uuid_send('{id}') || '\\xff');"
+        )
+    };
+    let other = id.replace('4', "5");
+    scene.db.run(&format!(
+        "BEGIN; {} {} {} COMMIT; BEGIN; {} ROLLBACK",
+        message(true, "theirs", &other),
+        message(false, "ours", &other),
+        message(true, "ours", id),
+        message(true, "ours", &other),
+    ));
+    let history = oracle.history(&scene.db, &Writer::Log("ours".to_owned()));
+    let ids: Vec<_> = history.iter().map(|e| (e.id.as_str(), e.index)).collect();
+    assert_eq!(ids, [(id, 1)]);
 }
 
 #[test]

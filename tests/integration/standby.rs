@@ -1,14 +1,18 @@
 //! Two instances: one streams, the other stands by and takes over.
 
 use crate::support::checker::Resends;
+use crate::support::event::{Outbox, for_each_outbox};
 use crate::support::scene::Scene;
 use crate::support::wait::stays;
 
 use std::time::Duration;
 
-#[test]
-fn second_instance_stands_by_and_takes_over_when_the_first_is_killed() {
-    let scene = Scene::new();
+for_each_outbox! {
+    second_instance_stands_by_and_takes_over_when_the_first_is_killed
+}
+
+fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
+    let scene = Scene::of(outbox);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut first = scene.start();

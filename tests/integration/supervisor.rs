@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::support::checker::Resends;
+use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::reaper;
@@ -18,8 +19,12 @@ fn file(scenes: &[&Scene]) -> PathBuf {
     );
     for scene in scenes {
         text.push_str(&format!(
-            "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n",
+            "[[pipeline]]\nname = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n",
             scene.name,
+            match scene.events() {
+                Writer::Table(_) => "table",
+                Writer::Log(_) => "log",
+            },
             scene.conninfo(),
             scene.broker.address()
         ));
@@ -39,7 +44,7 @@ fn start(scenes: &[&Scene]) -> Walpost {
 
 #[test]
 fn each_pipeline_delivers_its_own() {
-    let scenes = [Scene::new(), Scene::new(), Scene::new()];
+    let scenes = [Outbox::Table, Outbox::Log, Outbox::Table].map(Scene::of);
     let walpost = start(&scenes.each_ref());
     let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
     let loads: Vec<_> = scenes

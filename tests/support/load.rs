@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::event::{Event, Writer};
 use super::session::Session;
 use super::walpost::PAYLOAD_MARK;
 
@@ -12,7 +13,7 @@ use super::walpost::PAYLOAD_MARK;
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
     pub(crate) conninfo: String,
-    pub(crate) table: String,
+    pub(crate) events: Writer,
     pub(crate) aggregates: Vec<String>,
     /// Number of different keys.
     pub(crate) keys: u32,
@@ -129,26 +130,22 @@ fn is_shutdown(code: &str) -> bool {
 fn transaction(profile: &Profile, dice: &mut fastrand::Rng) -> (String, bool) {
     let mut sql = String::from("BEGIN;");
     for _ in 0..dice.u32(1..=5) {
-        let insert = insert(profile, dice);
+        let event = event(profile, dice);
         if dice.u32(..10) == 0 {
-            let discarded = insert.clone();
+            let discarded = event.clone();
             sql.push_str(&format!("SAVEPOINT s; {discarded} ROLLBACK TO s;"));
         }
-        sql.push_str(&insert);
+        sql.push_str(&event);
     }
     let commits = dice.u32(..10) != 0;
     sql.push_str(if commits { "COMMIT" } else { "ROLLBACK" });
     (sql, commits)
 }
 
-fn insert(profile: &Profile, dice: &mut fastrand::Rng) -> String {
-    let table = &profile.table;
+fn event(profile: &Profile, dice: &mut fastrand::Rng) -> String {
     let aggregate = dice.choice(&profile.aggregates).expect("an aggregate");
-    let key = dice.u32(..profile.keys);
+    let key = format!("key-{}", dice.u32(..profile.keys));
     let number = dice.u32(..);
-    format!(
-        "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
-         VALUES (gen_random_uuid(), '{aggregate}', 'key-{key}', 'Happened',
-                 '{{\"mark\": \"{PAYLOAD_MARK}\", \"number\": {number}}}');"
-    )
+    let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\", \"number\": {number}}}");
+    profile.events.one(Event::new(aggregate, &key, &payload))
 }

@@ -1,8 +1,8 @@
 //! Real servers and the tools to judge what Walpost does with them.
 //!
 //! [`postgres`] and [`kafka`] start servers, [`scene`] puts a database, topics and a pipeline
-//! together, [`walpost`] runs the built binary, [`oracle`] knows what was committed and checks what
-//! was delivered. Whatever is started here ends with the process that started it, however that
+//! together, [`event`] writes events to either kind of outbox, [`walpost`] runs the built binary,
+//! [`oracle`] knows what was committed, [`checker`] judges what was delivered. Whatever is started here ends with the process that started it, however that
 //! ends: see [`reaper`].
 //!
 //! `benches/` uses the same files through `#[path]`.
@@ -17,6 +17,7 @@
 
 pub(crate) mod certificates;
 pub(crate) mod checker;
+pub(crate) mod event;
 pub(crate) mod kafka;
 pub(crate) mod load;
 pub(crate) mod oracle;

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::checker::Committed;
+use super::event::Writer;
 use super::session::Session;
 
 /// A slot that remembers every commit of its database from its creation on.
@@ -22,52 +23,68 @@ impl Oracle {
         }
     }
 
-    /// Every committed insert into the table since the slot was created, in commit order. `table`
-    /// is a prefix: `public.outbox` stands for its partitions too. The table has a column `id`.
-    pub(crate) fn history(&self, session: &Session, table: &str) -> Vec<Committed> {
-        let rows = session.rows(&format!(
-            "SELECT (lsn - '0/0')::bigint, left(data, 1000)
-             FROM pg_logical_slot_peek_changes('{}', NULL, NULL, 'include-xids', '0')
-             WHERE data = 'COMMIT' OR data LIKE 'table {table}%: INSERT: %'",
-            self.slot
-        ));
+    /// Every committed event since the slot was created, in commit order. A table has a column
+    /// `id`, and its name is a prefix: `public.outbox` stands for its partitions too.
+    pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
+        let query = match events {
+            Writer::Table(table) => self.rows_of(table),
+            Writer::Log(prefix) => self.messages_of(prefix),
+        };
         let mut history = Vec::new();
-        let mut open: Vec<String> = Vec::new();
-        for row in rows {
-            let lsn = row[0].as_deref().unwrap().parse().expect("an LSN");
-            let data = row[1].as_deref().unwrap();
-            if data == "COMMIT" {
-                let events = open.drain(..).zip(0..);
-                history.extend(events.map(|(id, index)| Committed {
-                    id,
-                    end: lsn,
-                    index,
-                }));
-            } else {
-                open.push(
-                    id_of(data)
-                        .unwrap_or_else(|| panic!("no id in: {data}"))
-                        .to_owned(),
-                );
+        let mut open: Vec<Option<String>> = Vec::new();
+        for row in session.rows(&query) {
+            let [lsn, data] = &row[..] else {
+                panic!("not two columns: {row:?}")
+            };
+            let end = lsn.as_deref().unwrap().parse().expect("an LSN");
+            match data.as_deref() {
+                Some("COMMIT") => {
+                    let events = open.drain(..).zip(0..);
+                    history.extend(events.filter_map(|(id, index)| {
+                        Some(Committed {
+                            id: id?,
+                            end,
+                            index,
+                        })
+                    }));
+                }
+                Some(id) => open.push(Some(id.to_owned())),
+                None => open.push(None),
             }
         }
         assert_distinct(&history);
         history
     }
 
+    /// A query for commits, and ids of inserted rows.
+    fn rows_of(&self, table: &str) -> String {
+        format!(
+            "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN data
+                 ELSE substring(left(data, 1000) FROM ' id\\[[^]]*\\]:''?([^ '']*)') END
+             FROM pg_logical_slot_peek_changes('{}', NULL, NULL, 'include-xids', '0')
+             WHERE data = 'COMMIT' OR data LIKE 'table {table}%: INSERT: %'",
+            self.slot
+        )
+    }
+
+    /// A query for commits, and ids of messages with the prefix; null for other messages. The id is
+    /// behind the first byte of the content.
+    fn messages_of(&self, prefix: &str) -> String {
+        let ours = format!("message: transactional: 1 prefix: {prefix}, sz: ");
+        format!(
+            "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN 'COMMIT'
+                 WHEN position('{ours}'::bytea IN data) = 1 THEN encode(
+                     substr(data, position(' content:'::bytea IN data) + length(' content:') + 1, 16), 'hex')::uuid::text
+                 END
+             FROM pg_logical_slot_peek_binary_changes('{}', NULL, NULL, 'include-xids', '0')
+             WHERE data = 'COMMIT' OR position('message: transactional: 1 '::bytea IN data) = 1",
+            self.slot
+        )
+    }
+
     /// Gives the slot back, so that its WAL can go.
     pub(crate) fn drop_slot(&self, session: &Session) {
         let _ = session.try_run(&format!("SELECT pg_drop_replication_slot('{}')", self.slot));
-    }
-}
-
-/// The value after ` id[type]:`, without quotes.
-fn id_of(data: &str) -> Option<&str> {
-    let (_, rest) = data.split_once(" id[")?;
-    let (_, value) = rest.split_once("]:")?;
-    match value.strip_prefix('\'') {
-        Some(quoted) => quoted.split('\'').next(),
-        None => value.split(' ').next(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::checker::{self, Committed, Death, Delivered, Resends, Summary};
+use super::event::{Event, Outbox, Writer};
 use super::kafka::Broker;
 use super::load::{Load, Profile};
 use super::oracle::Oracle;
@@ -22,8 +23,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) name: String,
     /// A superuser session in the database.
     pub(crate) db: Session,
-    /// The table that the oracle watches.
-    table: String,
+    /// Writes to the outbox that the oracle watches.
+    events: Writer,
     oracle: Oracle,
     topics: Mutex<Vec<String>>,
 }
@@ -32,7 +33,12 @@ impl Scene<'static> {
     /// On the shared servers, with the outbox table, publication and slot that `walpost init`
     /// makes.
     pub(crate) fn new() -> Self {
-        Self::on(Server::shared(MAJOR), Broker::shared())
+        Self::of(Outbox::Table)
+    }
+
+    /// As [`Scene::new`], with the kind of outbox.
+    pub(crate) fn of(outbox: Outbox) -> Self {
+        Self::of_on(outbox, Server::shared(MAJOR), Broker::shared())
     }
 
     /// On the shared servers, with an empty database.
@@ -53,26 +59,45 @@ impl Scene<'static> {
 impl<'a> Scene<'a> {
     /// As [`Scene::new`], on other servers.
     pub(crate) fn on(server: &'a Server, broker: &'a Broker) -> Self {
-        let scene = Self::bare_on(server, broker);
+        Self::of_on(Outbox::Table, server, broker)
+    }
+
+    /// As [`Scene::of`], on other servers.
+    pub(crate) fn of_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
+        let scene = Self::bare_of(outbox, server, broker, "");
         scene.init().finish().expect_code(0);
         scene
     }
 
     /// As [`Scene::bare`], on other servers.
     pub(crate) fn bare_on(server: &'a Server, broker: &'a Broker) -> Self {
+        Self::bare_of(Outbox::Table, server, broker, "")
+    }
+
+    /// As [`Scene::bare`], with the kind of outbox, on other servers; `options` are those of CREATE
+    /// DATABASE.
+    pub(crate) fn bare_of(
+        outbox: Outbox,
+        server: &'a Server,
+        broker: &'a Broker,
+        options: &str,
+    ) -> Self {
         let name = unique_name();
-        server
-            .session("postgres")
-            .run(&format!("CREATE DATABASE {name} TEMPLATE template0"));
+        server.session("postgres").run(&format!(
+            "CREATE DATABASE {name} TEMPLATE template0 {options}"
+        ));
         let db = server.session(&name);
         let oracle = Oracle::new(&db, &format!("oracle_{name}"));
-        let table = "public.outbox".to_owned();
+        let events = match outbox {
+            Outbox::Table => Writer::Table("public.outbox".to_owned()),
+            Outbox::Log => Writer::Log(format!("walpost_{name}")),
+        };
         Self {
             server,
             broker,
             name,
             db,
-            table,
+            events,
             oracle,
             topics: Mutex::default(),
         }
@@ -80,7 +105,7 @@ impl<'a> Scene<'a> {
 
     /// Has the oracle watch another table than `public.outbox`.
     pub(crate) fn watch(mut self, table: &str) -> Self {
-        table.clone_into(&mut self.table);
+        self.events = Writer::Table(table.to_owned());
         self
     }
 
@@ -151,7 +176,12 @@ impl<'a> Scene<'a> {
 
     /// A subcommand with the database, reached in another way, and the pipeline's name.
     pub(crate) fn invoke_as(&self, subcommand: &str, conninfo: &str) -> Invocation {
-        Invocation::new([subcommand, "--pipeline", &self.name]).args(["--postgres", conninfo])
+        let invocation = Invocation::new([subcommand, "--pipeline", &self.name]);
+        let outbox = match self.events {
+            Writer::Table(_) => &[][..],
+            Writer::Log(_) => &["--outbox", "log"],
+        };
+        invocation.args(["--postgres", conninfo]).args(outbox)
     }
 
     /// Walpost, already streaming.
@@ -166,25 +196,27 @@ impl<'a> Scene<'a> {
         walpost
     }
 
-    /// Commits one event of the default table with a payload of its own.
+    /// The statements that write to the outbox.
+    pub(crate) fn events(&self) -> &Writer {
+        &self.events
+    }
+
+    /// Commits one event with a payload that must not reach a log.
     pub(crate) fn insert(&self, aggregate: &str, key: &str) {
         self.db.run(&self.insert_sql(aggregate, key));
     }
 
     /// The statement of [`Scene::insert`], for a session of the test's own.
     pub(crate) fn insert_sql(&self, aggregate: &str, key: &str) -> String {
-        format!(
-            "INSERT INTO {} (id, aggregatetype, aggregateid, type, payload) VALUES
-             (gen_random_uuid(), '{aggregate}', '{key}', 'Happened', '{{\"mark\": \"{PAYLOAD_MARK}\"}}');",
-            self.table
-        )
+        let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\"}}");
+        self.events.one(Event::new(aggregate, key, &payload))
     }
 
     /// Writers on this database, events for the aggregates.
     pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
         Load::start(&Profile {
             conninfo: self.conninfo(),
-            table: self.table.clone(),
+            events: self.events.clone(),
             aggregates: aggregates
                 .iter()
                 .map(|&aggregate| aggregate.to_owned())
@@ -197,7 +229,7 @@ impl<'a> Scene<'a> {
 
     /// Everything committed so far, in commit order.
     pub(crate) fn history(&self) -> Vec<Committed> {
-        self.oracle.history(&self.db, &self.table)
+        self.oracle.history(&self.db, &self.events)
     }
 
     /// Every record in the topics of this test.
@@ -360,11 +392,10 @@ pub(crate) fn unique_name() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let thread = std::thread::current();
-    let test = thread
-        .name()
-        .and_then(|path| path.rsplit("::").next())
-        .unwrap_or("main");
+    let path = thread.name().unwrap_or("main");
+    let (_, test) = path.split_once("::").unwrap_or(("", path));
     let short: String = test
+        .replace("::", "_")
         .chars()
         .filter(|c| c.is_ascii_lowercase() || *c == '_' || c.is_ascii_digit())
         .take(32)
