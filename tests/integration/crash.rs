@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::checker::Resends;
-use crate::support::event::{Outbox, for_each_outbox};
+use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};

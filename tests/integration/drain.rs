@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::checker::{Death, Resends};
-use crate::support::event::{Outbox, for_each_outbox};
+use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;

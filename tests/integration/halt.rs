@@ -1,6 +1,6 @@
 //! What can't heal while the stream runs: the pipeline halts, and nothing is skipped.
 
-use crate::support::event::{Outbox, for_each_outbox};
+use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
 use crate::support::scene::{Scene, parse_position};

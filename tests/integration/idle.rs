@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::checker::Resends;
-use crate::support::event::{Outbox, for_each_outbox};
+use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::init::psql;
 use crate::support::checker::Resends;
-use crate::support::event::{Event, Outbox, Writer, for_each_outbox};
+use crate::support::event::{Event, Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::reaper;

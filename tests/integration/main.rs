@@ -4,6 +4,24 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+/// Makes a test for each kind of outbox of functions that take an
+/// [`Outbox`](support::event::Outbox): `name::table` and `name::log`.
+macro_rules! for_each_outbox {
+    ($($name:ident)*) => { $(
+        mod $name {
+            #[test]
+            fn table() {
+                super::$name($crate::support::event::Outbox::Table);
+            }
+
+            #[test]
+            fn log() {
+                super::$name($crate::support::event::Outbox::Log);
+            }
+        }
+    )* };
+}
+
 mod checker;
 mod commands;
 mod crash;

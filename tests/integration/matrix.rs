@@ -41,28 +41,30 @@ fn main_path(outbox: Outbox, major: u32) {
     scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
 }
 
-macro_rules! main_path {
-    ($($version:ident = $major:literal)*) => { $(
-        mod $version {
-            use crate::support::event::Outbox;
-
-            #[test]
-            fn table() {
-                super::main_path(Outbox::Table, $major);
-            }
-
-            #[test]
-            fn log() {
-                super::main_path(Outbox::Log, $major);
-            }
-        }
-    )* };
+for_each_outbox! {
+    main_path_on_14
+    main_path_on_15
+    main_path_on_16
+    main_path_on_17
+    main_path_on_18
 }
 
-main_path! {
-    main_path_on_14 = 14
-    main_path_on_15 = 15
-    main_path_on_16 = 16
-    main_path_on_17 = 17
-    main_path_on_18 = 18
+fn main_path_on_14(outbox: Outbox) {
+    main_path(outbox, 14);
+}
+
+fn main_path_on_15(outbox: Outbox) {
+    main_path(outbox, 15);
+}
+
+fn main_path_on_16(outbox: Outbox) {
+    main_path(outbox, 16);
+}
+
+fn main_path_on_17(outbox: Outbox) {
+    main_path(outbox, 17);
+}
+
+fn main_path_on_18(outbox: Outbox) {
+    main_path(outbox, 18);
 }

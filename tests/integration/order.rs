@@ -1,7 +1,7 @@
 //! Records come in commit order, whole transactions, and nothing that was not committed.
 
 use crate::support::checker::Resends;
-use crate::support::event::{Event, Outbox, for_each_outbox};
+use crate::support::event::{Event, Outbox};
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 

@@ -1,7 +1,7 @@
 //! Two instances: one streams, the other stands by and takes over.
 
 use crate::support::checker::Resends;
-use crate::support::event::{Outbox, for_each_outbox};
+use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::wait::stays;
 

@@ -9,25 +9,6 @@ pub(crate) enum Outbox {
     Log,
 }
 
-/// Makes a test for each kind of outbox of functions that take an [`Outbox`]: `name::table` and
-/// `name::log`.
-macro_rules! for_each_outbox {
-    ($($name:ident)*) => { $(
-        mod $name {
-            #[test]
-            fn table() {
-                super::$name($crate::support::event::Outbox::Table);
-            }
-
-            #[test]
-            fn log() {
-                super::$name($crate::support::event::Outbox::Log);
-            }
-        }
-    )* };
-}
-pub(crate) use for_each_outbox;
-
 /// Writes events to one outbox.
 #[derive(Clone, Debug)]
 pub(crate) enum Writer {

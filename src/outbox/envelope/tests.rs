@@ -173,8 +173,8 @@ proptest! {
     fn an_envelope_with_any_bytes_changed_is_one_or_an_error_and_its_row_fits(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
     ) {
-        let mut settings = OutboxSettings::default();
-        settings.timestamp = Some("created_at".to_owned());
+        let timestamp = Some("created_at".to_owned());
+        let settings = OutboxSettings { timestamp, ..OutboxSettings::default() };
         let mapping = Mapping::of_log(&settings).expect("binds");
         let mut bytes = envelope(Some("{}"), Some(b"payload"));
         for (at, byte) in changes {
