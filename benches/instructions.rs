@@ -20,7 +20,7 @@ use std::{env, fs};
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
-use stream::{Stream, Table, null_pipeline, play, templates};
+use stream::{Kind, Stream, null_pipeline, play, templates};
 use walpost::outbox::settings::OutboxSettings;
 
 /// Growth that fails, in per cent of the stored figure; and where that is of another environment.
@@ -42,30 +42,31 @@ struct Args {
     bench: bool,
 }
 
-/// A table, the rows in a transaction, and settings.
+/// An outbox, the rows in a transaction, and settings.
 struct Case {
     name: &'static str,
-    table: Table,
+    kind: Kind,
     per_transaction: usize,
     settings: fn() -> OutboxSettings,
 }
 
-const CASES: [Case; 6] = [
-    case("transactions-of-1", Table::Plain, 1),
-    case("transactions-of-100", Table::Plain, 100),
-    case("transactions-of-10000", Table::Plain, ROWS),
-    case("headers-column", Table::Headers, 100),
-    case("bytea-payload", Table::Bytea, 100),
+const CASES: [Case; 7] = [
+    case("transactions-of-1", Kind::Plain, 1),
+    case("transactions-of-100", Kind::Plain, 100),
+    case("transactions-of-10000", Kind::Plain, ROWS),
+    case("headers-column", Kind::Headers, 100),
+    case("log", Kind::Log, 100),
+    case("bytea-payload", Kind::Bytea, 100),
     Case {
         settings: templates,
-        ..case("several-templates", Table::Plain, 100)
+        ..case("several-templates", Kind::Plain, 100)
     },
 ];
 
-const fn case(name: &'static str, table: Table, per_transaction: usize) -> Case {
+const fn case(name: &'static str, kind: Kind, per_transaction: usize) -> Case {
     Case {
         name,
-        table,
+        kind,
         per_transaction,
         settings: OutboxSettings::default,
     }
@@ -106,8 +107,8 @@ fn play_case(name: &str, rows: &str) -> Result<(), String> {
         .find(|case| case.name == name)
         .ok_or_else(|| format!("no case {name:?}"))?;
     let rows: usize = rows.parse().map_err(|error| format!("{rows:?}: {error}"))?;
-    let stream = Stream::rows(case.table, ROWS, case.per_transaction);
-    let (mut core, mut sink) = null_pipeline(case.table, (case.settings)());
+    let stream = Stream::rows(case.kind, ROWS, case.per_transaction);
+    let (mut core, mut sink) = null_pipeline(case.kind, (case.settings)());
     if rows > 0 {
         play(&mut core, &mut sink, stream.bodies());
     }

@@ -10,7 +10,7 @@ use std::hint::black_box;
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput};
-use stream::{BEGIN, Stream, Table, null_pipeline, play, templates};
+use stream::{BEGIN, Kind, Stream, null_pipeline, play, templates};
 use walpost::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
 use walpost::outbox::route::Router;
 use walpost::outbox::settings::OutboxSettings;
@@ -42,7 +42,7 @@ fn group<'c>(criterion: &'c mut Criterion, name: &str) -> Group<'c> {
 
 /// `CopyData` bodies to frames, and the messages in them.
 fn frame_and_decode(group: &mut Group<'_>) {
-    let stream = Stream::rows(Table::Plain, ROWS, TRANSACTION);
+    let stream = Stream::rows(Kind::Plain, ROWS, TRANSACTION);
     group.bench_function("frame", |bencher| {
         bencher.iter(|| {
             stream.bodies().for_each(|body| {
@@ -63,14 +63,14 @@ fn frame_and_decode(group: &mut Group<'_>) {
 /// Rows to records, with the settings and the tables that differ most.
 fn route(group: &mut Group<'_>) {
     let cases = [
-        ("defaults", Table::Plain, OutboxSettings::default()),
-        ("headers column", Table::Headers, OutboxSettings::default()),
-        ("several templates", Table::Plain, templates()),
-        ("bytea", Table::Bytea, OutboxSettings::default()),
+        ("defaults", Kind::Plain, OutboxSettings::default()),
+        ("headers column", Kind::Headers, OutboxSettings::default()),
+        ("several templates", Kind::Plain, templates()),
+        ("bytea", Kind::Bytea, OutboxSettings::default()),
     ];
-    for (name, table, settings) in cases {
-        let stream = Stream::rows(table, ROWS, TRANSACTION);
-        let (mapping, rows) = rows(&stream, table, &settings);
+    for (name, kind, settings) in cases {
+        let stream = Stream::rows(kind, ROWS, TRANSACTION);
+        let (mapping, rows) = rows(&stream, kind, &settings);
         let mut router = Router::default();
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
@@ -119,15 +119,16 @@ fn watermark(group: &mut Group<'_>) {
 /// All of it, into a sink that keeps nothing.
 fn core(group: &mut Group<'_>) {
     let cases = [
-        ("transactions of 1", Table::Plain, 1),
-        ("transactions of 100", Table::Plain, TRANSACTION),
-        ("headers column", Table::Headers, TRANSACTION),
+        ("transactions of 1", Kind::Plain, 1),
+        ("transactions of 100", Kind::Plain, TRANSACTION),
+        ("headers column", Kind::Headers, TRANSACTION),
+        ("log", Kind::Log, TRANSACTION),
     ];
-    for (name, table, per_transaction) in cases {
-        let stream = Stream::rows(table, ROWS, per_transaction);
+    for (name, kind, per_transaction) in cases {
+        let stream = Stream::rows(kind, ROWS, per_transaction);
         group.bench_function(name, |bencher| {
             bencher.iter_batched_ref(
-                || null_pipeline(table, OutboxSettings::default()),
+                || null_pipeline(kind, OutboxSettings::default()),
                 |(core, sink)| play(core, sink, stream.bodies()),
                 BatchSize::LargeInput,
             );
@@ -143,11 +144,7 @@ fn message_bytes(body: &[u8]) -> &[u8] {
 }
 
 /// The stream's rows, as the core lays them out.
-fn rows<'s>(
-    stream: &'s Stream,
-    table: Table,
-    settings: &OutboxSettings,
-) -> (Mapping, Vec<Row<'s>>) {
+fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();
     for bytes in stream.bodies().map(message_bytes) {
@@ -161,7 +158,7 @@ fn rows<'s>(
                         type_oid: column.type_oid,
                     })
                     .collect();
-                mapping = Some(Mapping::bind(settings, table.name(), &columns).expect("binds"));
+                mapping = Some(Mapping::bind(settings, kind.name(), &columns).expect("binds"));
             }
             Message::Insert { new, .. } => {
                 let mapping = mapping.as_ref().expect("described before its rows");

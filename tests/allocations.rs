@@ -17,7 +17,7 @@ use std::time::Duration;
 use dhat::{HeapStats, Profiler};
 use libtest_mimic::{Arguments, Trial};
 use rdkafka::mocking::MockCluster;
-use stream::{NullSink, Stream, Table, null_pipeline, play, templates};
+use stream::{Kind, NullSink, Stream, null_pipeline, play, templates};
 use walpost::kafka::producer::KafkaSink;
 use walpost::outbox::settings::OutboxSettings;
 use walpost::pipeline::core::{Core, Step};
@@ -36,34 +36,38 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // With more, tests would run on threads of their own beside the harness's bookkeeping.
     arguments.test_threads = Some(1);
-    let plain = |per_transaction| Stream::rows(Table::Plain, ROWS, per_transaction);
+    let plain = |per_transaction| Stream::rows(Kind::Plain, ROWS, per_transaction);
     let defaults = OutboxSettings::default;
     let tests = vec![
         test("rows_of_the_default_table_allocate_nothing", move || {
-            streamed(Table::Plain, defaults(), &plain(100));
+            streamed(Kind::Plain, defaults(), &plain(100));
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
-            streamed(Table::Plain, defaults(), &plain(1));
+            streamed(Kind::Plain, defaults(), &plain(1));
         }),
         test("large_transactions_allocate_nothing", move || {
-            streamed(Table::Plain, defaults(), &plain(ROWS / 4));
+            streamed(Kind::Plain, defaults(), &plain(ROWS / 4));
         }),
         test(
             "templates_and_several_headers_allocate_nothing",
             move || {
-                streamed(Table::Plain, templates(), &plain(100));
+                streamed(Kind::Plain, templates(), &plain(100));
             },
         ),
         test("headers_from_a_json_column_allocate_nothing", move || {
-            let stream = Stream::rows(Table::Headers, ROWS, 100);
-            streamed(Table::Headers, defaults(), &stream);
+            let stream = Stream::rows(Kind::Headers, ROWS, 100);
+            streamed(Kind::Headers, defaults(), &stream);
         }),
         test("a_bytea_payload_allocates_nothing", move || {
-            let stream = Stream::rows(Table::Bytea, ROWS, 100);
-            streamed(Table::Bytea, defaults(), &stream);
+            let stream = Stream::rows(Kind::Bytea, ROWS, 100);
+            streamed(Kind::Bytea, defaults(), &stream);
+        }),
+        test("events_in_the_log_allocate_nothing", move || {
+            let stream = Stream::rows(Kind::Log, ROWS, 100);
+            streamed(Kind::Log, defaults(), &stream);
         }),
         test("keepalives_allocate_nothing", move || {
-            streamed(Table::Plain, defaults(), &Stream::keepalives(ROWS));
+            streamed(Kind::Plain, defaults(), &Stream::keepalives(ROWS));
         }),
         test("reading_from_the_socket_allocates_nothing", move || {
             received(&plain(1));
@@ -71,7 +75,7 @@ fn main() -> ExitCode {
         test(
             "producing_to_kafka_allocates_nothing_for_a_record",
             move || {
-                produced(&Stream::rows(Table::Headers, ROWS, 100));
+                produced(&Stream::rows(Kind::Headers, ROWS, 100));
             },
         ),
     ];
@@ -107,8 +111,8 @@ fn assert_allocated_at_most(blocks: u64, profiler: Profiler) {
 }
 
 /// Plays a third of `stream` to grow every buffer to its size, and the rest of it for the count.
-fn streamed(table: Table, settings: OutboxSettings, stream: &Stream) {
-    let (mut core, mut sink) = null_pipeline(table, settings);
+fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
+    let (mut core, mut sink) = null_pipeline(kind, settings);
     let mut bodies = stream.bodies();
     play(&mut core, &mut sink, bodies.by_ref().take(stream.len() / 3));
     let profiler = profiler();
@@ -135,8 +139,11 @@ fn received(stream: &Stream) {
     runtime.block_on(async {
         let limit = Duration::from_secs(60);
         let mut connection = Connection::open(&conninfo, limit, 1 << 20).await.unwrap();
-        connection.start("slot", "publication").await.unwrap();
-        let (mut core, mut sink) = null_pipeline(Table::Plain, OutboxSettings::default());
+        connection
+            .start("slot", "publication", false)
+            .await
+            .unwrap();
+        let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
         receive(&mut connection, &mut core, &mut sink, warm_up).await;
         let profiler = profiler();
@@ -180,7 +187,7 @@ fn produced(stream: &Stream) {
     let broker = MockCluster::new(1).unwrap();
     broker.create_topic(TOPIC, 3, 1).unwrap();
     let properties = [("bootstrap.servers".to_owned(), broker.bootstrap_servers())].into();
-    let (mut core, deliveries) = stream::core(Table::Headers, OutboxSettings::default());
+    let (mut core, deliveries) = stream::core(Kind::Headers, OutboxSettings::default());
     let mut sink = KafkaSink::new("test", &properties, None, deliveries).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -78,6 +78,13 @@ const EVENTS: [(&str, &str); 3] = [
     ),
 ];
 
+/// As in outbox_headers, but in the log alone.
+const LOG_EVENTS: &str = "
+SELECT walpost.publish(aggregatetype, aggregateid, type, payload,
+    jsonb_build_object('tenant', 'tenant-' || n % 10, 'traceparent',
+        '00-' || md5(n::text) || '-' || substr(md5(n::text), 1, 16) || '-01', 'schema', 3, 'actor', NULL),
+    id, 'outbox_log') FROM event";
+
 /// The tag of every message of protocol 1.
 const TAGS: &[u8] = b"BCDIMORTUY";
 
@@ -115,12 +122,26 @@ fn capture_golden_outbox() {
     for (table, events) in EVENTS {
         session.run(&format!("INSERT INTO {table} {events}"));
     }
+    session.run(&publish_sql());
+    session.run(LOG_EVENTS);
     let messages = captured(&session, "false");
     let mut transactions = messages.split_inclusive(|message| message[0] == b'C');
-    for (table, _) in EVENTS {
-        write(&format!("{table}.bin"), transactions.next().unwrap());
+    for outbox in EVENTS
+        .map(|(table, _)| table)
+        .into_iter()
+        .chain(["outbox_log"])
+    {
+        write(&format!("{outbox}.bin"), transactions.next().unwrap());
     }
     assert_eq!(transactions.next(), None);
+}
+
+/// sql/publish.sql without the lines that are psql's own.
+fn publish_sql() -> String {
+    let lines = include_str!("../../sql/publish.sql").lines();
+    lines
+        .filter(|line| !line.starts_with('\\'))
+        .fold(String::new(), |sql, line| sql + line + "\n")
 }
 
 fn write(name: &str, messages: &[Vec<u8>]) {

@@ -1,7 +1,7 @@
 //! What a walsender sends for an outbox, of any length, and a sink that keeps nothing: the whole
 //! way of a row from frame to record, without servers, the same in every run.
 //!
-//! The bytes are a real server's: `./dev golden` captures one transaction of 100 events a table
+//! The bytes are a real server's: `./dev golden` captures one transaction of 100 events an outbox
 //! (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in as many transactions as are asked
 //! for, each with LSNs of its own in Begin and Commit; nothing else in a message depends on where in
 //! the log it is.
@@ -19,6 +19,7 @@ use walpost::pipeline::sink::{Preparation, Produced, Sink, SinkError};
 use walpost::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
 use walpost::postgres::frame::Frame;
 use walpost::postgres::lsn::Lsn;
+use walpost::postgres::target::Outbox;
 
 /// Where the log begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
@@ -35,23 +36,43 @@ const WINDOW: Window = Window {
     bytes: 16 << 20,
 };
 
-/// The tables that were captured.
+/// The outboxes that were captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Table {
+pub(crate) enum Kind {
     /// id, aggregatetype, aggregateid, type, payload jsonb.
     Plain,
     /// The same, with headers jsonb and created_at.
     Headers,
     /// As plain, with payload bytea.
     Bytea,
+    /// In the log alone, with headers.
+    Log,
 }
 
-impl Table {
+impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Plain => "outbox_plain",
             Self::Headers => "outbox_headers",
             Self::Bytea => "outbox_bytea",
+            Self::Log => "outbox_log",
+        }
+    }
+
+    fn outbox(self) -> Outbox {
+        match self {
+            Self::Log => Outbox::Log {
+                prefix: self.name().to_owned(),
+            },
+            _ => Outbox::Table(self.name().parse().expect("a table's name")),
+        }
+    }
+
+    /// The tag of the message that carries an event.
+    fn tag(self) -> u8 {
+        match self {
+            Self::Log => b'M',
+            _ => b'I',
         }
     }
 
@@ -60,6 +81,7 @@ impl Table {
             Self::Plain => include_bytes!("../golden/outbox_plain.bin"),
             Self::Headers => include_bytes!("../golden/outbox_headers.bin"),
             Self::Bytea => include_bytes!("../golden/outbox_bytea.bin"),
+            Self::Log => include_bytes!("../golden/outbox_log.bin"),
         }
     }
 }
@@ -72,24 +94,25 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Rows of `table` in transactions of `per_transaction`; the table's description comes first.
-    pub(crate) fn rows(table: Table, rows: usize, per_transaction: usize) -> Self {
-        let messages: Vec<_> = split(table.captured()).collect();
+    /// Events of `kind` in transactions of `per_transaction`; a table's description comes first.
+    pub(crate) fn rows(kind: Kind, rows: usize, per_transaction: usize) -> Self {
+        let messages: Vec<_> = split(kind.captured()).collect();
         let the_one = |tag: u8| {
             let mut found = messages.iter().filter(|message| message[0] == tag);
             let message = found.next().expect("a captured transaction");
-            assert!(found.next().is_none(), "one transaction of one table");
+            assert!(found.next().is_none(), "one transaction of one outbox");
             message.to_vec()
         };
         let (mut begin, mut commit) = (the_one(b'B'), the_one(b'C'));
-        let relation = the_one(b'R');
-        let inserts: Vec<_> = messages
+        let is_table = kind != Kind::Log;
+        let relation = is_table.then(|| the_one(b'R'));
+        let events: Vec<_> = messages
             .into_iter()
-            .filter(|message| message[0] == b'I')
+            .filter(|message| message[0] == kind.tag())
             .collect();
 
         let mut stream = Self::nothing();
-        let mut described = false;
+        let mut relation = relation.as_deref();
         let mut sent = 0;
         while sent < rows {
             let rows = per_transaction.min(rows - sent);
@@ -99,10 +122,10 @@ impl Stream {
             commit[2..10].copy_from_slice(&at.to_be_bytes());
             commit[10..18].copy_from_slice(&end.to_be_bytes());
             stream.xlog(&begin);
-            if !std::mem::replace(&mut described, true) {
-                stream.xlog(&relation);
+            if let Some(relation) = relation.take() {
+                stream.xlog(relation);
             }
-            (sent..sent + rows).for_each(|n| stream.xlog(inserts[n % inserts.len()]));
+            (sent..sent + rows).for_each(|n| stream.xlog(events[n % events.len()]));
             stream.xlog(&commit);
             stream.end = Lsn(end);
             sent += rows;
@@ -232,18 +255,18 @@ impl Sink for NullSink {
     fn tend(&mut self) {}
 }
 
-/// A core for `table`'s rows at the beginning of a [`Stream`], and the sink's side of it.
-pub(crate) fn core(table: Table, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
+/// A core for events of `kind` at the beginning of a [`Stream`], and the sink's side of it.
+pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
     let mut watermark = Watermark::new(WINDOW, BEGIN);
     watermark.reconnected(BEGIN);
     let deliveries = watermark.deliveries();
-    let name = table.name().parse().expect("a table's name");
-    (Core::new(name, settings, watermark), deliveries)
+    let core = Core::new(kind.outbox(), settings, watermark).expect("settings that fit");
+    (core, deliveries)
 }
 
 /// A core and its null sink.
-pub(crate) fn null_pipeline(table: Table, settings: OutboxSettings) -> (Core, NullSink) {
-    let (core, deliveries) = core(table, settings);
+pub(crate) fn null_pipeline(kind: Kind, settings: OutboxSettings) -> (Core, NullSink) {
+    let (core, deliveries) = core(kind, settings);
     (core, NullSink::new(deliveries))
 }
 
