@@ -230,6 +230,11 @@ impl Broker {
         config
     }
 
+    /// The folder that holds a folder for each partition.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
     /// What the broker has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()

@@ -198,6 +198,12 @@ impl Server {
         );
     }
 
+    /// The number of the postmaster's process.
+    pub(crate) fn process_id(&self) -> u32 {
+        let postmaster = self.postmaster.lock().unwrap();
+        postmaster.as_ref().expect("a running server").id()
+    }
+
     /// key=value conninfo of the superuser over the unix-domain socket.
     pub(crate) fn conninfo(&self, database: &str) -> String {
         let socket = self.socket.display();

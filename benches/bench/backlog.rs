@@ -1,0 +1,165 @@
+//! Rows that wait in the log, and the slots that read them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bed::Bed;
+use crate::support::wait::wait_until;
+
+pub(crate) const TABLE: &str = "public.outbox";
+pub(crate) const PUBLICATION: &str = "walpost_outbox";
+
+/// The slot that never moves: each measurement reads through a copy of it.
+const ORIGIN: &str = "origin";
+
+/// Rows as a shop writes them: 10,000 keys, payloads of about 220 bytes. With a size, a payload is
+/// made that long by text that does not compress.
+pub(crate) const SCHEMA: &str = "
+CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
+    type text NOT NULL, payload jsonb NOT NULL);
+CREATE PUBLICATION walpost_outbox FOR TABLE outbox WITH (publish = 'insert');
+CREATE FUNCTION payload(n bigint, size int) RETURNS jsonb LANGUAGE sql AS $$
+  SELECT CASE WHEN size IS NULL THEN
+    jsonb_build_object('n', n, 'ts', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+      'customer', 'customer-' || (n % 5000),
+      'amount', ((n * 7919) % 100000) / 100.0, 'currency', 'EUR', 'status', 'created', 'note',
+      substr(md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 1, 70))
+  ELSE
+    jsonb_build_object('n', n, 'note', (SELECT left(string_agg(md5(n || '-' || i), ''), size - 25)
+      FROM generate_series(0, size / 32) i))
+  END $$;
+CREATE PROCEDURE fill(total bigint, batch bigint, size int) LANGUAGE plpgsql AS $$
+DECLARE at bigint := 1; BEGIN
+  WHILE at <= total LOOP
+    INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || (n % 10000), 'OrderCreated',
+      payload(n, size) FROM generate_series(at, least(at + batch - 1, total)) n;
+    COMMIT; at := at + batch;
+  END LOOP; END $$";
+
+/// What a backlog is to be made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    /// Rows in a transaction.
+    pub(crate) batch: usize,
+    /// Bytes of a payload as text, about; without it, payloads as a shop has them.
+    pub(crate) payload_bytes: Option<usize>,
+}
+
+impl Shape {
+    /// Transactions and payloads as a shop has them.
+    pub(crate) fn of_rows(rows: usize) -> Self {
+        Self {
+            rows,
+            batch: 100,
+            payload_bytes: None,
+        }
+    }
+}
+
+/// A backlog as it was written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Backlog {
+    pub(crate) rows: usize,
+    pub(crate) batch: usize,
+    /// Bytes of a payload as text, on average.
+    pub(crate) payload_bytes: f64,
+    /// What writing it put into the log.
+    pub(crate) wal_bytes: u64,
+}
+
+/// Writes a backlog in place of the one before.
+pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
+    let db = &bed.db;
+    let Shape { rows, batch, .. } = shape;
+    empty(bed);
+    db.run(&create_slot(ORIGIN));
+    let size = shape
+        .payload_bytes
+        .map_or("NULL".to_owned(), |size| size.to_string());
+    let began = Instant::now();
+    let start = position(bed);
+    db.run(&format!("CALL fill({rows}, {batch}, {size})"));
+    let wal_bytes = position(bed) - start;
+    let payload_bytes = db.value(
+        "SELECT avg(octet_length(payload::text)) FROM (SELECT payload FROM outbox LIMIT 1000) t",
+    );
+    db.run("CHECKPOINT");
+    eprintln!(
+        "  {rows} rows in transactions of {batch} written in {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+    Backlog {
+        rows,
+        batch,
+        payload_bytes: payload_bytes.unwrap().parse().unwrap(),
+        wal_bytes,
+    }
+}
+
+/// Takes the rows and the origin away, so that the server can let its log go.
+pub(crate) fn empty(bed: &Bed) {
+    let exists = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ORIGIN}'");
+    if bed.db.number(&exists) > 0 {
+        drop_slot(bed, ORIGIN);
+    }
+    bed.db.run("TRUNCATE outbox");
+    bed.db.run("CHECKPOINT");
+}
+
+/// Where the log ends, in bytes.
+pub(crate) fn position(bed: &Bed) -> u64 {
+    let position = bed
+        .db
+        .number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
+    u64::try_from(position).unwrap()
+}
+
+/// A slot of one measurement. It goes when dropped.
+pub(crate) struct Slot<'a> {
+    bed: &'a Bed,
+    pub(crate) name: String,
+}
+
+impl<'a> Slot<'a> {
+    /// One that begins where the backlog does.
+    pub(crate) fn at_backlog(bed: &'a Bed) -> Self {
+        let name = unused_name();
+        bed.db.run(&format!(
+            "SELECT pg_copy_logical_replication_slot('{ORIGIN}', '{name}')"
+        ));
+        Self { bed, name }
+    }
+
+    /// One that begins here and now.
+    pub(crate) fn here(bed: &'a Bed) -> Self {
+        let name = unused_name();
+        bed.db.run(&create_slot(&name));
+        Self { bed, name }
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            drop_slot(self.bed, &self.name);
+        }
+    }
+}
+
+fn create_slot(name: &str) -> String {
+    format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+}
+
+/// Waits for the walsender: it may not have noticed yet that its client is gone.
+fn drop_slot(bed: &Bed, name: &str) {
+    let drop = format!("SELECT pg_drop_replication_slot('{name}')");
+    wait_until("the slot to be free", || bed.db.try_run(&drop).is_ok());
+}
+
+fn unused_name() -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    format!("bench_{}", NUMBER.fetch_add(1, Ordering::Relaxed))
+}

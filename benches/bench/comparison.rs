@@ -1,0 +1,45 @@
+//! The part `drain`: Walpost, the limit and the peers on the same backlogs, and memory while the
+//! broker is frozen.
+
+use crate::args::Args;
+use crate::backlog::{self, Shape};
+use crate::bed::Bed;
+use crate::drain::{self, Lap};
+use crate::outage;
+use crate::program::Link;
+use crate::results::Comparison;
+use crate::topic::TopicSettings;
+
+/// The series of the backlog that most figures are about.
+pub(crate) const SERIES: &str = "drain";
+/// The series of the second, larger backlog.
+pub(crate) const MORE_ROWS: &str = "drain of more rows";
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
+    let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
+    let mut drains = drain::rounds(bed, SERIES, &backlog, &laps(args), args.rounds());
+    let outage = outage::measure(bed, args, backlog.rows);
+    if let Some(rows) = args.more_rows() {
+        let backlog = backlog::fill(bed, Shape::of_rows(rows));
+        drains.extend(drain::rounds(
+            bed,
+            MORE_ROWS,
+            &backlog,
+            &laps(args),
+            args.rounds(),
+        ));
+    }
+    backlog::empty(bed);
+    Comparison { drains, outage }
+}
+
+fn laps(args: &Args) -> Vec<Lap> {
+    let mut laps = Vec::new();
+    for link in [Link::Unix, Link::Tcp] {
+        laps.push(Lap::limit(link));
+        laps.push(Lap::new(args.walpost(link), TopicSettings::default()));
+    }
+    let peers = args.peers().into_iter();
+    laps.extend(peers.map(|peer| Lap::new(peer, TopicSettings::default())));
+    laps
+}

@@ -1,0 +1,228 @@
+//! The part `database`: what it costs the database that events are carried, and how.
+
+pub(crate) mod poller;
+
+use std::thread;
+use std::time::Instant;
+
+use poller::{Poller, Settlement};
+
+use crate::args::Args;
+use crate::backlog::{Slot, position};
+use crate::bed::{Bed, DATABASE};
+use crate::program::{Link, Running, Task, start_walpost};
+use crate::results::Cost;
+use crate::support::wait::wait_until;
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::{Walsender, cpu_seconds, family_cpu_seconds};
+
+const TABLE: &str = "public.events";
+const PUBLICATION: &str = "events";
+
+/// Sessions that write at the same time.
+pub(crate) const WRITERS: usize = 4;
+
+/// `add` commits each event by itself, as services do. Waiting for the disk costs no CPU, so it is
+/// left out.
+const SCHEMA: &str = "
+CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, aggregatetype text NOT NULL,
+    aggregateid text NOT NULL, type text NOT NULL, payload jsonb NOT NULL);
+CREATE PUBLICATION events FOR TABLE events WITH (publish = 'insert');
+CREATE PROCEDURE add(total bigint) LANGUAGE plpgsql AS $$ BEGIN
+  FOR n IN 1..total LOOP
+    INSERT INTO events (aggregatetype, aggregateid, type, payload)
+      VALUES ('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL));
+    COMMIT;
+  END LOOP; END $$";
+
+/// How events come out of the database.
+#[derive(Clone, Copy)]
+enum Way {
+    /// They stay in the table.
+    Nothing,
+    Walpost,
+    Polling(Settlement),
+}
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
+    let ways = [
+        Way::Nothing,
+        Way::Walpost,
+        Way::Polling(Settlement::Delete),
+        Way::Polling(Settlement::Update),
+    ];
+    let events = args.scaled(200_000);
+    let mut costs = Vec::new();
+    for round in 0..args.rounds() {
+        for index in 0..ways.len() {
+            let cost = run(bed, args, ways[(index + round) % ways.len()], events, round);
+            eprintln!(
+                "  round {round}: {}: written in {:.1} s; CPU s: writers {:.2}, reader {:.2}, rest {:.2}",
+                cost.way, cost.write_seconds, cost.writers_cpu, cost.reader_cpu, cost.rest_cpu
+            );
+            costs.push(cost);
+        }
+    }
+    costs
+}
+
+/// The events are written while they are carried.
+fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
+    bed.db.run(SCHEMA);
+    if let Way::Polling(settlement) = way {
+        bed.db.run(settlement.schema());
+    }
+    bed.db.run("CHECKPOINT");
+    let topic = Topic::new(bed, TopicSettings::default().partitions);
+    let mut carrier = Carrier::start(bed, args, way, &topic);
+
+    let server = || family_cpu_seconds(bed.server.process_id());
+    let (cpu_before, wal_before) = (server(), position(bed));
+    let carrier_before = carrier.reader_cpu_seconds();
+    let began = Instant::now();
+    let writers_cpu = write(bed, events / WRITERS);
+    let write_seconds = began.elapsed().as_secs_f64();
+    let carry_seconds = carrier.is_there().then(|| {
+        wait_until("all events to be in Kafka", || {
+            carrier.sample();
+            topic.records() == events
+        });
+        began.elapsed().as_secs_f64()
+    });
+    carrier.settle(events);
+    let reader_cpu = carrier.reader_cpu_seconds() - carrier_before;
+    let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
+    let wal_bytes = position(bed) - wal_before;
+    carrier.stop();
+
+    let session = u32::try_from(bed.db.number("SELECT pg_backend_pid()")).unwrap();
+    let dead = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'";
+    let dead_tuples = bed.db.number(dead);
+    let size = "SELECT pg_total_relation_size('events')";
+    let table_bytes = bed.db.number(size);
+    let before = cpu_seconds(session).expect("a session");
+    bed.db.run("VACUUM events");
+    let vacuum_cpu = cpu_seconds(session).expect("a session") - before;
+    bed.db
+        .run("DROP PUBLICATION events; DROP PROCEDURE add; DROP TABLE events");
+    Cost {
+        way: way.name().to_owned(),
+        round,
+        events,
+        write_seconds,
+        carry_seconds,
+        writers_cpu,
+        reader_cpu,
+        rest_cpu,
+        wal_bytes,
+        table_bytes: u64::try_from(table_bytes).unwrap(),
+        dead_tuples: u64::try_from(dead_tuples).unwrap(),
+        vacuum_cpu,
+    }
+}
+
+/// Returns the CPU seconds of the sessions.
+fn write(bed: &Bed, each: usize) -> f64 {
+    let sessions = (0..WRITERS).map(|_| {
+        let db = bed.server.session(DATABASE);
+        thread::spawn(move || {
+            db.run("SET synchronous_commit = off");
+            db.run(&format!("CALL add({each})"));
+            let pid = u32::try_from(db.number("SELECT pg_backend_pid()")).unwrap();
+            cpu_seconds(pid).expect("an open session")
+        })
+    });
+    let sessions: Vec<_> = sessions.collect();
+    let used = sessions.into_iter().map(|session| session.join().unwrap());
+    used.sum()
+}
+
+/// Whoever takes events to Kafka.
+enum Carrier<'a> {
+    Nobody,
+    Walpost {
+        running: Running,
+        walsender: Walsender<'a>,
+        _slot: Slot<'a>,
+    },
+    Poller(Poller),
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing reads",
+            Self::Walpost => "Walpost",
+            Self::Polling(Settlement::Delete) => "polling, DELETE",
+            Self::Polling(Settlement::Update) => "polling, UPDATE",
+        }
+    }
+}
+
+impl<'a> Carrier<'a> {
+    /// Returns when it is ready for the first event.
+    fn start(bed: &'a Bed, args: &Args, way: Way, topic: &Topic<'_>) -> Self {
+        match way {
+            Way::Nothing => Self::Nobody,
+            Way::Polling(settlement) => Self::Poller(Poller::start(bed, settlement, &topic.name)),
+            Way::Walpost => {
+                let slot = Slot::here(bed);
+                let task = Task {
+                    slot: &slot.name,
+                    topic: &topic.name,
+                    compression: None,
+                };
+                let mut arguments = vec!["--publication", PUBLICATION, "--table", TABLE];
+                for property in &args.property {
+                    arguments.extend(["-X", property]);
+                }
+                let running = start_walpost(bed, Link::Unix, &task, &arguments);
+                let mut walsender = Walsender::new(&bed.db, &slot.name);
+                wait_until("walpost to stream", || {
+                    walsender.sample();
+                    walsender.is_there()
+                });
+                Self::Walpost {
+                    running,
+                    walsender,
+                    _slot: slot,
+                }
+            }
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        !matches!(self, Self::Nobody)
+    }
+
+    fn sample(&mut self) {
+        if let Self::Walpost { walsender, .. } = self {
+            walsender.sample();
+        }
+    }
+
+    /// Of the process of the server that reads, by the last sample.
+    fn reader_cpu_seconds(&self) -> f64 {
+        match self {
+            Self::Nobody => 0.0,
+            Self::Walpost { walsender, .. } => walsender.cpu_seconds(),
+            Self::Poller(poller) => poller.cpu_seconds(),
+        }
+    }
+
+    /// Waits until the database knows of everything that is in Kafka.
+    fn settle(&mut self, events: usize) {
+        self.sample();
+        if let Self::Poller(poller) = self {
+            wait_until("the last rows to be settled", || poller.settled() == events);
+        }
+    }
+
+    fn stop(self) {
+        match self {
+            Self::Nobody => {}
+            Self::Walpost { running, .. } => running.stop(),
+            Self::Poller(poller) => poller.stop(),
+        }
+    }
+}

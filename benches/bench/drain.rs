@@ -1,0 +1,240 @@
+//! The drain of a backlog, measured.
+
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::backlog::{Backlog, PUBLICATION, Slot};
+use crate::bed::{Bed, STALL};
+use crate::program::{Link, Program, Task, WALPOST};
+use crate::results::{Cpu, Drain, Measured};
+use crate::support::postgres::{MAJOR, binaries};
+use crate::support::reaper::{self, Ending};
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::{
+    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, peak_bytes, written_bytes,
+};
+
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// What is measured once a round.
+pub(crate) struct Lap {
+    point: String,
+    program: Program,
+    topic: TopicSettings,
+}
+
+impl Lap {
+    pub(crate) fn new(program: Program, topic: TopicSettings) -> Self {
+        Self {
+            point: String::new(),
+            program,
+            topic,
+        }
+    }
+
+    /// What pg_recvlogical alone can do.
+    pub(crate) fn limit(link: Link) -> Self {
+        Self::new(Program::Limit { link }, TopicSettings::default())
+    }
+
+    /// Names what this one shows.
+    pub(crate) fn named(mut self, point: &str) -> Self {
+        point.clone_into(&mut self.point);
+        self
+    }
+}
+
+/// Drains the backlog by all in turn, as often as that; each round begins with another one.
+pub(crate) fn rounds(
+    bed: &Bed,
+    series: &str,
+    backlog: &Backlog,
+    laps: &[Lap],
+    rounds: usize,
+) -> Vec<Drain> {
+    let mut drains = Vec::new();
+    for round in 0..rounds {
+        for index in 0..laps.len() {
+            let lap = &laps[(index + round) % laps.len()];
+            let link = lap.program.link();
+            let measured = match &lap.program {
+                Program::Limit { link } => limit(bed, *link, backlog.rows),
+                program => drain(bed, program, &lap.topic, backlog),
+            };
+            let drain = Drain {
+                series: series.to_owned(),
+                point: lap.point.clone(),
+                round,
+                program: lap.program.name().to_owned(),
+                link,
+                topic: lap.topic.clone(),
+                backlog: backlog.clone(),
+                measured,
+            };
+            tell(&drain);
+            drains.push(drain);
+        }
+    }
+    drains
+}
+
+fn tell(drain: &Drain) {
+    let Drain { measured, .. } = drain;
+    eprintln!(
+        "  round {}: {} {} over {}: {:.0} rows/s, first record after {:.2} s, {:.2} s of CPU, peak RSS {:.1} MiB",
+        drain.round,
+        drain.program,
+        drain.point,
+        drain.link,
+        measured.rows_per_second.unwrap_or(f64::NAN),
+        measured.first_seconds,
+        measured.cpu.program,
+        measured.peak_rss_bytes as f64 / 1_048_576.0,
+    );
+}
+
+/// The walsender, when nothing is done with what it sends. That is told in bytes, so that nothing
+/// has to look into it.
+fn limit(bed: &Bed, link: Link, rows: usize) -> Measured {
+    let slot = Slot::at_backlog(bed);
+    let mut walsender = Walsender::new(&bed.db, &slot.name);
+    let end = bed.db.value("SELECT pg_current_wal_lsn()").unwrap();
+    let mut arrivals = Arrivals::new();
+    let mut client = receive(bed, link, &slot.name, &end);
+    let (mut cpu, mut peak) = (0.0, 0);
+    let status = loop {
+        if let Some(status) = client.try_wait().unwrap() {
+            break status;
+        }
+        // What is known of a process goes with it.
+        walsender.sample();
+        cpu = cpu_seconds(client.id()).unwrap_or(cpu);
+        peak = peak_bytes(client.id()).unwrap_or(peak);
+        arrivals.see(written_bytes(client.id()).unwrap_or(0));
+        sleep(BETWEEN_LOOKS);
+    };
+    reaper::forget(client.id());
+    assert!(status.success(), "pg_recvlogical failed");
+    Measured {
+        records: rows,
+        first_seconds: arrivals.first_seconds(),
+        last_seconds: arrivals.last_seconds(),
+        rows_per_second: arrivals.per_second(rows),
+        cpu: Cpu {
+            program: cpu,
+            walsender: walsender.cpu_seconds(),
+            broker: 0.0,
+        },
+        peak_rss_bytes: peak,
+        topic_bytes: 0,
+    }
+}
+
+fn receive(bed: &Bed, link: Link, slot: &str, end: &str) -> Child {
+    let client = Command::new(binaries(MAJOR).join("pg_recvlogical"))
+        .args(["--dbname", &bed.conninfo(link), "--slot", slot])
+        .args(["--start", "--no-loop", "--endpos", end])
+        .args(["--file", "/dev/null", "--option", "proto_version=1"])
+        .args(["--option", &format!("publication_names={PUBLICATION}")])
+        .spawn()
+        .expect("pg_recvlogical starts");
+    reaper::register(client.id(), Ending::Kill);
+    client
+}
+
+fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backlog) -> Measured {
+    let slot = Slot::at_backlog(bed);
+    let topic = Topic::new(bed, settings.partitions);
+    let task = Task {
+        slot: &slot.name,
+        topic: &topic.name,
+        compression: settings.compression.as_deref(),
+    };
+    let mut walsender = Walsender::new(&bed.db, &slot.name);
+    let broker = || cpu_seconds(bed.broker.process_id()).expect("a running broker");
+    let broker_before = broker();
+    let mut arrivals = Arrivals::new();
+    let mut running = program.start(bed, &task);
+    while arrivals.see(topic.records() as u64) < backlog.rows as u64 {
+        running.assert_runs();
+        arrivals.assert_moves();
+        walsender.sample();
+        sleep(BETWEEN_LOOKS);
+    }
+    walsender.sample();
+    let pid = running.process_id();
+    let cpu = Cpu {
+        program: family_cpu_seconds(pid),
+        walsender: walsender.cpu_seconds(),
+        broker: broker() - broker_before,
+    };
+    let peak_rss_bytes = family_peak_bytes(pid);
+    running.stop();
+    let records = topic.records();
+    assert!(
+        records == backlog.rows || program.name() != WALPOST,
+        "{records} records of {} rows",
+        backlog.rows
+    );
+    Measured {
+        records,
+        first_seconds: arrivals.first_seconds(),
+        last_seconds: arrivals.last_seconds(),
+        rows_per_second: arrivals.per_second(backlog.rows),
+        cpu,
+        peak_rss_bytes,
+        topic_bytes: topic.bytes(),
+    }
+}
+
+/// When how much had come, counted in rows or in bytes.
+struct Arrivals {
+    began: Instant,
+    first: Option<(Instant, u64)>,
+    last: (Instant, u64),
+}
+
+impl Arrivals {
+    fn new() -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            first: None,
+            last: (began, 0),
+        }
+    }
+
+    /// `amount` is there now; returned as it is.
+    fn see(&mut self, amount: u64) -> u64 {
+        if amount > self.last.1 {
+            self.last = (Instant::now(), amount);
+            self.first.get_or_insert(self.last);
+        }
+        amount
+    }
+
+    /// # Panics
+    /// Nothing has come for very long.
+    fn assert_moves(&self) {
+        let still = self.last.0.elapsed();
+        assert!(still < STALL, "nothing arrived in {still:?}");
+    }
+
+    fn first_seconds(&self) -> f64 {
+        let (at, _) = self.first.expect("something has arrived");
+        (at - self.began).as_secs_f64()
+    }
+
+    fn last_seconds(&self) -> f64 {
+        (self.last.0 - self.began).as_secs_f64()
+    }
+
+    /// The rate of what came after the first look that found something, as part of `rows`; `None`
+    /// where that look found most of it.
+    fn per_second(&self, rows: usize) -> Option<f64> {
+        let ((first, early), (last, all)) = (self.first?, self.last);
+        let part = (all - early) as f64 / all as f64;
+        (part > 0.5).then(|| rows as f64 * part / (last - first).as_secs_f64())
+    }
+}

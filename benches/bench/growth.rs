@@ -1,0 +1,102 @@
+//! The part `growth`: one thing at a time made larger.
+
+use crate::args::Args;
+use crate::backlog::{self, Shape};
+use crate::bed::Bed;
+use crate::drain::{self, Lap};
+use crate::program::Link;
+use crate::results::Drain;
+use crate::topic::TopicSettings;
+
+pub(crate) const ROWS: &str = "rows";
+pub(crate) const PAYLOAD: &str = "payload";
+pub(crate) const TRANSACTIONS: &str = "transactions";
+pub(crate) const PARTITIONS: &str = "partitions";
+pub(crate) const COMPRESSION: &str = "compression";
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
+    let mut drains = Vec::new();
+    let mut add = |series: &str, point: &str, shape: Shape, rounds: usize| {
+        let backlog = backlog::fill(bed, shape);
+        let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
+        let laps = [Lap::limit(Link::Unix), walpost].map(|lap| lap.named(point));
+        drains.extend(drain::rounds(bed, series, &backlog, &laps, rounds));
+    };
+
+    for (point, count) in [
+        ("10,000", 10_000),
+        ("100,000", 100_000),
+        ("1,000,000", 1_000_000),
+        ("5,000,000", 5_000_000),
+    ] {
+        add(
+            ROWS,
+            point,
+            Shape::of_rows(args.scaled(count)),
+            args.rounds(),
+        );
+    }
+    for (point, bytes, count) in [
+        ("100 B", 100, 500_000),
+        ("1 KB", 1_000, 200_000),
+        ("10 KB", 10_000, 30_000),
+        ("100 KB", 100_000, 3_000),
+    ] {
+        let shape = Shape {
+            payload_bytes: Some(bytes),
+            ..Shape::of_rows(args.scaled(count))
+        };
+        add(PAYLOAD, point, shape, args.rounds());
+    }
+    for (point, batch, count, rounds) in [
+        ("1", 1, 300_000, args.rounds()),
+        ("100", 100, 500_000, args.rounds()),
+        ("10,000", 10_000, 500_000, args.rounds()),
+        ("1,000,000", 1_000_000, 1_000_000, args.rounds()),
+        ("5,000,000", 5_000_000, 5_000_000, 1),
+    ] {
+        let shape = Shape {
+            batch,
+            ..Shape::of_rows(args.scaled(count))
+        };
+        add(TRANSACTIONS, point, shape, rounds);
+    }
+
+    // These differ in the topic alone.
+    let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
+    let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).named(point);
+    let mut laps = vec![Lap::limit(Link::Unix)];
+    laps.extend(
+        [(1, "1"), (12, "12"), (100, "100")].map(|(partitions, point)| {
+            let topic = TopicSettings {
+                partitions,
+                ..TopicSettings::default()
+            };
+            walpost(topic, point)
+        }),
+    );
+    drains.extend(drain::rounds(
+        bed,
+        PARTITIONS,
+        &backlog,
+        &laps,
+        args.rounds(),
+    ));
+    let mut laps = vec![Lap::limit(Link::Unix)];
+    laps.extend(["none", "lz4", "zstd"].map(|codec| {
+        let topic = TopicSettings {
+            compression: Some(codec.to_owned()),
+            ..TopicSettings::default()
+        };
+        walpost(topic, codec)
+    }));
+    drains.extend(drain::rounds(
+        bed,
+        COMPRESSION,
+        &backlog,
+        &laps,
+        args.rounds(),
+    ));
+    backlog::empty(bed);
+    drains
+}

@@ -1,0 +1,173 @@
+//! The part `latency`: from commit to consumer at steady rates, and CPU while there is nothing to
+//! do.
+
+mod receiver;
+mod writers;
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use receiver::Receiver;
+
+use crate::args::Args;
+use crate::backlog::{self, Slot};
+use crate::bed::Bed;
+use crate::program::{Link, Program, Task};
+use crate::results::{Idle, Latency, Percentiles, Steady};
+use crate::stats::percentile;
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::{family_cpu_seconds, family_resident_bytes};
+
+/// Transactions a second.
+pub(crate) const RATES: [u32; 2] = [500, 2_000];
+
+/// How long each thing takes.
+#[derive(Clone, Copy)]
+struct Times {
+    /// A program that has just delivered its first record gets this long to come to rest.
+    settle: Duration,
+    idle: Duration,
+    warm_up: Duration,
+    steady: Duration,
+}
+
+/// One event, in microseconds since 1970.
+#[derive(Clone, Copy)]
+struct Sample {
+    /// When its transaction was due.
+    due: i64,
+    /// When it was inserted.
+    inserted: i64,
+    received: i64,
+}
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
+    let [settle, idle, warm_up, steady] = if args.quick {
+        [1, 2, 1, 3]
+    } else {
+        [3, 10, 5, 25]
+    };
+    let times = Times {
+        settle: Duration::from_secs(settle),
+        idle: Duration::from_secs(idle),
+        warm_up: Duration::from_secs(warm_up),
+        steady: Duration::from_secs(steady),
+    };
+    let mut programs = vec![args.walpost(Link::Unix)];
+    programs.extend(args.peers());
+    let mut latency = Latency {
+        floor: Vec::new(),
+        idle: Vec::new(),
+        steady: Vec::new(),
+    };
+    for round in 0..args.rounds() {
+        let topic = Topic::new(bed, TopicSettings::default().partitions);
+        let mut floor = receiver::floor(bed, &topic, RATES[0], times);
+        latency.floor.push(Percentiles::of(&mut floor));
+        for program in &programs {
+            run(bed, program, round, times, &mut latency);
+        }
+    }
+    latency
+}
+
+/// One program, from its start to its stop: idle first, then at each of the rates.
+fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
+    backlog::empty(bed);
+    let slot = Slot::here(bed);
+    let topic = Topic::new(bed, TopicSettings::default().partitions);
+    let task = Task {
+        slot: &slot.name,
+        topic: &topic.name,
+        compression: None,
+    };
+    let mut running = program.start(bed, &task);
+    let pid = running.process_id();
+    let mut receiver = Receiver::new(bed, &topic);
+    writers::write_one(bed);
+    receiver.receive(1);
+    sleep(times.settle);
+
+    let before = family_cpu_seconds(pid);
+    sleep(times.idle);
+    let idle = Idle {
+        program: program.name().to_owned(),
+        link: program.link(),
+        seconds: times.idle.as_secs_f64(),
+        cpu_seconds: family_cpu_seconds(pid) - before,
+    };
+    eprintln!(
+        "  round {round}: {} idle: {:.2} s of CPU in {} s",
+        idle.program, idle.cpu_seconds, idle.seconds
+    );
+    latency.idle.push(idle);
+
+    for per_second in RATES {
+        let schedule = writers::Schedule::soon(per_second, times.warm_up + times.steady);
+        let counted_from = schedule.begin + i64::try_from(times.warm_up.as_micros()).unwrap();
+        let writers = schedule.start(bed);
+        let samples = receiver.receive_from(schedule.transactions(), counted_from, || {
+            family_cpu_seconds(pid)
+        });
+        let mut commits = writers.join();
+        running.assert_runs();
+        let steady = Steady {
+            program: program.name().to_owned(),
+            link: program.link(),
+            round,
+            per_second,
+            seconds: times.steady.as_secs_f64(),
+            records: samples.taken.len(),
+            from_insert: Percentiles::of(&mut latencies(&samples.taken, |sample| sample.inserted)),
+            from_schedule: Percentiles::of(&mut latencies(&samples.taken, |sample| sample.due)),
+            commit: Percentiles::of(&mut commits),
+            cpu_seconds: samples.cpu_seconds,
+            rss_bytes: family_resident_bytes(pid),
+        };
+        eprintln!(
+            "  round {round}: {} at {per_second}/s: p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, max {:.2} ms; {:.2} s of CPU",
+            steady.program,
+            steady.from_insert.p50,
+            steady.from_insert.p99,
+            steady.from_insert.p99_9,
+            steady.from_insert.max,
+            steady.cpu_seconds
+        );
+        latency.steady.push(steady);
+    }
+    running.stop();
+}
+
+/// Milliseconds from `since` to the receipt.
+fn latencies(samples: &[Sample], since: fn(&Sample) -> i64) -> Vec<f64> {
+    samples
+        .iter()
+        .map(|sample| (sample.received - since(sample)) as f64 / 1_000.0)
+        .collect()
+}
+
+impl Percentiles {
+    fn of(milliseconds: &mut [f64]) -> Self {
+        milliseconds.sort_by(f64::total_cmp);
+        let at = |part| percentile(milliseconds, part);
+        Self {
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            max: at(1.0),
+        }
+    }
+}
+
+/// Microseconds since 1970.
+fn now() -> i64 {
+    jiff::Timestamp::now().as_microsecond()
+}
+
+/// Sleeps until that moment.
+fn sleep_until(due: i64) {
+    if let Ok(left) = u64::try_from(due - now()) {
+        sleep(Duration::from_micros(left));
+    }
+}

@@ -1,0 +1,137 @@
+//! The consumer at the end of the way.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::Offset;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::Message;
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, ThreadedProducer};
+use serde::Deserialize;
+
+use super::{Sample, Times, latencies, now, sleep_until};
+use crate::bed::{Bed, STALL};
+use crate::topic::Topic;
+
+/// A consumer that gets each record as soon as it can.
+pub(super) struct Receiver {
+    consumer: BaseConsumer,
+}
+
+/// What came while it counted.
+pub(super) struct Samples {
+    pub(super) taken: Vec<Sample>,
+    /// What the program used meanwhile.
+    pub(super) cpu_seconds: f64,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    due: i64,
+    inserted: i64,
+}
+
+impl Receiver {
+    pub(super) fn new(bed: &Bed, topic: &Topic<'_>) -> Self {
+        let consumer: BaseConsumer = bed
+            .broker
+            .client()
+            .set("group.id", "bench")
+            .set("enable.auto.commit", "false")
+            .set("check.crcs", "false")
+            .set("fetch.min.bytes", "1")
+            .set("fetch.wait.max.ms", "100")
+            .set("fetch.error.backoff.ms", "5")
+            .create()
+            .unwrap();
+        consumer.assign(&topic.at(Offset::Beginning)).unwrap();
+        Self { consumer }
+    }
+
+    /// Receives that many records.
+    pub(super) fn receive(&mut self, records: usize) {
+        for _ in 0..records {
+            self.next();
+        }
+    }
+
+    /// Receives that many records, and takes those that were due at `counted_from` or later.
+    pub(super) fn receive_from(
+        &mut self,
+        records: usize,
+        counted_from: i64,
+        cpu_seconds: impl Fn() -> f64,
+    ) -> Samples {
+        let mut taken = Vec::with_capacity(records);
+        let mut cpu_before = None;
+        for _ in 0..records {
+            let sample = self.next();
+            if sample.due >= counted_from {
+                cpu_before.get_or_insert_with(&cpu_seconds);
+                taken.push(sample);
+            }
+        }
+        Samples {
+            taken,
+            cpu_seconds: cpu_seconds() - cpu_before.expect("records that count"),
+        }
+    }
+
+    fn next(&mut self) -> Sample {
+        let waiting = Instant::now();
+        while waiting.elapsed() < STALL {
+            match self.consumer.poll(Duration::from_millis(200)) {
+                None => {}
+                Some(Ok(record)) => {
+                    let received = now();
+                    let payload = record.payload().expect("a payload");
+                    let Event { due, inserted } = serde_json::from_slice(payload).unwrap();
+                    return Sample {
+                        due,
+                        inserted,
+                        received,
+                    };
+                }
+                Some(Err(error)) => eprintln!("  consumer: {error}"),
+            }
+        }
+        panic!("no record came for {STALL:?}");
+    }
+}
+
+/// The latency of a producer that sends to the consumer, at that rate, in milliseconds.
+pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
+    let producer: ThreadedProducer<DefaultProducerContext> = bed
+        .broker
+        .client()
+        .set("enable.idempotence", "true")
+        .set("linger.ms", "0")
+        .create()
+        .unwrap();
+    let mut receiver = Receiver::new(bed, topic);
+    // The first record brings metadata and connections with it.
+    send(&producer, topic, 0);
+    receiver.receive(1);
+    let records = u64::from(per_second) * times.warm_up.as_secs();
+    let begin = now();
+    let samples = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for record in 0..records {
+                let since_begin = record * 1_000_000 / u64::from(per_second);
+                sleep_until(begin + i64::try_from(since_begin).unwrap());
+                send(&producer, topic, record);
+            }
+        });
+        receiver.receive_from(usize::try_from(records).unwrap(), begin, || 0.0)
+    });
+    latencies(&samples.taken, |sample| sample.inserted)
+}
+
+fn send(producer: &ThreadedProducer<DefaultProducerContext>, topic: &Topic<'_>, number: u64) {
+    let now = now();
+    let payload = format!(r#"{{"due":{now},"inserted":{now},"pad":"{:0170}"}}"#, 0);
+    let key = number.to_string();
+    let record = BaseRecord::to(&topic.name).key(&key).payload(&payload);
+    if let Err((error, _)) = producer.send(record) {
+        panic!("could not send: {error}");
+    }
+}

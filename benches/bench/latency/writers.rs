@@ -1,0 +1,92 @@
+//! Sessions that commit at the times of a schedule, whatever happened before.
+
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::{now, sleep_until};
+use crate::bed::{Bed, DATABASE};
+use crate::support::session::Session;
+
+/// So many that one slow commit keeps none but its own session from the schedule.
+const SESSIONS: u32 = 8;
+
+/// Writes `due` into the event as it is given: microseconds since 1970.
+const PREPARE: &str = "PREPARE add(bigint, bigint) AS
+INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || ($1 % 10000), 'OrderCreated',
+  payload($1, NULL) || jsonb_build_object('due', $2,
+    'inserted', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)";
+
+/// Single-row transactions, evenly spread.
+#[derive(Clone, Copy)]
+pub(super) struct Schedule {
+    /// Microseconds since 1970.
+    pub(super) begin: i64,
+    per_second: u32,
+    lasts: Duration,
+}
+
+impl Schedule {
+    /// Begins when the sessions are open.
+    pub(super) fn soon(per_second: u32, lasts: Duration) -> Self {
+        const TO_OPEN_SESSIONS: i64 = 500_000;
+        Self {
+            begin: now() + TO_OPEN_SESSIONS,
+            per_second,
+            lasts,
+        }
+    }
+
+    pub(super) fn transactions(&self) -> usize {
+        usize::try_from(u64::from(self.per_second) * self.lasts.as_secs()).unwrap()
+    }
+
+    fn due(&self, transaction: u64) -> i64 {
+        let since_begin = transaction * 1_000_000 / u64::from(self.per_second);
+        self.begin + i64::try_from(since_begin).unwrap()
+    }
+
+    pub(super) fn start(&self, bed: &Bed) -> Writers {
+        let session = |number: u32| {
+            let (schedule, db) = (*self, bed.server.session(DATABASE));
+            thread::spawn(move || schedule.write(number, &db))
+        };
+        Writers((0..SESSIONS).map(session).collect())
+    }
+
+    /// One session's part. Where it is late, it does not wait, and the time that it is due stays
+    /// what it was: so a stall counts for all that it held up. Returns what the commits took, in
+    /// milliseconds.
+    fn write(&self, session: u32, db: &Session) -> Vec<f64> {
+        db.run(PREPARE);
+        let mut commits = Vec::new();
+        let all = u64::try_from(self.transactions()).unwrap();
+        for transaction in (u64::from(session)..all).step_by(SESSIONS as usize) {
+            let due = self.due(transaction);
+            sleep_until(due);
+            let began = Instant::now();
+            db.run(&format!("EXECUTE add({transaction}, {due})"));
+            commits.push(began.elapsed().as_secs_f64() * 1_000.0);
+        }
+        commits
+    }
+}
+
+/// The sessions at work.
+pub(super) struct Writers(Vec<JoinHandle<Vec<f64>>>);
+
+impl Writers {
+    /// Waits until all is committed, and returns what the commits took, in milliseconds.
+    pub(super) fn join(self) -> Vec<f64> {
+        let sessions = self.0.into_iter();
+        sessions
+            .flat_map(|session| session.join().expect("a session commits"))
+            .collect()
+    }
+}
+
+/// Commits one event.
+pub(super) fn write_one(bed: &Bed) {
+    let db = bed.server.session(DATABASE);
+    db.run(PREPARE);
+    db.run(&format!("EXECUTE add(0, {})", now()));
+}

@@ -1,0 +1,66 @@
+//! Walpost's memory before, while and after the broker does not answer, amid a drain.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::args::Args;
+use crate::backlog::Slot;
+use crate::bed::{Bed, STALL};
+use crate::program::{Link, Task};
+use crate::results::Outage;
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::family_resident_bytes;
+
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+
+/// On the backlog that is there.
+pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
+    let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
+    let slot = Slot::at_backlog(bed);
+    let topic = Topic::new(bed, TopicSettings::default().partitions);
+    let task = Task {
+        slot: &slot.name,
+        topic: &topic.name,
+        compression: None,
+    };
+    let began = Instant::now();
+    let seconds = || began.elapsed().as_secs_f64();
+    let mut rss = Vec::new();
+    let mut running = args.walpost(Link::Unix).start(bed, &task);
+    let pid = running.process_id();
+    let mut look = || {
+        running.assert_runs();
+        rss.push((seconds(), family_resident_bytes(pid)));
+        assert!(began.elapsed() < STALL, "the drain does not end");
+        sleep(BETWEEN_LOOKS);
+    };
+
+    while topic.records() < rows / 3 {
+        look();
+    }
+    bed.broker.freeze();
+    let frozen = Instant::now();
+    let frozen_at_seconds = seconds();
+    while frozen.elapsed() < frozen_for {
+        look();
+    }
+    bed.broker.thaw();
+    let thawed_at_seconds = seconds();
+    while topic.records() < rows {
+        look();
+    }
+    running.stop();
+    let records = topic.records();
+    eprintln!(
+        "  broker frozen for {} s: peak RSS {:.1} MiB",
+        frozen_for.as_secs(),
+        rss.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) as f64 / 1_048_576.0
+    );
+    Outage {
+        frozen_at_seconds,
+        thawed_at_seconds,
+        rss,
+        rows,
+        records,
+    }
+}

@@ -1,0 +1,224 @@
+//! What is measured: how it is started and stopped.
+
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::backlog::{PUBLICATION, TABLE};
+use crate::bed::{Bed, DATABASE};
+use crate::support::postgres::dependencies;
+use crate::support::process::{try_signal, wait_for_exit};
+use crate::support::reaper::{self, Ending};
+use crate::support::wait::PATIENCE;
+use crate::support::walpost::{Invocation, Walpost};
+use crate::usage::family;
+
+/// How a program reaches the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Link {
+    /// The unix-domain socket.
+    Unix,
+    /// TCP on the loopback interface, without TLS.
+    Tcp,
+}
+
+/// A program that carries events to Kafka, or the limit: what the database alone can do.
+#[derive(Clone, Debug)]
+pub(crate) enum Program {
+    /// `pg_recvlogical` to /dev/null: decoding and the socket, and nothing done with what comes.
+    Limit {
+        link: Link,
+    },
+    Walpost {
+        link: Link,
+        properties: Vec<String>,
+    },
+    Peer {
+        name: String,
+        command: String,
+    },
+}
+
+/// The limit's name in results.
+pub(crate) const LIMIT: &str = "pg_recvlogical";
+/// Walpost's name in results.
+pub(crate) const WALPOST: &str = "Walpost";
+/// Debezium's name in results.
+pub(crate) const DEBEZIUM: &str = "Debezium";
+
+/// What a program needs to know for one run.
+pub(crate) struct Task<'a> {
+    pub(crate) slot: &'a str,
+    pub(crate) topic: &'a str,
+    pub(crate) compression: Option<&'a str>,
+}
+
+impl Program {
+    /// Debezium on Kafka Connect. `./dev bench --peers` has downloaded it.
+    pub(crate) fn debezium() -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/debezium");
+        Self::Peer {
+            name: DEBEZIUM.to_owned(),
+            command: format!("'{}' '{}'", script.display(), dependencies().display()),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Limit { .. } => LIMIT,
+            Self::Walpost { .. } => WALPOST,
+            Self::Peer { name, .. } => name,
+        }
+    }
+
+    /// Peers get TCP: not every driver knows the unix-domain socket.
+    pub(crate) fn link(&self) -> Link {
+        match self {
+            Self::Limit { link } | Self::Walpost { link, .. } => *link,
+            Self::Peer { .. } => Link::Tcp,
+        }
+    }
+
+    /// Starts a program that carries to Kafka.
+    pub(crate) fn start(&self, bed: &Bed, task: &Task<'_>) -> Running {
+        match self {
+            Self::Limit { .. } => unreachable!("the limit does not carry to Kafka"),
+            Self::Walpost { link, properties } => {
+                let mut arguments = vec!["--publication", PUBLICATION, "--table", TABLE];
+                for property in properties {
+                    arguments.extend(["-X", property]);
+                }
+                start_walpost(bed, *link, task, &arguments)
+            }
+            Self::Peer { name, command } => Running::Peer(Peer::start(bed, name, command, task)),
+        }
+    }
+}
+
+/// Starts `walpost run` with those arguments more than the task needs.
+pub(crate) fn start_walpost(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) -> Running {
+    let compression = task
+        .compression
+        .map(|codec| format!("compression.type={codec}"));
+    let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
+        .args(["--postgres", &bed.conninfo(link)])
+        .args(["--kafka", &bed.broker.address()])
+        .args(arguments)
+        .args(compression.iter().flat_map(|property| ["-X", property]));
+    Running::Walpost(Box::new(walpost.start()))
+}
+
+/// A program at work.
+pub(crate) enum Running {
+    Walpost(Box<Walpost>),
+    Peer(Peer),
+}
+
+impl Running {
+    pub(crate) fn process_id(&self) -> u32 {
+        match self {
+            Self::Walpost(walpost) => walpost.process_id(),
+            Self::Peer(peer) => peer.child.id(),
+        }
+    }
+
+    /// # Panics
+    /// It has ended by itself.
+    pub(crate) fn assert_runs(&mut self) {
+        match self {
+            Self::Walpost(walpost) => assert!(walpost.is_running(), "walpost has ended"),
+            Self::Peer(peer) => {
+                let ended = peer.child.try_wait().unwrap();
+                assert!(ended.is_none(), "{} has ended:\n{}", peer.name, peer.log());
+            }
+        }
+    }
+
+    /// Asks it to stop, and waits for the end.
+    pub(crate) fn stop(self) {
+        match self {
+            Self::Walpost(walpost) => assert_eq!(walpost.terminate().code, Some(0)),
+            Self::Peer(peer) => drop(peer),
+        }
+    }
+}
+
+/// A process of somebody else's. Stopped when dropped.
+pub(crate) struct Peer {
+    name: String,
+    folder: PathBuf,
+    child: Child,
+}
+
+impl Peer {
+    fn start(bed: &Bed, name: &str, command: &str, task: &Task<'_>) -> Self {
+        let folder = reaper::folder("peer");
+        let log = File::create(folder.join("log")).unwrap();
+        let own = folder.join("own");
+        fs::create_dir(&own).unwrap();
+        let environment = [
+            ("CONNINFO", bed.conninfo(Link::Tcp)),
+            ("HOST", "127.0.0.1".to_owned()),
+            ("PORT", bed.server.port.to_string()),
+            ("USER", "postgres".to_owned()),
+            ("DATABASE", DATABASE.to_owned()),
+            ("SLOT", task.slot.to_owned()),
+            ("PUBLICATION", PUBLICATION.to_owned()),
+            ("TABLE", TABLE.to_owned()),
+            ("TOPIC", task.topic.to_owned()),
+            ("BOOTSTRAP", bed.broker.address()),
+            ("FOLDER", own.display().to_string()),
+        ];
+        let child = Command::new("sh")
+            .args(["-c", &format!("exec {command}")])
+            .envs(environment.map(|(name, value)| (format!("WALPOST_BENCH_{name}"), value)))
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .expect("a shell");
+        reaper::register(child.id(), Ending::Kill);
+        Self {
+            name: name.to_owned(),
+            folder,
+            child,
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let family = family(self.child.id());
+        for signal in ["TERM", "KILL"] {
+            for &pid in &family {
+                try_signal(pid, signal);
+            }
+            if wait_for_exit(&mut self.child, PATIENCE).is_some() {
+                break;
+            }
+        }
+        if std::thread::panicking() {
+            eprintln!("--- {} ---\n{}", self.name, self.log());
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unix => "unix",
+            Self::Tcp => "TCP",
+        })
+    }
+}

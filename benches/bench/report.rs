@@ -1,0 +1,118 @@
+//! What is made of the results: tables for the terminal; docs/benchmarks.md and its charts.
+
+mod charts;
+mod numbers;
+mod page;
+mod summary;
+mod table;
+mod tables;
+mod targets;
+
+use std::fmt::Write as _;
+use std::fs;
+
+use crate::args::Word;
+use crate::growth;
+use crate::results::{self, Comparison, Drain, Part, Results};
+use numbers::{MEBIBYTE, one_place, whole};
+
+/// The growth series: name, title, and what its points are.
+const SERIES: [(&str, &str, &str); 5] = [
+    (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
+    (growth::PAYLOAD, "Size of the payload", "payload"),
+    (
+        growth::TRANSACTIONS,
+        "Rows in a transaction",
+        "rows in a transaction",
+    ),
+    (growth::PARTITIONS, "Partitions of the topic", "partitions"),
+    (
+        growth::COMPRESSION,
+        "Compression of the records",
+        "compression",
+    ),
+];
+
+/// The tables of a part that was measured.
+pub(crate) fn part(results: &Results, word: Word) -> String {
+    let mut text = String::new();
+    match word {
+        Word::Drain => {
+            if let Some(Part { data, .. }) = &results.drain {
+                for series in summary::distinct(data.drains.iter().map(|drain| &drain.series)) {
+                    writeln!(text, "{}", backlog(&data.drains, series)).unwrap();
+                    writeln!(text, "{}", tables::comparison(&data.drains, series)).unwrap();
+                }
+                writeln!(text, "{}", outage(data)).unwrap();
+            }
+        }
+        Word::Latency => {
+            if let Some(Part { data, .. }) = &results.latency {
+                writeln!(text, "{}", tables::latency(data)).unwrap();
+                writeln!(text, "{}", tables::floors(data)).unwrap();
+                writeln!(text, "{}", tables::idle(data)).unwrap();
+            }
+        }
+        Word::Growth => {
+            if let Some(part) = &results.growth {
+                for (series, _, what) in SERIES {
+                    writeln!(text, "{}", tables::growth(&part.data, series, what)).unwrap();
+                }
+            }
+        }
+        Word::Database => {
+            if let Some(part) = &results.database {
+                writeln!(text, "{}", tables::database(&part.data)).unwrap();
+            }
+        }
+        Word::All | Word::Render => {}
+    }
+    text
+}
+
+/// Makes the page and its charts.
+pub(crate) fn write(results: &Results) {
+    let docs = results::docs();
+    let folder = docs.join("benchmarks");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    charts::draw(results, &folder);
+    fs::write(docs.join("benchmarks.md"), page::render(results)).unwrap();
+}
+
+/// What a series was drained from, in a sentence.
+fn backlog(drains: &[Drain], series: &str) -> String {
+    let Some(drain) = drains.iter().find(|drain| drain.series == series) else {
+        return String::new();
+    };
+    let backlog = &drain.backlog;
+    format!(
+        "{} rows in transactions of {}, payloads of {} bytes on average, {} MB of log; {} partitions.",
+        whole(backlog.rows as f64),
+        whole(backlog.batch as f64),
+        whole(backlog.payload_bytes),
+        whole(backlog.wal_bytes as f64 / 1e6),
+        drain.topic.partitions
+    )
+}
+
+/// Memory over the outage, in a sentence.
+fn outage(comparison: &Comparison) -> String {
+    let outage = &comparison.outage;
+    let most = |from: f64, to: f64| {
+        let samples = outage.rss.iter().filter(|(at, _)| (from..to).contains(at));
+        let most = samples.map(|(_, bytes)| *bytes).max().unwrap_or(0);
+        one_place(most as f64 / MEBIBYTE)
+    };
+    let (frozen, thawed) = (outage.frozen_at_seconds, outage.thawed_at_seconds);
+    format!(
+        "Broker frozen for {:.0} s amid a drain of {} rows: RSS at most {} MiB before, {} MiB meanwhile, {} MiB \
+         after; {} records arrived.",
+        thawed - frozen,
+        whole(outage.rows as f64),
+        most(0.0, frozen),
+        most(frozen, thawed),
+        most(thawed, f64::INFINITY),
+        whole(outage.records as f64)
+    )
+}

@@ -1,0 +1,262 @@
+//! The charts, as SVG with a background of their own, so that they read on light and dark pages.
+
+mod bars;
+mod lines;
+
+use std::path::Path;
+
+use bars::{Bar, Bars, Segment};
+use lines::{Line, Lines};
+use plotters::coord::Shift;
+use plotters::prelude::{DrawingArea, DrawingBackend, Rectangle};
+use plotters::style::{Color, FontStyle, IntoFont, RGBColor};
+
+use super::numbers::{MEBIBYTE, one_place, rough, whole};
+use super::summary::{Drains, distinct, groups, steady, ways};
+use crate::comparison;
+use crate::growth;
+use crate::latency::RATES;
+use crate::program::{LIMIT, WALPOST};
+use crate::results::{Cost, Drain, Latency, Outage, Percentiles, Results};
+use crate::stats::{Spread, median};
+
+const BACKGROUND: RGBColor = RGBColor(255, 255, 255);
+const INK: RGBColor = RGBColor(31, 41, 55);
+const FAINT: RGBColor = RGBColor(209, 213, 219);
+const TEAL: RGBColor = RGBColor(13, 148, 136);
+const GREY: RGBColor = RGBColor(148, 163, 184);
+/// For programs other than Walpost and the limit, one after the other.
+const OTHERS: [RGBColor; 3] = [
+    RGBColor(217, 119, 6),
+    RGBColor(124, 58, 237),
+    RGBColor(190, 18, 60),
+];
+const WIDTH: u32 = 800;
+
+/// The chart of a growth series.
+pub(crate) fn file_of_series(series: &str) -> String {
+    format!("growth-{series}.svg")
+}
+
+/// Draws what was measured into the folder.
+pub(crate) fn draw(results: &Results, folder: &Path) {
+    if let Some(part) = &results.drain {
+        drain(&part.data.drains).draw(&folder.join("drain.svg"));
+        memory(&part.data.outage).draw(&folder.join("memory.svg"));
+    }
+    if let Some(part) = &results.latency {
+        latency(&part.data).draw(&folder.join("latency.svg"));
+    }
+    if let Some(part) = &results.growth {
+        for (series, title, _) in super::SERIES {
+            grown(&part.data, series, title).draw(&folder.join(file_of_series(series)));
+        }
+    }
+    if let Some(part) = &results.database {
+        database(&part.data).draw(&folder.join("database.svg"));
+    }
+}
+
+fn drain(drains: &[Drain]) -> Bars {
+    let groups = groups(drains, comparison::SERIES);
+    let bars = groups.iter().map(|group| {
+        let label = format!("{}, {}", group.program(), group.link());
+        rate_bar(label, group, &groups, 1.0)
+    });
+    let rows = drains.first().map_or(0, |drain| drain.backlog.rows);
+    Bars {
+        title: format!("Drain of {} rows into Kafka", whole(rows as f64)),
+        unit: "rows/s, median; the line spans all rounds",
+        bars: bars.collect(),
+        legend: Vec::new(),
+    }
+}
+
+fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
+    let groups = groups(drains, series);
+    // Rows of different sizes compare by their bytes.
+    let in_bytes = series == growth::PAYLOAD;
+    let bars = groups.iter().map(|group| {
+        let megabytes = group.rounds[0].backlog.payload_bytes / 1e6;
+        let label = match (group.point(), group.is_limit()) {
+            (point, false) => point.to_owned(),
+            ("", true) => "limit".to_owned(),
+            (point, true) => format!("{point}, limit"),
+        };
+        rate_bar(
+            label,
+            group,
+            &groups,
+            if in_bytes { megabytes } else { 1.0 },
+        )
+    });
+    Bars {
+        title: title.to_owned(),
+        unit: match in_bytes {
+            true => "payload, MB/s over the unix-domain socket, median; the line spans all rounds",
+            false => "rows/s over the unix-domain socket, median; the line spans all rounds",
+        },
+        bars: bars.collect(),
+        legend: vec![("Walpost", TEAL), (LIMIT, GREY)],
+    }
+}
+
+/// The rate of a program, among those of `all`; a row counts for `weight`.
+fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
+    let rates = group
+        .rounds
+        .iter()
+        .map(|drain| drain.measured.rows_per_second);
+    let rate = Spread::of(rates.flatten().map(|rate| rate * weight));
+    let length = rate.map_or(0.0, |rate| rate.median);
+    let programs = distinct(all.iter().map(Drains::program));
+    Bar {
+        label,
+        segments: vec![Segment {
+            length,
+            colour: colour(group.program(), &programs),
+        }],
+        spread: rate.map(|rate| (rate.least, rate.most)),
+        text: rate.map_or("too quick to tell".to_owned(), |rate| rough(rate.median)),
+    }
+}
+
+fn colour(program: &str, all: &[&str]) -> RGBColor {
+    let mut others = all
+        .iter()
+        .filter(|other| **other != WALPOST && **other != LIMIT);
+    match program {
+        WALPOST => TEAL,
+        LIMIT => GREY,
+        _ => {
+            let place = others.position(|other| *other == program).unwrap_or(0);
+            OTHERS[place % OTHERS.len()]
+        }
+    }
+}
+
+fn latency(latency: &Latency) -> Lines {
+    let programs: Vec<&str> = distinct(latency.steady.iter().map(|round| &*round.program));
+    let mut lines = Vec::new();
+    for program in &programs {
+        for (per_second, dashed) in [(RATES[0], false), (RATES[1], true)] {
+            let rounds = steady(&latency.steady, program, per_second);
+            let of = |figure: fn(&Percentiles) -> f64| {
+                median(rounds.iter().map(|round| figure(&round.from_schedule))).unwrap_or(0.0)
+            };
+            let values = [
+                of(|times| times.p50),
+                of(|times| times.p90),
+                of(|times| times.p99),
+                of(|times| times.p99_9),
+                of(|times| times.max),
+            ];
+            lines.push(Line {
+                label: format!("{program}, {per_second}/s"),
+                colour: colour(program, &programs),
+                dashed,
+                points: (0..).map(f64::from).zip(values).collect(),
+            });
+        }
+    }
+    Lines {
+        title: "From when a transaction was due to the consumer".to_owned(),
+        x_unit: "part of the events, as percentile",
+        y_unit: "ms, median of the rounds",
+        x_labels: Some(["50", "90", "99", "99.9", "100"]),
+        logarithmic: true,
+        lines,
+        shaded: None,
+        shade_label: "",
+    }
+}
+
+fn memory(outage: &Outage) -> Lines {
+    let points = outage.rss.iter();
+    Lines {
+        title: "Memory while the broker does not answer, amid a drain".to_owned(),
+        x_unit: "s since the start",
+        y_unit: "resident, MiB",
+        x_labels: None,
+        logarithmic: false,
+        lines: vec![Line {
+            label: "Walpost".to_owned(),
+            colour: TEAL,
+            dashed: false,
+            points: points
+                .map(|&(at, bytes)| (at, bytes as f64 / MEBIBYTE))
+                .collect(),
+        }],
+        shaded: Some((outage.frozen_at_seconds, outage.thawed_at_seconds)),
+        shade_label: "broker frozen",
+    }
+}
+
+fn database(costs: &[Cost]) -> Bars {
+    let [reader, rest, _] = OTHERS;
+    let bars = ways(costs).into_iter().map(|rounds| {
+        let of = |figure: fn(&Cost) -> f64| {
+            let figures = rounds
+                .iter()
+                .map(|cost| figure(cost) * 1e6 / cost.events as f64);
+            Spread::of(figures).expect("a round")
+        };
+        let all = of(|cost| cost.writers_cpu + cost.reader_cpu + cost.rest_cpu);
+        let segment = |figure: fn(&Cost) -> f64, colour| Segment {
+            length: of(figure).median,
+            colour,
+        };
+        Bar {
+            label: rounds[0].way.clone(),
+            segments: vec![
+                segment(|cost| cost.writers_cpu, GREY),
+                segment(|cost| cost.reader_cpu, reader),
+                segment(|cost| cost.rest_cpu, rest),
+            ],
+            spread: Some((all.least, all.most)),
+            text: one_place(all.median),
+        }
+    });
+    Bars {
+        title: "What carrying a million events costs the database".to_owned(),
+        unit: "CPU s, median; the line spans all rounds",
+        bars: bars.collect(),
+        legend: vec![
+            ("sessions that write", GREY),
+            ("walsender, or the session that polls", reader),
+            ("the rest of the server", rest),
+        ],
+    }
+}
+
+fn title<DB: DrawingBackend>(root: &DrawingArea<DB, Shift>, text: &str) {
+    let font = ("sans-serif", 19)
+        .into_font()
+        .style(FontStyle::Bold)
+        .color(&INK);
+    root.draw_text(text, &font, (16, 14)).unwrap();
+}
+
+/// One entry after the other, below the title.
+fn legend<'a, DB: DrawingBackend>(
+    root: &DrawingArea<DB, Shift>,
+    entries: impl Iterator<Item = (&'a str, RGBColor, bool)>,
+) {
+    /// Pixels of a letter, about: no font is loaded to measure with.
+    const LETTER: usize = 7;
+    let font = ("sans-serif", 13).into_font().color(&INK);
+    let mut x = 16;
+    for (label, colour, dashed) in entries {
+        let strokes = if dashed {
+            vec![(0, 8), (12, 20)]
+        } else {
+            vec![(0, 20)]
+        };
+        for (from, to) in strokes {
+            let stroke = Rectangle::new([(x + from, 52), (x + to, 56)], colour.filled());
+            root.draw(&stroke).unwrap();
+        }
+        root.draw_text(label, &font, (x + 26, 47)).unwrap();
+        x += 26 + i32::try_from(label.chars().count() * LETTER).unwrap() + 18;
+    }
+}

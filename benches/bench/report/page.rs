@@ -1,0 +1,241 @@
+//! docs/benchmarks.md.
+
+use std::fmt::{Display, Write as _};
+
+use super::numbers::whole;
+use super::table::Table;
+use super::{SERIES, charts, summary, tables, targets};
+use crate::bed::{BROKER_JVM, POSTGRES_SETTINGS};
+use crate::comparison;
+use crate::database::{WRITERS, poller};
+use crate::machine::{Machine, Versions};
+use crate::results::{Part, Results};
+
+/// The whole page.
+pub(super) fn render(results: &Results) -> String {
+    let mut page = Page(String::new());
+    page.add(INTRODUCTION);
+    page.add(TARGETS);
+    page.add(targets::table(results));
+    drain(&mut page, results);
+    latency(&mut page, results);
+    growth(&mut page, results);
+    database(&mut page, results);
+    page.add(METHOD);
+    setting(&mut page, results);
+    page.add(AGAIN);
+    page.0
+}
+
+struct Page(String);
+
+impl Page {
+    /// A paragraph, a table or a section, with an empty line after it.
+    fn add(&mut self, text: impl Display) {
+        let text = text.to_string();
+        writeln!(self.0, "{}\n", text.trim_matches('\n')).unwrap();
+    }
+
+    fn chart(&mut self, alternative: &str, file: &str) {
+        self.add(format!("![{alternative}](benchmarks/{file})"));
+    }
+
+    fn when<T>(&mut self, part: &Part<T>) {
+        let Part { date, minutes, .. } = part;
+        let arguments = part.arguments.join(" ");
+        let command = format!("./dev bench {arguments}");
+        self.add(format!(
+            "Measured on {date} UTC with `{}`; this part took {minutes:.1} minutes.",
+            command.trim_end()
+        ));
+    }
+}
+
+const INTRODUCTION: &str = "
+# Benchmarks
+
+How fast Walpost carries a backlog, how soon an event arrives, how that changes with the load, and what it costs the
+database; beside what the database alone can do (*the limit*: `pg_recvlogical` to /dev/null, from the same slot
+position over the same socket) and beside other programs. Each figure is the median of the rounds, with the least and
+the most in parentheses. `./dev bench render` makes this page and its charts of [benchmarks.json](benchmarks.json),
+which has every round.
+
+PostgreSQL, Kafka, the program under test and the benchmark itself share the cores of one machine. So figures are
+lower than on machines of their own, and move from machine to machine; ratios move much less. All that a table compares
+was measured in turn in one run.";
+
+const TARGETS: &str = "
+## Targets and what was measured
+
+Rates and costs are judged by the median, memory by the worst of all rounds.";
+
+const DRAIN_NOTES: &str = "
+*rows/s* is from the first record in the topic to the last. *Of the limit* is the rate as a part of the limit's over
+the same link in the same round. Costs are those from the program's start to its last record, so that the start of a
+Java virtual machine is in them. *Topic* is the size of its segments on the broker's disk, after the program has stopped.
+Other programs come over TCP: not every driver knows the unix-domain socket.";
+
+fn drain(page: &mut Page, results: &Results) {
+    let Some(part) = &results.drain else { return };
+    let data = &part.data;
+    page.add("## Drain of a backlog");
+    page.chart("Rows a second of each program", "drain.svg");
+    for series in summary::distinct(data.drains.iter().map(|drain| &drain.series)) {
+        if series == comparison::MORE_ROWS {
+            page.add("The same with more rows:");
+        }
+        page.add(super::backlog(&data.drains, series));
+        page.add(tables::comparison(&data.drains, series));
+    }
+    page.add(DRAIN_NOTES);
+    page.when(part);
+    page.add("### Memory while the broker does not answer");
+    page.chart("Resident memory over the outage", "memory.svg");
+    page.add(super::outage(data));
+    page.add(
+        "The broker is stopped with SIGSTOP: connections stay open, nothing answers. What Walpost may hold then is \
+         bounded by\n`window_bytes` (16 MiB), whatever waits in the log.",
+    );
+}
+
+const LATENCY_NOTES: &str = "
+Single-row transactions are due at even distances, and eight sessions commit them. A session that is late does not
+leave out or move what is due meanwhile: times *as scheduled* count from when the transaction was due, so that a stall
+counts for everything it holds up. The other times count from `clock_timestamp()` in the INSERT. Both end when a
+consumer (`fetch.min.bytes=1`) has the record, and have the commit in them, with `fsync` on; the second table says how
+much of it that is. Over the unix-domain socket; other programs over TCP.";
+
+fn latency(page: &mut Page, results: &Results) {
+    let Some(part) = &results.latency else { return };
+    page.add("## Latency");
+    page.chart("Percentiles of latency", "latency.svg");
+    page.add(tables::latency(&part.data));
+    page.add(tables::floors(&part.data));
+    page.add(tables::idle(&part.data));
+    page.add(LATENCY_NOTES);
+    page.when(part);
+}
+
+fn growth(page: &mut Page, results: &Results) {
+    let Some(part) = &results.growth else { return };
+    page.add("## How it grows");
+    page.add(
+        "One thing at a time is made larger, over the unix-domain socket. What is not said is as in the drain above. \
+         The payloads\nof given size are text that does not compress. *Log* is what writing the rows put into the \
+         write-ahead log.",
+    );
+    for (series, title, what) in SERIES {
+        page.add(format!("### {title}"));
+        page.chart(title, &charts::file_of_series(series));
+        page.add(tables::growth(&part.data, series, what));
+    }
+    page.add(
+        "PostgreSQL decodes a transaction whole before it sends its first row, and what it can't hold in memory it \
+         writes to disk.\nThat time is in *start to last record*, for Walpost as for the limit, and not in rows/s. \
+         Where one look at the topic found most\nof the records, there is no rate (–).",
+    );
+    page.when(part);
+}
+
+fn database(page: &mut Page, results: &Results) {
+    let Some(part) = &results.database else {
+        return;
+    };
+    page.add("## What it costs the database");
+    page.chart(
+        "CPU seconds of the server for a million events",
+        "database.svg",
+    );
+    page.add(tables::database(&part.data));
+    let events = part.data.first().map_or(0, |cost| cost.events);
+    page.add(format!(
+        "{WRITERS} sessions commit {} events, each in a transaction of its own, while they are carried; all figures \
+         are scaled to a\nmillion. *Polling* is the usual other way to carry an outbox: one session takes {} rows at a \
+         time with\n`SELECT ... ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`, sends them to the same Kafka, waits for \
+         its acknowledgement, and\nDELETEs them or UPDATEs `sent_at` (with a partial index on what is not sent); it \
+         rests {} ms when it finds none.\n*Nothing reads* is what writing alone costs. autovacuum is off: VACUUM is \
+         run once afterwards, and stands apart.\n`synchronous_commit` is off for the writers alone: waiting for the \
+         disk costs no CPU. Walpost leaves rows where they are;\ndrop partitions to be rid of them.",
+        whole(events as f64),
+        poller::BATCH,
+        poller::BATCH,
+        poller::REST.as_millis(),
+    ));
+    page.when(part);
+}
+
+const METHOD: &str = "
+## How it was measured
+
+- PostgreSQL and Kafka are started for the run alone, from empty folders. One drain before all others is not counted:
+  it lets the broker's Java virtual machine compile what it needs.
+- Rounds are interleaved, and each begins with another program, so that a machine that slows down does so for all.
+- A backlog is written once, in front of a slot that never moves; each drain reads it through a copy of that slot, into
+  a topic of its own. So all read the same log from the same place.
+- The end offsets of the topic are read every 10 ms. The rate leaves out what was there at the first look that found
+  something. The limit is counted in bytes written, in the same way.
+- CPU is user and system time from /proc, in steps of 10 ms: of the program with its children, of the walsender, of the
+  broker. Peak RSS is VmHWM.
+- After a drain Walpost is stopped, and the records are counted again: one too many or too few ends the benchmark.
+- Debezium runs on Kafka Connect in one Java virtual machine, with the options of Kafka's own start script, and tuned for
+  throughput; [benches/debezium](../benches/debezium) has all its settings. It also adds four headers to each record.";
+
+fn setting(page: &mut Page, results: &Results) {
+    page.add("### Settings");
+    page.add(format!(
+        "PostgreSQL, beside its defaults: `wal_level = logical`, `autovacuum = off`, and\n\n```text\n{POSTGRES_SETTINGS}```"
+    ));
+    page.add(format!(
+        "`synchronous_commit` is on where latency is measured. Kafka: one broker, its own controller, replication \
+         factor 1, `{}`.\nProducers have `acks=all`. Walpost has its defaults, but for what the command line above \
+         says.",
+        BROKER_JVM.join(" ")
+    ));
+    let parts = [
+        results.drain.as_ref().map(Part::setting),
+        results.latency.as_ref().map(Part::setting),
+        results.growth.as_ref().map(Part::setting),
+        results.database.as_ref().map(Part::setting),
+    ];
+    for (machine, versions) in summary::distinct(parts.into_iter().flatten()) {
+        page.add(environment(machine, versions));
+    }
+}
+
+fn environment(machine: &Machine, versions: &Versions) -> Table {
+    let mut table = Table::new(["what", "which"]);
+    let memory = format!("{:.0} GB", machine.memory_bytes as f64 / 1e9);
+    for (what, which) in [
+        (
+            "processor",
+            format!("{}, {} cores", machine.processor, machine.cores),
+        ),
+        ("memory", memory),
+        ("system", format!("{}, {}", machine.system, machine.kernel)),
+        ("Walpost", versions.walpost.clone()),
+        ("librdkafka", versions.librdkafka.clone()),
+        ("PostgreSQL", versions.postgres.clone()),
+        ("Kafka", versions.kafka.clone()),
+        ("Java", versions.java.clone()),
+        ("Debezium", versions.debezium.clone()),
+    ] {
+        if !which.is_empty() {
+            table.row([what.to_owned(), which]);
+        }
+    }
+    table
+}
+
+const AGAIN: &str = "
+## Run it again
+
+    ./dev bench                     # drain, latency and database: some minutes
+    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: half an hour
+    ./dev bench drain --rows 2000000 --rounds 5
+    ./dev bench drain -X compression.type=zstd
+    ./dev bench all --quick         # whether it works: the figures mean nothing
+    ./dev bench all --peers --write # puts what was measured into this page
+    ./dev bench render              # this page again, of benchmarks.json
+
+Nothing else should run meanwhile. Another program joins with `--peer NAME='COMMAND'`; `./dev bench --help` says what it
+finds in its environment, and [benches/debezium](../benches/debezium) is an example.";

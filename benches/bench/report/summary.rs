@@ -1,0 +1,117 @@
+//! Rounds of the same thing, taken together.
+
+use crate::program::{LIMIT, Link, WALPOST};
+use crate::results::{Cost, Drain, Steady};
+use crate::stats::Spread;
+
+/// All rounds of one program at one point of a series.
+pub(crate) struct Drains<'a> {
+    pub(crate) rounds: Vec<&'a Drain>,
+    /// Of the limit over the same link, on the same backlog, in the same rounds.
+    limits: Vec<Option<&'a Drain>>,
+}
+
+/// The groups of a series, in the order in which they were first measured.
+pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
+    let of_series = || drains.iter().filter(|drain| drain.series == series);
+    let key = |drain: &'a Drain| (&drain.point, &drain.program, drain.link);
+    distinct(of_series().map(key))
+        .into_iter()
+        .map(|group| {
+            let rounds: Vec<_> = of_series().filter(|drain| key(drain) == group).collect();
+            let limits = rounds.iter().map(|drain| {
+                of_series().find(|limit| {
+                    limit.program == LIMIT
+                        && limit.link == drain.link
+                        && limit.round == drain.round
+                        && limit.backlog == drain.backlog
+                })
+            });
+            Drains {
+                limits: limits.collect(),
+                rounds,
+            }
+        })
+        .collect()
+}
+
+/// The group of a program, whatever its point.
+pub(crate) fn find<'a, 'b>(
+    groups: &'b [Drains<'a>],
+    program: &str,
+    link: Link,
+) -> Option<&'b Drains<'a>> {
+    groups
+        .iter()
+        .find(|group| group.program() == program && group.link() == link)
+}
+
+impl<'a> Drains<'a> {
+    pub(crate) fn program(&self) -> &'a str {
+        &self.rounds[0].program
+    }
+
+    pub(crate) fn link(&self) -> Link {
+        self.rounds[0].link
+    }
+
+    pub(crate) fn point(&self) -> &'a str {
+        &self.rounds[0].point
+    }
+
+    pub(crate) fn is_limit(&self) -> bool {
+        self.program() == LIMIT
+    }
+
+    pub(crate) fn is_walpost(&self) -> bool {
+        self.program() == WALPOST
+    }
+
+    /// The spread of a figure over the rounds.
+    pub(crate) fn of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
+        Spread::of(self.rounds.iter().map(|drain| figure(drain)))
+    }
+
+    pub(crate) fn rate(&self) -> Option<Spread> {
+        let rates = self.rounds.iter();
+        Spread::of(rates.filter_map(|drain| drain.measured.rows_per_second))
+    }
+
+    /// The rate as a part of the limit's in the same round.
+    pub(crate) fn of_limit(&self) -> Option<Spread> {
+        let rounds = self.rounds.iter().zip(&self.limits);
+        Spread::of(rounds.filter_map(|(drain, limit)| {
+            let limit = (*limit)?.measured.rows_per_second?;
+            Some(drain.measured.rows_per_second? / limit)
+        }))
+    }
+
+    /// Seconds that became `figure`, for a million rows.
+    pub(crate) fn per_million(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
+        self.of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
+    }
+}
+
+/// All rounds of one program at one rate.
+pub(crate) fn steady<'a>(rounds: &'a [Steady], program: &str, per_second: u32) -> Vec<&'a Steady> {
+    let wanted = |round: &&Steady| round.program == program && round.per_second == per_second;
+    rounds.iter().filter(wanted).collect()
+}
+
+/// All rounds of each way, in the order in which they were first measured.
+pub(crate) fn ways(costs: &[Cost]) -> Vec<Vec<&Cost>> {
+    distinct(costs.iter().map(|cost| cost.way.as_str()))
+        .into_iter()
+        .map(|way| costs.iter().filter(|cost| cost.way == way).collect())
+        .collect()
+}
+
+pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for value in values {
+        if !distinct.contains(&value) {
+            distinct.push(value);
+        }
+    }
+    distinct
+}

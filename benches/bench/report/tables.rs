@@ -1,0 +1,235 @@
+//! The tables, for the terminal and for the page.
+
+use super::numbers::{MEBIBYTE, NOTHING, middle, one_place, rough, spread, two_places, whole};
+use super::summary::{Drains, distinct, find, groups, steady, ways};
+use super::table::Table;
+use crate::latency::RATES;
+use crate::program::LIMIT;
+use crate::results::{Cost, Drain, Latency, Percentiles, Steady};
+use crate::stats::Spread;
+
+/// Programs on the same backlog.
+pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
+    let mut table = Table::new([
+        "program",
+        "over",
+        "rows/s",
+        "of the limit",
+        "first record, s",
+        "CPU s per million: program",
+        "walsender",
+        "broker",
+        "peak RSS, MiB",
+        "topic, MB",
+    ]);
+    for group in groups(drains, series) {
+        let cpu = |figure: fn(&Drain) -> f64| middle(group.per_million(figure), two_places);
+        let only_kafka = |text: String| match group.is_limit() {
+            true => NOTHING.to_owned(),
+            false => text,
+        };
+        let topic = group.of(|drain| drain.measured.topic_bytes as f64 / 1e6);
+        table.row([
+            group.program().to_owned(),
+            group.link().to_string(),
+            spread(group.rate(), rough),
+            only_kafka(spread(group.of_limit(), two_places)),
+            spread(group.of(|drain| drain.measured.first_seconds), two_places),
+            cpu(|drain| drain.measured.cpu.program),
+            cpu(|drain| drain.measured.cpu.walsender),
+            only_kafka(cpu(|drain| drain.measured.cpu.broker)),
+            peak(&group),
+            only_kafka(middle(topic, one_place)),
+        ]);
+    }
+    table
+}
+
+/// One thing made larger; `what` it is.
+pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Table {
+    let mut table = Table::new([
+        what,
+        "rows",
+        "limit, rows/s",
+        "Walpost, rows/s",
+        "of the limit",
+        "payload, MB/s",
+        "start to last record, s",
+        "CPU s per million",
+        "peak RSS, MiB",
+        "log, MB",
+        "topic, MB",
+    ]);
+    let groups = groups(drains, series);
+    for group in groups.iter().filter(|group| group.is_walpost()) {
+        let limit = groups
+            .iter()
+            .find(|limit| limit.is_limit() && limit.point() == group.point())
+            .or_else(|| find(&groups, LIMIT, group.link()));
+        let backlog = &group.rounds[0].backlog;
+        let throughput = group
+            .rate()
+            .map(|rate| rate.median * backlog.payload_bytes / 1e6);
+        table.row([
+            group.point().to_owned(),
+            whole(backlog.rows as f64),
+            spread(limit.and_then(Drains::rate), rough),
+            spread(group.rate(), rough),
+            spread(group.of_limit(), two_places),
+            throughput.map_or(NOTHING.to_owned(), rough),
+            spread(group.of(|drain| drain.measured.last_seconds), two_places),
+            middle(
+                group.per_million(|drain| drain.measured.cpu.program),
+                two_places,
+            ),
+            peak(group),
+            rough(backlog.wal_bytes as f64 / 1e6),
+            middle(
+                group.of(|drain| drain.measured.topic_bytes as f64 / 1e6),
+                one_place,
+            ),
+        ]);
+    }
+    table
+}
+
+fn peak(group: &Drains<'_>) -> String {
+    let peak = group.of(|drain| drain.measured.peak_rss_bytes as f64 / MEBIBYTE);
+    spread(peak, one_place)
+}
+
+/// From the INSERT and from the schedule.
+pub(crate) fn latency(latency: &Latency) -> Table {
+    let mut table = Table::new([
+        "program",
+        "transactions/s",
+        "p50, ms",
+        "p99, ms",
+        "p99.9, ms",
+        "max, ms",
+        "as scheduled: p99, ms",
+        "p99.9, ms",
+        "max, ms",
+        "CPU s in 10 s",
+        "RSS, MiB",
+    ]);
+    for per_second in RATES {
+        for program in distinct(latency.steady.iter().map(|round| &round.program)) {
+            let rounds = steady(&latency.steady, program, per_second);
+            let of =
+                |figure: fn(&Steady) -> f64| Spread::of(rounds.iter().map(|round| figure(round)));
+            let time = |figure| spread(of(figure), two_places);
+            table.row([
+                program.clone(),
+                whole(f64::from(per_second)),
+                time(|round| round.from_insert.p50),
+                time(|round| round.from_insert.p99),
+                time(|round| round.from_insert.p99_9),
+                time(|round| round.from_insert.max),
+                time(|round| round.from_schedule.p99),
+                time(|round| round.from_schedule.p99_9),
+                time(|round| round.from_schedule.max),
+                middle(
+                    of(|round| round.cpu_seconds * 10.0 / round.seconds),
+                    two_places,
+                ),
+                middle(of(|round| round.rss_bytes as f64 / MEBIBYTE), one_place),
+            ]);
+        }
+    }
+    table
+}
+
+/// What of the latency is neither the program's nor the database's, or is the commit.
+pub(crate) fn floors(latency: &Latency) -> Table {
+    let mut table = Table::new([
+        "without a connector",
+        "p50, ms",
+        "p99, ms",
+        "p99.9, ms",
+        "max, ms",
+    ]);
+    let mut row = |name: String, rounds: Vec<Percentiles>| {
+        let of = |figure: fn(&Percentiles) -> f64| {
+            spread(Spread::of(rounds.iter().map(figure)), two_places)
+        };
+        table.row([
+            name,
+            of(|round| round.p50),
+            of(|round| round.p99),
+            of(|round| round.p99_9),
+            of(|round| round.max),
+        ]);
+    };
+    row("producer to consumer".to_owned(), latency.floor.clone());
+    for per_second in RATES {
+        let rounds = latency.steady.iter();
+        let commits = rounds
+            .filter(|round| round.per_second == per_second)
+            .map(|round| round.commit);
+        row(
+            format!("INSERT and COMMIT, {}/s", whole(f64::from(per_second))),
+            commits.collect(),
+        );
+    }
+    table
+}
+
+/// CPU of a program that has nothing to do.
+pub(crate) fn idle(latency: &Latency) -> Table {
+    let mut table = Table::new(["program", "idle CPU s in 10 s"]);
+    for program in distinct(latency.idle.iter().map(|idle| &idle.program)) {
+        let rounds = latency.idle.iter().filter(|idle| idle.program == *program);
+        let used = Spread::of(rounds.map(|idle| idle.cpu_seconds * 10.0 / idle.seconds));
+        table.row([program.clone(), spread(used, two_places)]);
+    }
+    table
+}
+
+/// What carrying cost the database.
+pub(crate) fn database(costs: &[Cost]) -> Table {
+    let mut table = Table::new([
+        "how events come out",
+        "CPU s per million: all",
+        "writers",
+        "reader",
+        "rest",
+        "VACUUM after",
+        "log, MB",
+        "table after, MB",
+        "dead rows",
+        "written in, s",
+        "in Kafka after, s",
+    ]);
+    for rounds in ways(costs) {
+        let of = |figure: fn(&Cost) -> f64| {
+            Spread::of(
+                rounds
+                    .iter()
+                    .map(|cost| figure(cost) * 1e6 / cost.events as f64),
+            )
+        };
+        let carried = rounds.iter().filter_map(|cost| {
+            let seconds = cost.carry_seconds?;
+            Some(seconds * 1e6 / cost.events as f64)
+        });
+        table.row([
+            rounds[0].way.clone(),
+            spread(of(server_cpu), one_place),
+            middle(of(|cost| cost.writers_cpu), one_place),
+            middle(of(|cost| cost.reader_cpu), one_place),
+            middle(of(|cost| cost.rest_cpu), one_place),
+            middle(of(|cost| cost.vacuum_cpu), one_place),
+            middle(of(|cost| cost.wal_bytes as f64 / 1e6), rough),
+            middle(of(|cost| cost.table_bytes as f64 / 1e6), rough),
+            middle(of(|cost| cost.dead_tuples as f64), rough),
+            middle(of(|cost| cost.write_seconds), one_place),
+            middle(Spread::of(carried), one_place),
+        ]);
+    }
+    table
+}
+
+fn server_cpu(cost: &Cost) -> f64 {
+    cost.writers_cpu + cost.reader_cpu + cost.rest_cpu
+}

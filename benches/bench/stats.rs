@@ -1,0 +1,45 @@
+//! The few statistics that a handful of rounds allows.
+
+/// The middle value, or the mean of the two middle ones; `None` of nothing.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let upper = *values.get(middle)?;
+    Some(if values.len().is_multiple_of(2) {
+        f64::midpoint(values[middle - 1], upper)
+    } else {
+        upper
+    })
+}
+
+/// What rounds said of one thing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// `None` of nothing.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.into_iter().collect();
+        Some(Self {
+            median: median(values.iter().copied())?,
+            least: values.iter().copied().reduce(f64::min)?,
+            most: values.iter().copied().reduce(f64::max)?,
+        })
+    }
+}
+
+/// The value that the given part of the values does not exceed. `sorted` is not empty.
+pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and the length"
+    )]
+    let rank = (sorted.len() as f64 * part).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}

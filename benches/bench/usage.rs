@@ -1,0 +1,123 @@
+//! What processes use, by proc(5).
+
+use std::time::{Duration, Instant};
+
+use procfs::process::{Process, all_processes};
+
+use crate::support::session::Session;
+
+/// User and system seconds of a process, and of the children it has waited for; `None` where there
+/// is no such process.
+pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = process(pid)?.stat().ok()?;
+    let children = stat.cutime + stat.cstime;
+    let ticks = stat.utime + stat.stime + u64::try_from(children).unwrap_or(0);
+    Some(ticks as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// The same of a process and all its descendants.
+pub(crate) fn family_cpu_seconds(pid: u32) -> f64 {
+    family(pid).into_iter().filter_map(cpu_seconds).sum()
+}
+
+/// The most memory that a process had resident.
+pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
+    Some(process(pid)?.status().ok()?.vmhwm? * 1024)
+}
+
+/// The sum of the peaks of a process and all its descendants.
+pub(crate) fn family_peak_bytes(pid: u32) -> u64 {
+    family(pid).into_iter().filter_map(peak_bytes).sum()
+}
+
+/// The memory that a process and its descendants have resident.
+pub(crate) fn family_resident_bytes(pid: u32) -> u64 {
+    let resident = |pid| process(pid)?.status().ok()?.vmrss;
+    family(pid).into_iter().filter_map(resident).sum::<u64>() * 1024
+}
+
+/// A process and all its descendants.
+pub(crate) fn family(pid: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = all_processes()
+        .unwrap()
+        .filter_map(|process| {
+            let stat = process.ok()?.stat().ok()?;
+            Some((
+                u32::try_from(stat.pid).ok()?,
+                u32::try_from(stat.ppid).ok()?,
+            ))
+        })
+        .collect();
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = family.get(next) {
+        let children = parents.iter().filter(|(_, of)| *of == parent);
+        family.extend(children.map(|(child, _)| *child));
+        next += 1;
+    }
+    family
+}
+
+/// Bytes that a process has written to files so far; sockets don't count.
+pub(crate) fn written_bytes(pid: u32) -> Option<u64> {
+    Some(process(pid)?.io().ok()?.wchar)
+}
+
+fn process(pid: u32) -> Option<Process> {
+    Process::new(i32::try_from(pid).ok()?).ok()
+}
+
+/// The processes that serve a slot, one after the other.
+pub(crate) struct Walsender<'a> {
+    db: &'a Session,
+    slot: String,
+    pid: Option<u32>,
+    /// Of the one that serves it now.
+    seconds: f64,
+    /// Of those before.
+    seconds_before: f64,
+    next_look: Instant,
+}
+
+impl<'a> Walsender<'a> {
+    pub(crate) fn new(db: &'a Session, slot: &str) -> Self {
+        Self {
+            db,
+            slot: slot.to_owned(),
+            pid: None,
+            seconds: 0.0,
+            seconds_before: 0.0,
+            next_look: Instant::now(),
+        }
+    }
+
+    /// Has to be called often: what a process used since the last call is lost with its end.
+    pub(crate) fn sample(&mut self) {
+        const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+        if self.pid.is_none() && Instant::now() >= self.next_look {
+            self.next_look = Instant::now() + BETWEEN_LOOKS;
+            let query = format!(
+                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
+                self.slot
+            );
+            self.pid = self.db.value(&query).map(|pid| pid.parse().unwrap());
+        }
+        let Some(pid) = self.pid else { return };
+        if let Some(seconds) = cpu_seconds(pid) {
+            self.seconds = seconds;
+        } else {
+            self.pid = None;
+            self.seconds_before += std::mem::take(&mut self.seconds);
+        }
+    }
+
+    /// User and system seconds by the last sample.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        self.seconds_before + self.seconds
+    }
+
+    /// Whether the slot is served.
+    pub(crate) fn is_there(&self) -> bool {
+        self.pid.is_some()
+    }
+}
