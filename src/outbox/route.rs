@@ -20,6 +20,9 @@ const TOPIC_BYTES_MAX: usize = 249;
 /// Makes records. Holds the scratch space that they borrow, so that a row costs no allocation.
 #[derive(Debug, Default)]
 pub struct Router {
+    /// The last name of a topic that was found to be one, or nothing; the next row's is mostly the
+    /// same.
+    topic: String,
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
 }
@@ -113,6 +116,12 @@ impl Router {
         };
 
         let scratch = &self.scratch;
+        let name = &scratch[topic];
+        if name.is_empty() || self.topic.as_bytes() != name {
+            let name = topic_name(name)?;
+            self.topic.clear();
+            self.topic.push_str(name);
+        }
         let payload = match decoded {
             Some(span) => Some(&scratch[span]),
             None => match (mapping.payload.of(row), mapping.null_payload) {
@@ -121,7 +130,7 @@ impl Router {
             },
         };
         Ok(Record {
-            topic: topic_name(&scratch[topic])?,
+            topic: &self.topic,
             partition,
             timestamp_millis,
             key: key.map(|span| &scratch[span]),

@@ -29,7 +29,7 @@ impl Confirmed {
 }
 
 /// How much may be between reading and durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// Records.
     pub records: u64,
@@ -38,6 +38,13 @@ pub struct Window {
 }
 
 impl Window {
+    fn minus(self, other: Self) -> Self {
+        Self {
+            records: self.records - other.records,
+            bytes: self.bytes - other.bytes,
+        }
+    }
+
     fn is_within(self, other: Self) -> bool {
         self.records <= other.records && self.bytes <= other.bytes
     }
@@ -92,6 +99,9 @@ pub struct Watermark {
     head: usize,
     open: Option<OpenTransaction>,
     sent: Window,
+    /// What was delivered when last looked at. The sink's threads write the true totals all the
+    /// time, so a look at each record would cost a cache miss.
+    delivered: Window,
     /// The highest LSN of a keepalive, an empty transaction or a commit.
     received: Lsn,
     confirmed: Confirmed,
@@ -140,10 +150,8 @@ impl Watermark {
             ends: VecDeque::new(),
             head: 0,
             open: None,
-            sent: Window {
-                records: 0,
-                bytes: 0,
-            },
+            sent: Window::default(),
+            delivered: Window::default(),
             received: resume,
             confirmed: Confirmed(resume),
         }
@@ -197,11 +205,12 @@ impl Watermark {
         if self.ends.len() == TRANSACTIONS_MAX {
             self.confirmed();
         }
-        let in_flight = self.in_flight();
+        if !self.fits(cost) {
+            self.delivered = self.deliveries.total();
+        }
+        let fits = self.fits(cost);
         let open = self.open.as_mut().ok_or(OrderError::Stray)?;
-        let fits = in_flight.records < self.window.records
-            && in_flight.bytes.saturating_add(cost) <= self.window.bytes;
-        if self.ends.len() == TRANSACTIONS_MAX || !(fits || in_flight.records == 0) {
+        if self.ends.len() == TRANSACTIONS_MAX || !fits {
             return Ok(None);
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
@@ -282,11 +291,15 @@ impl Watermark {
     /// Records and bytes that the sink has and that aren't durable.
     #[must_use]
     pub fn in_flight(&self) -> Window {
-        let delivered = self.deliveries.total();
-        Window {
-            records: self.sent.records - delivered.records,
-            bytes: self.sent.bytes - delivered.bytes,
-        }
+        self.sent.minus(self.deliveries.total())
+    }
+
+    /// The window has room for one more record, by the last look at what was delivered.
+    fn fits(&self, cost: u64) -> bool {
+        let in_flight = self.sent.minus(self.delivered);
+        in_flight.records == 0
+            || in_flight.records < self.window.records
+                && in_flight.bytes.saturating_add(cost) <= self.window.bytes
     }
 
     /// Resolves when [`Watermark::reserve`] is worth another try, or a delivery has failed. A full

@@ -70,24 +70,24 @@ impl Position {
     /// The printed form, without an allocation.
     #[must_use]
     pub fn text(self) -> [u8; Self::TEXT_LEN] {
-        const HEX: &[u8; 16] = b"0123456789ABCDEF";
-        let mut out = [0; Self::TEXT_LEN];
-        let mut lsn = self.commit.0;
-        for at in (0..17).rev() {
-            if at == 8 {
-                out[at] = b'/';
-            } else {
-                out[at] = HEX[(lsn & 0xF) as usize];
-                lsn >>= 4;
-            }
-        }
-        out[17] = b':';
-        let mut index = self.index;
-        for at in (18..Self::TEXT_LEN).rev() {
-            out[at] = HEX[(index % 10) as usize];
-            index /= 10;
-        }
+        let mut out = *b"00000000/00000000:0000000000";
+        digits::<16>(&mut out[..8], self.commit.0 >> 32);
+        digits::<16>(&mut out[9..17], self.commit.0 & 0xFFFF_FFFF);
+        digits::<10>(&mut out[18..], self.index);
         out
+    }
+}
+
+/// Writes a number at the end of a field of zeros. Most are short.
+#[expect(clippy::cast_possible_truncation, reason = "a digit is less than BASE")]
+fn digits<const BASE: u64>(field: &mut [u8], mut number: u64) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    for place in field.iter_mut().rev() {
+        if number == 0 {
+            break;
+        }
+        *place = DIGITS[(number % BASE) as usize];
+        number /= BASE;
     }
 }
 
