@@ -103,6 +103,9 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
         // For busy times; in quiet ones Walpost flushes.
         config.set("linger.ms", "10");
     }
+    // librdkafka keeps a batch beside its compressed copy until it is acknowledged, five of them for
+    // a broker. With its own default of a megabyte that is half as much as the window again.
+    config.set("batch.size", "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");

@@ -214,13 +214,16 @@ impl Broker {
         });
     }
 
-    /// Number of partitions of a topic; 0 where there is no such topic.
+    /// Number of partitions of a topic. Of one that was just made the broker hears a moment later.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
-        let metadata = client
-            .fetch_metadata(Some(topic), PATIENCE)
-            .expect("the broker answers");
-        metadata.topics()[0].partitions().len()
+        wait_for("the topic to be known", || {
+            let metadata = client
+                .fetch_metadata(Some(topic), PATIENCE)
+                .expect("the broker answers");
+            let partitions = metadata.topics()[0].partitions().len();
+            (partitions > 0).then_some(partitions)
+        })
     }
 
     /// A client of the listener without security.
