@@ -23,8 +23,8 @@ mod log;
 mod table;
 
 /// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
-/// keeps for each message, and for each header.
-const RECORD_OVERHEAD: usize = 256;
+/// keeps for each message and for each header, and what the allocator has left over beside them.
+const RECORD_OVERHEAD: usize = 384;
 const HEADER_OVERHEAD: usize = 64;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
