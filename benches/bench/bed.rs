@@ -1,10 +1,11 @@
 //! The servers under all measurements, and how they are set.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use rdkafka::consumer::BaseConsumer;
 
-use crate::args::{Args, Word};
+use crate::args::Args;
 use crate::backlog::{self, Shape};
 use crate::drain::{self, Lap};
 use crate::program::Link;
@@ -25,6 +26,12 @@ checkpoint_timeout = 1h
 /// The broker's heap.
 pub(crate) const BROKER_JVM: [&str; 2] = ["-Xms512m", "-Xmx512m"];
 
+/// Rows in each drain of the warm-up.
+pub(crate) const WARM_UP_ROWS: usize = 500_000;
+
+/// At least and at most so many drains.
+pub(crate) const WARM_UPS: RangeInclusive<usize> = 4..=12;
+
 /// A PostgreSQL and a Kafka for the benchmark alone.
 pub(crate) struct Bed {
     pub(crate) server: Server,
@@ -35,7 +42,7 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Starts the servers, and lets the broker's JVM compile what it needs for a drain.
+    /// Starts the servers, and warms the broker up.
     pub(crate) fn new(args: &Args) -> Self {
         let server = Server::private(MAJOR, POSTGRES_SETTINGS);
         let broker = Broker::with_jvm(&BROKER_JVM);
@@ -51,9 +58,7 @@ impl Bed {
             db,
             observer,
         };
-        if args.parts() != [Word::Latency] {
-            bed.warm_up(args);
-        }
+        bed.warm_up(args);
         bed
     }
 
@@ -65,13 +70,23 @@ impl Bed {
         }
     }
 
-    /// A drain that is not counted.
+    /// Drains that are not counted, until the broker's JVM has compiled what it needs for one: until
+    /// then the broker takes several times the CPU, and what shares the cores with it is slower.
     fn warm_up(&self, args: &Args) {
-        let shape = Shape::of_rows(args.scaled(300_000));
-        let backlog = backlog::fill(self, shape);
-        let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
         eprintln!("warming up:");
-        drain::rounds(self, "warm-up", &backlog, &[walpost], 1);
+        let backlog = backlog::fill(self, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
+        let walpost = [Lap::new(args.walpost(Link::Unix), TopicSettings::default())];
+        let (mut before, mut steady) = (f64::INFINITY, 0);
+        for round in 0..*WARM_UPS.end() {
+            let drains = drain::rounds(self, "warm-up", &backlog, &walpost, round..round + 1);
+            let cpu = drains[0].measured.cpu.broker;
+            eprintln!("  broker: {cpu:.2} s of CPU");
+            steady = if cpu <= 0.9 * before { 0 } else { steady + 1 };
+            before = cpu;
+            if args.quick || (round + 1 >= *WARM_UPS.start() && steady >= 2) {
+                break;
+            }
+        }
     }
 }
 

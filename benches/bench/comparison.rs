@@ -17,7 +17,7 @@ pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
     let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
-    let mut drains = drain::rounds(bed, SERIES, &backlog, &laps(args), args.rounds());
+    let mut drains = drain::rounds(bed, SERIES, &backlog, &laps(args), 0..args.rounds());
     let outage = outage::measure(bed, args, backlog.rows);
     if let Some(rows) = args.more_rows() {
         let backlog = backlog::fill(bed, Shape::of_rows(rows));
@@ -26,7 +26,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
             MORE_ROWS,
             &backlog,
             &laps(args),
-            args.rounds(),
+            0..args.rounds(),
         ));
     }
     backlog::empty(bed);

@@ -1,5 +1,6 @@
 //! The drain of a backlog, measured.
 
+use std::ops::Range;
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -45,16 +46,16 @@ impl Lap {
     }
 }
 
-/// Drains the backlog by all in turn, as often as that; each round begins with another one.
+/// Drains the backlog by all in turn, once a round; each round begins with another one.
 pub(crate) fn rounds(
     bed: &Bed,
     series: &str,
     backlog: &Backlog,
     laps: &[Lap],
-    rounds: usize,
+    rounds: Range<usize>,
 ) -> Vec<Drain> {
     let mut drains = Vec::new();
-    for round in 0..rounds {
+    for round in rounds {
         for index in 0..laps.len() {
             let lap = &laps[(index + round) % laps.len()];
             let link = lap.program.link();

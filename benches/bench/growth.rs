@@ -20,7 +20,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         let backlog = backlog::fill(bed, shape);
         let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
         let laps = [Lap::limit(Link::Unix), walpost].map(|lap| lap.named(point));
-        drains.extend(drain::rounds(bed, series, &backlog, &laps, rounds));
+        drains.extend(drain::rounds(bed, series, &backlog, &laps, 0..rounds));
     };
 
     for (point, count) in [
@@ -80,7 +80,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         PARTITIONS,
         &backlog,
         &laps,
-        args.rounds(),
+        0..args.rounds(),
     ));
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(["none", "lz4", "zstd"].map(|codec| {
@@ -95,7 +95,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         COMPRESSION,
         &backlog,
         &laps,
-        args.rounds(),
+        0..args.rounds(),
     ));
     backlog::empty(bed);
     drains

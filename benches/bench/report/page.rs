@@ -5,7 +5,7 @@ use std::fmt::{Display, Write as _};
 use super::numbers::whole;
 use super::table::Table;
 use super::{SERIES, charts, summary, tables, targets};
-use crate::bed::{BROKER_JVM, POSTGRES_SETTINGS};
+use crate::bed::{BROKER_JVM, POSTGRES_SETTINGS, WARM_UP_ROWS, WARM_UPS};
 use crate::comparison;
 use crate::database::{WRITERS, poller};
 use crate::machine::{Machine, Versions};
@@ -21,6 +21,8 @@ pub(super) fn render(results: &Results) -> String {
     latency(&mut page, results);
     growth(&mut page, results);
     database(&mut page, results);
+    page.add("## How it was measured");
+    page.add(warm_up());
     page.add(METHOD);
     setting(&mut page, results);
     page.add(AGAIN);
@@ -164,11 +166,19 @@ fn database(page: &mut Page, results: &Results) {
     page.when(part);
 }
 
-const METHOD: &str = "
-## How it was measured
+fn warm_up() -> String {
+    format!(
+        "PostgreSQL and Kafka are started for the run alone, from empty folders. Then Walpost drains a backlog of {} \
+         rows {} to {}\ntimes, which is not counted: until the broker's CPU has twice in a row not fallen by 10 % or \
+         more from one drain to the next.\nThe broker's Java virtual machine compiles what it runs often; until it \
+         has, it takes several times the CPU, and all figures say\nmore about it than about the programs.",
+        whole(WARM_UP_ROWS as f64),
+        WARM_UPS.start(),
+        WARM_UPS.end(),
+    )
+}
 
-- PostgreSQL and Kafka are started for the run alone, from empty folders. One drain before all others is not counted:
-  it lets the broker's Java virtual machine compile what it needs.
+const METHOD: &str = "
 - Rounds are interleaved, and each begins with another program, so that a machine that slows down does so for all.
 - A backlog is written once, in front of a slot that never moves; each drain reads it through a copy of that slot, into
   a topic of its own. So all read the same log from the same place.
