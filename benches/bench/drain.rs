@@ -13,7 +13,8 @@ use crate::support::postgres::{MAJOR, binaries};
 use crate::support::reaper::{self, Ending};
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{
-    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, peak_bytes, written_bytes,
+    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, has_ended, peak_bytes,
+    written_bytes,
 };
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
@@ -104,17 +105,19 @@ fn limit(bed: &Bed, link: Link, rows: usize) -> Measured {
     let mut arrivals = Arrivals::new();
     let mut client = receive(bed, link, &slot.name, &end);
     let (mut cpu, mut peak) = (0.0, 0);
-    let status = loop {
-        if let Some(status) = client.try_wait().unwrap() {
-            break status;
-        }
-        // What is known of a process goes with it.
+    loop {
+        // The last look is after the end, or a short run would not be seen at all.
+        let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);
         peak = peak_bytes(client.id()).unwrap_or(peak);
         arrivals.see(written_bytes(client.id()).unwrap_or(0));
+        if ended {
+            break;
+        }
         sleep(BETWEEN_LOOKS);
-    };
+    }
+    let status = client.wait().unwrap();
     reaper::forget(client.id());
     assert!(status.success(), "pg_recvlogical failed");
     Measured {

@@ -58,6 +58,12 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
+/// Whether a child has ended. Until it is waited for, its CPU and what it wrote are still known.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    let stat = process(pid).and_then(|process| process.stat().ok());
+    stat.is_none_or(|stat| stat.state == 'Z')
+}
+
 /// Bytes that a process has written to files so far; sockets don't count.
 pub(crate) fn written_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.io().ok()?.wchar)
