@@ -57,7 +57,7 @@ pub(crate) enum Word {
     Drain,
     /// From commit to consumer at a steady rate, and CPU while idle
     Latency,
-    /// The drain by rows, payload, size of transactions, partitions and compression
+    /// The drain by rows, payload, size of transactions, partitions, compression; without a table
     Growth,
     /// What carrying costs the database, beside a reader that polls the table
     Database,

@@ -1,4 +1,5 @@
-//! Rows that wait in the log, and the slots that read them.
+//! Rows that wait in the log, and the slots that read them. A row is an event, also where there is
+//! no table.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -6,10 +7,16 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::bed::Bed;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 pub(crate) const TABLE: &str = "public.outbox";
 pub(crate) const PUBLICATION: &str = "walpost_outbox";
+
+/// Without tables: messages come with any publication.
+const EMPTY_PUBLICATION: &str = "walpost_log";
+/// What `walpost.publish` puts before its events where it is given no other.
+const PREFIX: &str = "walpost_outbox";
 
 /// The slot that never moves: each measurement reads through a copy of it.
 const ORIGIN: &str = "origin";
@@ -17,10 +24,11 @@ const ORIGIN: &str = "origin";
 /// Rows as a shop writes them: 10,000 keys, payloads of about 220 bytes. With a size, a payload is
 /// made that long by text that does not compress. `payload` has no subquery, or PostgreSQL would not
 /// make it part of the statement, and preparing it would cost several times what is to be measured.
-pub(crate) const SCHEMA: &str = "
+const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
 CREATE PUBLICATION walpost_outbox FOR TABLE outbox WITH (publish = 'insert');
+CREATE PUBLICATION walpost_log;
 CREATE FUNCTION long_payload(n bigint, size int) RETURNS jsonb LANGUAGE sql AS $$
   SELECT jsonb_build_object('n', n, 'note', (SELECT left(string_agg(md5(n || '-' || i), ''), size - 25)
     FROM generate_series(0, size / 32) i)) $$;
@@ -31,17 +39,77 @@ CREATE FUNCTION payload(n bigint, size int) RETURNS jsonb LANGUAGE sql AS $$
       'amount', ((n * 7919) % 100000) / 100.0, 'currency', 'EUR', 'status', 'created', 'note',
       substr(md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 1, 70))
   ELSE long_payload(n, size) END $$;
-CREATE PROCEDURE fill(total bigint, batch bigint, size int) LANGUAGE plpgsql AS $$
-DECLARE at bigint := 1; BEGIN
+CREATE PROCEDURE fill(kind text, total bigint, batch bigint, size int) LANGUAGE plpgsql AS $$
+DECLARE at bigint := 1; last bigint; BEGIN
   WHILE at <= total LOOP
-    INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || (n % 10000), 'OrderCreated',
-      payload(n, size) FROM generate_series(at, least(at + batch - 1, total)) n;
-    COMMIT; at := at + batch;
+    last := least(at + batch - 1, total);
+    CASE kind
+      WHEN 'table' THEN
+        INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || (n % 10000), 'OrderCreated',
+          payload(n, size) FROM generate_series(at, last) n;
+      WHEN 'log' THEN
+        PERFORM walpost.publish('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, size))
+          FROM generate_series(at, last) n;
+    END CASE;
+    COMMIT; at := last + 1;
   END LOOP; END $$";
+
+/// Where a service writes its events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Into a table.
+    Table,
+    /// Into the log alone, by `walpost.publish`.
+    Log,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Table => "table",
+            Self::Log => "log",
+        }
+    }
+
+    /// What tells `walpost run` of it.
+    pub(crate) fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Table => &["--publication", PUBLICATION, "--table", TABLE],
+            Self::Log => &[
+                "--outbox",
+                "log",
+                "--publication",
+                EMPTY_PUBLICATION,
+                "--prefix",
+                PREFIX,
+            ],
+        }
+    }
+
+    /// What makes pgoutput send it.
+    pub(crate) fn options(self) -> Vec<String> {
+        let publication = |name| format!("publication_names={name}");
+        match self {
+            Self::Table => vec![publication(PUBLICATION)],
+            Self::Log => vec![publication(EMPTY_PUBLICATION), "messages=true".to_owned()],
+        }
+    }
+}
+
+/// Makes the outboxes of both kinds, and what fills them.
+pub(crate) fn install(db: &Session) {
+    let publish = include_str!("../../sql/publish.sql").lines();
+    // psql's own commands begin with a backslash.
+    let publish: Vec<_> = publish.filter(|line| !line.starts_with('\\')).collect();
+    db.run(&publish.join("\n"));
+    db.run(SCHEMA);
+}
 
 /// What a backlog is to be made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
+    pub(crate) kind: Kind,
     pub(crate) rows: usize,
     /// Rows in a transaction.
     pub(crate) batch: usize,
@@ -50,9 +118,10 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Transactions and payloads as a shop has them.
+    /// Transactions and payloads as a shop has them, in a table.
     pub(crate) fn of_rows(rows: usize) -> Self {
         Self {
+            kind: Kind::Table,
             rows,
             batch: 100,
             payload_bytes: None,
@@ -63,40 +132,48 @@ impl Shape {
 /// A backlog as it was written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Backlog {
+    pub(crate) kind: Kind,
     pub(crate) rows: usize,
     pub(crate) batch: usize,
     /// Bytes of a payload as text, on average.
     pub(crate) payload_bytes: f64,
     /// What writing it put into the log.
     pub(crate) wal_bytes: u64,
+    /// How long one session wrote it.
+    pub(crate) write_seconds: f64,
 }
 
 /// Writes a backlog in place of the one before.
 pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
     let db = &bed.db;
-    let Shape { rows, batch, .. } = shape;
+    let Shape {
+        kind, rows, batch, ..
+    } = shape;
     empty(bed);
     db.run(&create_slot(ORIGIN));
     let size = shape
         .payload_bytes
         .map_or("NULL".to_owned(), |size| size.to_string());
-    let began = Instant::now();
     let start = position(bed);
-    db.run(&format!("CALL fill({rows}, {batch}, {size})"));
+    let began = Instant::now();
+    db.run(&format!(
+        "CALL fill('{}', {rows}, {batch}, {size})",
+        kind.name()
+    ));
+    let write_seconds = began.elapsed().as_secs_f64();
     let wal_bytes = position(bed) - start;
-    let payload_bytes = db.value(
-        "SELECT avg(octet_length(payload::text)) FROM (SELECT payload FROM outbox LIMIT 1000) t",
-    );
+    let payload_bytes = db.value(&format!(
+        "SELECT avg(octet_length(payload(n, {size})::text)) FROM generate_series(1, least({rows}, 1000)) n"
+    ));
     db.run("CHECKPOINT");
-    eprintln!(
-        "  {rows} rows in transactions of {batch} written in {:.1} s",
-        began.elapsed().as_secs_f64()
-    );
+    eprintln!("  {rows} rows in transactions of {batch} written in {write_seconds:.1} s");
     Backlog {
+        kind,
         rows,
         batch,
         payload_bytes: payload_bytes.unwrap().parse().unwrap(),
         wal_bytes,
+        write_seconds,
     }
 }
 

@@ -50,7 +50,7 @@ impl Bed {
         // For the rows of a backlog: nobody waits for them, and they are on disk before they are
         // read.
         db.run("SET synchronous_commit = off");
-        db.run(backlog::SCHEMA);
+        backlog::install(&db);
         let observer = broker.reader();
         let bed = Self {
             server,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use poller::{Poller, Settlement};
 
 use crate::args::Args;
-use crate::backlog::{Slot, position};
+use crate::backlog::{Kind, Slot, position};
 use crate::bed::{Bed, DATABASE};
 use crate::program::{Link, Running, Task, start_walpost};
 use crate::results::Cost;
@@ -22,32 +22,32 @@ const PUBLICATION: &str = "events";
 /// Sessions that write at the same time.
 pub(crate) const WRITERS: usize = 4;
 
-/// `add` commits each event by itself, as services do. Waiting for the disk costs no CPU, so it is
-/// left out.
 const SCHEMA: &str = "
 CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, aggregatetype text NOT NULL,
     aggregateid text NOT NULL, type text NOT NULL, payload jsonb NOT NULL);
-CREATE PUBLICATION events FOR TABLE events WITH (publish = 'insert');
-CREATE PROCEDURE add(total bigint) LANGUAGE plpgsql AS $$ BEGIN
-  FOR n IN 1..total LOOP
-    INSERT INTO events (aggregatetype, aggregateid, type, payload)
-      VALUES ('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL));
-    COMMIT;
-  END LOOP; END $$";
+CREATE PUBLICATION events FOR TABLE events WITH (publish = 'insert')";
+
+/// Writes one event into the table.
+const INSERT: &str = "INSERT INTO events (aggregatetype, aggregateid, type, payload)
+    VALUES ('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
+/// Writes one event into the log alone.
+const PUBLISH: &str = "published :=
+    walpost.publish('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
 
 /// How events come out of the database.
 #[derive(Clone, Copy)]
 enum Way {
     /// They stay in the table.
     Nothing,
-    Walpost,
+    Walpost(Kind),
     Polling(Settlement),
 }
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
     let ways = [
         Way::Nothing,
-        Way::Walpost,
+        Way::Walpost(Kind::Table),
+        Way::Walpost(Kind::Log),
         Way::Polling(Settlement::Delete),
         Way::Polling(Settlement::Update),
     ];
@@ -68,11 +68,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
 
 /// The events are written while they are carried.
 fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
-    bed.db.run(SCHEMA);
-    if let Way::Polling(settlement) = way {
-        bed.db.run(settlement.schema());
-    }
-    bed.db.run("CHECKPOINT");
+    prepare(bed, way);
     let topic = Topic::new(bed, TopicSettings::default().partitions);
     let mut carrier = Carrier::start(bed, args, way, &topic);
 
@@ -95,16 +91,11 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     let wal_bytes = position(bed) - wal_before;
     carrier.stop();
 
-    let session = u32::try_from(bed.db.number("SELECT pg_backend_pid()")).unwrap();
-    let dead = "SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'";
-    let dead_tuples = bed.db.number(dead);
-    let size = "SELECT pg_total_relation_size('events')";
-    let table_bytes = bed.db.number(size);
-    let before = cpu_seconds(session).expect("a session");
-    bed.db.run("VACUUM events");
-    let vacuum_cpu = cpu_seconds(session).expect("a session") - before;
-    bed.db
-        .run("DROP PUBLICATION events; DROP PROCEDURE add; DROP TABLE events");
+    let remains = match way.kind() {
+        Kind::Table => Remains::clear(bed),
+        Kind::Log => Remains::default(),
+    };
+    bed.db.run("DROP PROCEDURE add");
     Cost {
         way: way.name().to_owned(),
         round,
@@ -115,13 +106,62 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
         reader_cpu,
         rest_cpu,
         wal_bytes,
-        table_bytes: u64::try_from(table_bytes).unwrap(),
-        dead_tuples: u64::try_from(dead_tuples).unwrap(),
-        vacuum_cpu,
+        table_bytes: remains.table_bytes,
+        dead_tuples: remains.dead_tuples,
+        vacuum_cpu: remains.vacuum_cpu,
     }
 }
 
-/// Returns the CPU seconds of the sessions.
+/// Makes the table, if there is to be one, and `add`, which commits each event by itself, as
+/// services do.
+fn prepare(bed: &Bed, way: Way) {
+    let write = match way.kind() {
+        Kind::Table => {
+            bed.db.run(SCHEMA);
+            INSERT
+        }
+        Kind::Log => PUBLISH,
+    };
+    if let Way::Polling(settlement) = way {
+        bed.db.run(settlement.schema());
+    }
+    bed.db.run(&format!(
+        "CREATE PROCEDURE add(total bigint) LANGUAGE plpgsql AS $$ DECLARE published uuid; BEGIN
+           FOR n IN 1..total LOOP {write}; COMMIT; END LOOP; END $$"
+    ));
+    bed.db.run("CHECKPOINT");
+}
+
+/// What events leave behind in the database. Without a table that is nothing.
+#[derive(Default)]
+struct Remains {
+    table_bytes: u64,
+    dead_tuples: u64,
+    vacuum_cpu: f64,
+}
+
+impl Remains {
+    /// Measures the table, and takes it away.
+    fn clear(bed: &Bed) -> Self {
+        let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
+        let session = u32::try_from(number("SELECT pg_backend_pid()")).unwrap();
+        let used = || cpu_seconds(session).expect("an open session");
+        let dead_tuples =
+            number("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'");
+        let table_bytes = number("SELECT pg_total_relation_size('events')");
+        let before = used();
+        bed.db.run("VACUUM events");
+        let vacuum_cpu = used() - before;
+        bed.db.run("DROP PUBLICATION events; DROP TABLE events");
+        Self {
+            table_bytes,
+            dead_tuples,
+            vacuum_cpu,
+        }
+    }
+}
+
+/// Returns the CPU seconds of the sessions. Waiting for the disk costs no CPU, so it is left out.
 fn write(bed: &Bed, each: usize) -> f64 {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
@@ -149,10 +189,19 @@ enum Carrier<'a> {
 }
 
 impl Way {
+    /// Where the events are written.
+    fn kind(self) -> Kind {
+        match self {
+            Self::Walpost(kind) => kind,
+            Self::Nothing | Self::Polling(_) => Kind::Table,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing reads",
-            Self::Walpost => "Walpost",
+            Self::Walpost(Kind::Table) => "Walpost",
+            Self::Walpost(Kind::Log) => "Walpost, no table",
             Self::Polling(Settlement::Delete) => "polling, DELETE",
             Self::Polling(Settlement::Update) => "polling, UPDATE",
         }
@@ -165,18 +214,19 @@ impl<'a> Carrier<'a> {
         match way {
             Way::Nothing => Self::Nobody,
             Way::Polling(settlement) => Self::Poller(Poller::start(bed, settlement, &topic.name)),
-            Way::Walpost => {
+            Way::Walpost(kind) => {
                 let slot = Slot::here(bed);
                 let task = Task {
+                    kind,
                     slot: &slot.name,
                     topic: &topic.name,
                     compression: None,
                 };
-                let mut arguments = vec!["--publication", PUBLICATION, "--table", TABLE];
-                for property in &args.property {
-                    arguments.extend(["-X", property]);
-                }
-                let running = start_walpost(bed, Link::Unix, &task, &arguments);
+                let outbox = match kind {
+                    Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],
+                    Kind::Log => kind.arguments(),
+                };
+                let running = start_walpost(bed, Link::Unix, &task, outbox, &args.property);
                 let mut walsender = Walsender::new(&bed.db, &slot.name);
                 wait_until("walpost to stream", || {
                     walsender.sample();

@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::backlog::{Backlog, PUBLICATION, Slot};
+use crate::backlog::{Backlog, Kind, Slot};
 use crate::bed::{Bed, STALL};
 use crate::program::{Link, Program, Task, WALPOST};
 use crate::results::{Cpu, Drain, Measured};
@@ -61,7 +61,7 @@ pub(crate) fn rounds(
             let lap = &laps[(index + round) % laps.len()];
             let link = lap.program.link();
             let measured = match &lap.program {
-                Program::Limit { link } => limit(bed, *link, backlog.rows),
+                Program::Limit { link } => limit(bed, *link, backlog),
                 program => drain(bed, program, &lap.topic, backlog),
             };
             let drain = Drain {
@@ -98,12 +98,12 @@ fn tell(drain: &Drain) {
 
 /// The walsender, when nothing is done with what it sends. That is told in bytes, so that nothing
 /// has to look into it.
-fn limit(bed: &Bed, link: Link, rows: usize) -> Measured {
+fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(bed);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
     let end = bed.db.value("SELECT pg_current_wal_lsn()").unwrap();
     let mut arrivals = Arrivals::new();
-    let mut client = receive(bed, link, &slot.name, &end);
+    let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
     let (mut cpu, mut peak) = (0.0, 0);
     loop {
         // The last look is after the end, or a short run would not be seen at all.
@@ -121,10 +121,10 @@ fn limit(bed: &Bed, link: Link, rows: usize) -> Measured {
     reaper::forget(client.id());
     assert!(status.success(), "pg_recvlogical failed");
     Measured {
-        records: rows,
+        records: backlog.rows,
         first_seconds: arrivals.first_seconds(),
         last_seconds: arrivals.last_seconds(),
-        rows_per_second: arrivals.per_second(rows),
+        rows_per_second: arrivals.per_second(backlog.rows),
         cpu: Cpu {
             program: cpu,
             walsender: walsender.cpu_seconds(),
@@ -135,12 +135,13 @@ fn limit(bed: &Bed, link: Link, rows: usize) -> Measured {
     }
 }
 
-fn receive(bed: &Bed, link: Link, slot: &str, end: &str) -> Child {
+fn receive(bed: &Bed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
+    let options = kind.options();
     let client = Command::new(binaries(MAJOR).join("pg_recvlogical"))
         .args(["--dbname", &bed.conninfo(link), "--slot", slot])
         .args(["--start", "--no-loop", "--endpos", end])
         .args(["--file", "/dev/null", "--option", "proto_version=1"])
-        .args(["--option", &format!("publication_names={PUBLICATION}")])
+        .args(options.iter().flat_map(|option| ["--option", option]))
         .spawn()
         .expect("pg_recvlogical starts");
     reaper::register(client.id(), Ending::Kill);
@@ -151,6 +152,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     let slot = Slot::at_backlog(bed);
     let topic = Topic::new(bed, settings.partitions);
     let task = Task {
+        kind: backlog.kind,
         slot: &slot.name,
         topic: &topic.name,
         compression: settings.compression.as_deref(),

@@ -1,7 +1,7 @@
-//! The part `growth`: one thing at a time made larger.
+//! The part `growth`: one thing at a time made larger; and a table beside the log alone.
 
 use crate::args::Args;
-use crate::backlog::{self, Shape};
+use crate::backlog::{self, Kind, Shape};
 use crate::bed::Bed;
 use crate::drain::{self, Lap};
 use crate::program::Link;
@@ -13,13 +13,14 @@ pub(crate) const PAYLOAD: &str = "payload";
 pub(crate) const TRANSACTIONS: &str = "transactions";
 pub(crate) const PARTITIONS: &str = "partitions";
 pub(crate) const COMPRESSION: &str = "compression";
+/// With and without a table.
+pub(crate) const OUTBOX: &str = "outbox";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |series: &str, point: &str, shape: Shape, rounds: usize| {
         let backlog = backlog::fill(bed, shape);
-        let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
-        let laps = [Lap::limit(Link::Unix), walpost].map(|lap| lap.named(point));
+        let laps = beside_limit(args, point);
         drains.extend(drain::rounds(bed, series, &backlog, &laps, 0..rounds));
     };
 
@@ -97,6 +98,33 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         &laps,
         0..args.rounds(),
     ));
+
+    // Here writing counts as well, so it is done in each round.
+    for round in 0..args.rounds() {
+        let mut kinds = [Kind::Table, Kind::Log];
+        kinds.rotate_left(round % 2);
+        for kind in kinds {
+            let shape = Shape {
+                kind,
+                ..Shape::of_rows(args.rows())
+            };
+            let backlog = backlog::fill(bed, shape);
+            let laps = beside_limit(args, kind.name());
+            drains.extend(drain::rounds(
+                bed,
+                OUTBOX,
+                &backlog,
+                &laps,
+                round..round + 1,
+            ));
+        }
+    }
     backlog::empty(bed);
     drains
+}
+
+/// Walpost and the limit at one point.
+fn beside_limit(args: &Args, point: &str) -> [Lap; 2] {
+    let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
+    [Lap::limit(Link::Unix), walpost].map(|lap| lap.named(point))
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use receiver::Receiver;
 
 use crate::args::Args;
-use crate::backlog::{self, Slot};
+use crate::backlog::{self, Kind, Slot};
 use crate::bed::Bed;
 use crate::program::{Link, Program, Task};
 use crate::results::{Idle, Latency, Percentiles, Steady};
@@ -77,6 +77,7 @@ fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut L
     let slot = Slot::here(bed);
     let topic = Topic::new(bed, TopicSettings::default().partitions);
     let task = Task {
+        kind: Kind::Table,
         slot: &slot.name,
         topic: &topic.name,
         compression: None,

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::args::Args;
-use crate::backlog::Slot;
+use crate::backlog::{Kind, Slot};
 use crate::bed::{Bed, STALL};
 use crate::program::{Link, Task};
 use crate::results::Outage;
@@ -19,6 +19,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
     let slot = Slot::at_backlog(bed);
     let topic = Topic::new(bed, TopicSettings::default().partitions);
     let task = Task {
+        kind: Kind::Table,
         slot: &slot.name,
         topic: &topic.name,
         compression: None,

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backlog::{PUBLICATION, TABLE};
+use crate::backlog::{Kind, PUBLICATION, TABLE};
 use crate::bed::{Bed, DATABASE};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
@@ -53,6 +53,8 @@ pub(crate) const DEBEZIUM: &str = "Debezium";
 
 /// What a program needs to know for one run.
 pub(crate) struct Task<'a> {
+    /// Of the outbox. Peers read tables alone.
+    pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
     pub(crate) topic: &'a str,
     pub(crate) compression: Option<&'a str>,
@@ -89,27 +91,37 @@ impl Program {
         match self {
             Self::Limit { .. } => unreachable!("the limit does not carry to Kafka"),
             Self::Walpost { link, properties } => {
-                let mut arguments = vec!["--publication", PUBLICATION, "--table", TABLE];
-                for property in properties {
-                    arguments.extend(["-X", property]);
-                }
-                start_walpost(bed, *link, task, &arguments)
+                start_walpost(bed, *link, task, task.kind.arguments(), properties)
             }
-            Self::Peer { name, command } => Running::Peer(Peer::start(bed, name, command, task)),
+            Self::Peer { name, command } => {
+                assert_eq!(task.kind, Kind::Table, "{name} is told of a table");
+                Running::Peer(Peer::start(bed, name, command, task))
+            }
         }
     }
 }
 
-/// Starts `walpost run` with those arguments more than the task needs.
-pub(crate) fn start_walpost(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) -> Running {
+/// Starts `walpost run`; `outbox` are the arguments that say what it reads.
+pub(crate) fn start_walpost(
+    bed: &Bed,
+    link: Link,
+    task: &Task<'_>,
+    outbox: &[&str],
+    properties: &[String],
+) -> Running {
     let compression = task
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
         .args(["--postgres", &bed.conninfo(link)])
         .args(["--kafka", &bed.broker.address()])
-        .args(arguments)
-        .args(compression.iter().flat_map(|property| ["-X", property]));
+        .args(outbox)
+        .args(
+            properties
+                .iter()
+                .chain(&compression)
+                .flat_map(|property| ["-X", property]),
+        );
     Running::Walpost(Box::new(walpost.start()))
 }
 

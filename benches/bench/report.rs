@@ -16,7 +16,7 @@ use crate::growth;
 use crate::results::{self, Comparison, Drain, Part, Results};
 use numbers::{MEBIBYTE, one_place, whole};
 
-/// The growth series: name, title, and what its points are.
+/// The series in which something grows: name, title, and what its points are.
 const SERIES: [(&str, &str, &str); 5] = [
     (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
     (growth::PAYLOAD, "Size of the payload", "payload"),
@@ -58,6 +58,7 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 for (series, _, what) in SERIES {
                     writeln!(text, "{}", tables::growth(&part.data, series, what)).unwrap();
                 }
+                writeln!(text, "{}", tables::outbox(&part.data)).unwrap();
             }
         }
         Word::Database => {

@@ -51,6 +51,8 @@ pub(crate) fn draw(results: &Results, folder: &Path) {
         for (series, title, _) in super::SERIES {
             grown(&part.data, series, title).draw(&folder.join(file_of_series(series)));
         }
+        let file = folder.join(file_of_series(growth::OUTBOX));
+        grown(&part.data, growth::OUTBOX, "Table or log").draw(&file);
     }
     if let Some(part) = &results.database {
         database(&part.data).draw(&folder.join("database.svg"));

@@ -8,6 +8,7 @@ use super::{SERIES, charts, summary, tables, targets};
 use crate::bed::{BROKER_JVM, POSTGRES_SETTINGS, WARM_UP_ROWS, WARM_UPS};
 use crate::comparison;
 use crate::database::{WRITERS, poller};
+use crate::growth;
 use crate::machine::{Machine, Versions};
 use crate::results::{Part, Results};
 
@@ -118,6 +119,12 @@ fn latency(page: &mut Page, results: &Results) {
     page.when(part);
 }
 
+const OUTBOX_NOTES: &str = "
+The same events, in transactions of 100, once as rows of a table and once by `walpost.publish` into the log alone. One
+session writes them with one statement a transaction, in each round anew; *written in* is how long that takes, with
+making the payloads. *Log* is what it puts into the write-ahead log. The limit is sent the same messages, with an empty
+publication.";
+
 fn growth(page: &mut Page, results: &Results) {
     let Some(part) = &results.growth else { return };
     page.add("## How it grows");
@@ -136,6 +143,13 @@ fn growth(page: &mut Page, results: &Results) {
          writes to disk.\nThat time is in *start to last record*, for Walpost as for the limit, and not in rows/s. \
          Where one look at the topic found most\nof the records, there is no rate (–).",
     );
+    page.add("### A table, or the log alone");
+    page.chart(
+        "Events in a table and in the log alone",
+        &charts::file_of_series(growth::OUTBOX),
+    );
+    page.add(tables::outbox(&part.data));
+    page.add(OUTBOX_NOTES);
     page.when(part);
 }
 
@@ -155,9 +169,11 @@ fn database(page: &mut Page, results: &Results) {
          are scaled to a\nmillion. *Polling* is the usual other way to carry an outbox: one session takes {} rows at a \
          time with\n`SELECT ... ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`, sends them to the same Kafka, waits for \
          its acknowledgement, and\nDELETEs them or UPDATEs `sent_at` (with a partial index on what is not sent); it \
-         rests {} ms when it finds none.\n*Nothing reads* is what writing alone costs. autovacuum is off: VACUUM is \
-         run once afterwards, and stands apart.\n`synchronous_commit` is off for the writers alone: waiting for the \
-         disk costs no CPU. Walpost leaves rows where they are;\ndrop partitions to be rid of them.",
+         rests {} ms when it finds none.\n*Nothing reads* is what writing alone costs; making the payloads is part of \
+         it, and the same for all. autovacuum is off:\nVACUUM is run once afterwards, and stands apart. \
+         `synchronous_commit` is off for the writers alone: waiting for the disk\ncosts no CPU. Walpost leaves rows \
+         where they are; drop partitions to be rid of them. With *no table* the sessions call\n`walpost.publish`, \
+         which leaves nothing behind.",
         whole(events as f64),
         poller::BATCH,
         poller::BATCH,
@@ -169,9 +185,9 @@ fn database(page: &mut Page, results: &Results) {
 fn warm_up() -> String {
     format!(
         "PostgreSQL and Kafka are started for the run alone, from empty folders. Then Walpost drains a backlog of {} \
-         rows {} to {}\ntimes, which is not counted: until the broker's CPU has twice in a row not fallen by 10 % or \
-         more from one drain to the next.\nThe broker's Java virtual machine compiles what it runs often; until it \
-         has, it takes several times the CPU, and all figures say\nmore about it than about the programs.",
+         rows\n{} to {} times, which is not counted: until the broker's CPU has twice in a row not fallen by 10 % or \
+         more from one drain\nto the next. The broker's Java virtual machine compiles what it runs often; until it \
+         has, it takes several times the CPU, and\nfigures say more about it than about the programs.",
         whole(WARM_UP_ROWS as f64),
         WARM_UPS.start(),
         WARM_UPS.end(),

@@ -3,6 +3,7 @@
 use super::numbers::{MEBIBYTE, NOTHING, middle, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};
 use super::table::Table;
+use crate::growth;
 use crate::latency::RATES;
 use crate::program::LIMIT;
 use crate::results::{Cost, Drain, Latency, Percentiles, Steady};
@@ -62,10 +63,7 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
     ]);
     let groups = groups(drains, series);
     for group in groups.iter().filter(|group| group.is_walpost()) {
-        let limit = groups
-            .iter()
-            .find(|limit| limit.is_limit() && limit.point() == group.point())
-            .or_else(|| find(&groups, LIMIT, group.link()));
+        let limit = limit_of(group, &groups);
         let backlog = &group.rounds[0].backlog;
         let throughput = group
             .rate()
@@ -91,6 +89,52 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
         ]);
     }
     table
+}
+
+/// The same events with and without a table.
+pub(crate) fn outbox(drains: &[Drain]) -> Table {
+    let mut table = Table::new([
+        "outbox",
+        "written in, s",
+        "log, MB",
+        "limit, rows/s",
+        "Walpost, rows/s",
+        "of the limit",
+        "start to last record, s",
+        "CPU s per million: Walpost",
+        "walsender",
+        "broker",
+        "peak RSS, MiB",
+    ]);
+    let groups = groups(drains, growth::OUTBOX);
+    for group in groups.iter().filter(|group| group.is_walpost()) {
+        let cpu = |figure: fn(&Drain) -> f64| middle(group.per_million(figure), two_places);
+        table.row([
+            group.point().to_owned(),
+            spread(group.of(|drain| drain.backlog.write_seconds), two_places),
+            middle(
+                group.of(|drain| drain.backlog.wal_bytes as f64 / 1e6),
+                rough,
+            ),
+            spread(limit_of(group, &groups).and_then(Drains::rate), rough),
+            spread(group.rate(), rough),
+            spread(group.of_limit(), two_places),
+            spread(group.of(|drain| drain.measured.last_seconds), two_places),
+            cpu(|drain| drain.measured.cpu.program),
+            cpu(|drain| drain.measured.cpu.walsender),
+            cpu(|drain| drain.measured.cpu.broker),
+            peak(group),
+        ]);
+    }
+    table
+}
+
+/// The limit at the group's point, or that of all points.
+fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
+    groups
+        .iter()
+        .find(|limit| limit.is_limit() && limit.point() == group.point())
+        .or_else(|| find(groups, LIMIT, group.link()))
 }
 
 fn peak(group: &Drains<'_>) -> String {
