@@ -12,6 +12,7 @@ use crate::backlog::{Kind, Slot, position};
 use crate::bed::{Bed, DATABASE};
 use crate::program::{Link, Running, Task, start_walpost};
 use crate::results::Cost;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{Walsender, cpu_seconds, family_cpu_seconds};
@@ -76,7 +77,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     let (cpu_before, wal_before) = (server(), position(bed));
     let carrier_before = carrier.reader_cpu_seconds();
     let began = Instant::now();
-    let writers_cpu = write(bed, events / WRITERS);
+    let writers = write(bed, events / WRITERS);
     let write_seconds = began.elapsed().as_secs_f64();
     let carry_seconds = carrier.is_there().then(|| {
         wait_until("all events to be in Kafka", || {
@@ -87,7 +88,11 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     });
     carrier.settle(events);
     let reader_cpu = carrier.reader_cpu_seconds() - carrier_before;
+    // They are open until here: of a process that ends while the server's are looked at, nothing
+    // may be seen.
+    let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
+    drop(writers);
     let wal_bytes = position(bed) - wal_before;
     carrier.stop();
 
@@ -144,14 +149,12 @@ impl Remains {
     /// Measures the table, and takes it away.
     fn clear(bed: &Bed) -> Self {
         let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
-        let session = u32::try_from(number("SELECT pg_backend_pid()")).unwrap();
-        let used = || cpu_seconds(session).expect("an open session");
         let dead_tuples =
             number("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'");
         let table_bytes = number("SELECT pg_total_relation_size('events')");
-        let before = used();
+        let before = session_cpu_seconds(&bed.db);
         bed.db.run("VACUUM events");
-        let vacuum_cpu = used() - before;
+        let vacuum_cpu = session_cpu_seconds(&bed.db) - before;
         bed.db.run("DROP PUBLICATION events; DROP TABLE events");
         Self {
             table_bytes,
@@ -161,20 +164,25 @@ impl Remains {
     }
 }
 
-/// Returns the CPU seconds of the sessions. Waiting for the disk costs no CPU, so it is left out.
-fn write(bed: &Bed, each: usize) -> f64 {
+/// Returns the sessions that wrote. Waiting for the disk costs no CPU, so it is left out.
+fn write(bed: &Bed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
         thread::spawn(move || {
             db.run("SET synchronous_commit = off");
             db.run(&format!("CALL add({each})"));
-            let pid = u32::try_from(db.number("SELECT pg_backend_pid()")).unwrap();
-            cpu_seconds(pid).expect("an open session")
+            db
         })
     });
     let sessions: Vec<_> = sessions.collect();
-    let used = sessions.into_iter().map(|session| session.join().unwrap());
-    used.sum()
+    let written = sessions.into_iter().map(|session| session.join().unwrap());
+    written.collect()
+}
+
+/// What the server's process of a session has used so far.
+fn session_cpu_seconds(session: &Session) -> f64 {
+    let pid = u32::try_from(session.number("SELECT pg_backend_pid()")).unwrap();
+    cpu_seconds(pid).expect("an open session")
 }
 
 /// Whoever takes events to Kafka.
