@@ -30,7 +30,7 @@ pub(crate) const BROKER_JVM: [&str; 2] = ["-Xms512m", "-Xmx512m"];
 pub(crate) const WARM_UP_ROWS: usize = 500_000;
 
 /// At least and at most so many drains.
-pub(crate) const WARM_UPS: RangeInclusive<usize> = 4..=12;
+pub(crate) const WARM_UPS: RangeInclusive<usize> = 8..=12;
 
 /// A PostgreSQL and a Kafka for the benchmark alone.
 pub(crate) struct Bed {
