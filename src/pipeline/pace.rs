@@ -15,6 +15,8 @@ use tokio::time::Instant;
 const SPAN: Duration = Duration::from_millis(1);
 /// Frames in a span from which on they count as fast: 20,000 a second.
 const FAST: u32 = 20;
+/// A span that is this long had a lull in it.
+const LULL: Duration = Duration::from_millis(4);
 /// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
 /// anybody notices.
 const PAUSE: Duration = Duration::from_micros(300);
@@ -42,17 +44,16 @@ impl Pace {
         self.frames = self.frames.saturating_add(1);
     }
 
-    /// Frames come fast.
-    pub(super) fn is_fast(&self) -> bool {
-        self.fast
+    /// Frames come fast. What was fast before a lull says nothing about now.
+    pub(super) fn is_fast(&self, now: Instant) -> bool {
+        self.fast && now.duration_since(self.span_began) < LULL
     }
 
     /// How long to wait before the next read, if at all.
     pub(super) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);
         if elapsed >= SPAN {
-            // A span that began before a lull says nothing about now.
-            self.fast = self.frames >= FAST && elapsed < SPAN * 4;
+            self.fast = self.frames >= FAST && elapsed < LULL;
             self.span_began = now;
             self.frames = 0;
         }
@@ -73,6 +74,18 @@ mod tests {
             pace.pause(start + every * *n).is_some()
         };
         (1..=100).filter(read).count()
+    }
+
+    #[test]
+    fn a_lull_ends_a_fast_time() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        (0..FAST).for_each(|_| pace.frame());
+        assert!(pace.pause(start + SPAN).is_some());
+        assert!(pace.is_fast(start + SPAN * 2));
+        // The next frame comes long after.
+        pace.frame();
+        assert!(!pace.is_fast(start + SPAN * 1000));
     }
 
     #[test]

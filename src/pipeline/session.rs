@@ -239,7 +239,7 @@ impl Session<'_> {
             if matches!(wait, Wait::Nothing) {
                 wait = self.frames(core, sink, drain_until.is_some())?;
                 let many = core.watermark.in_flight().records > COMPANY;
-                sink.flush(many || self.pace.is_fast())?;
+                sink.flush(many || self.pace.is_fast(Instant::now()))?;
             }
             if !matches!(wait, Wait::Nothing) {
                 self.connection.pause();
@@ -349,12 +349,14 @@ impl Session<'_> {
             self.told_at = now;
             self.status_due = now + status;
         }
-        let soon = self.told_at + CONFIRM;
-        Ok(if in_flight || self.told != Some(confirmed) {
-            soon
+        let next = if self.told != Some(confirmed) {
+            self.told_at + CONFIRM
+        } else if in_flight {
+            now + CONFIRM
         } else {
             self.status_due
-        })
+        };
+        Ok(next.min(self.status_due))
     }
 
     /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.

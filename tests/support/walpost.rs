@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use procfs::process::Process;
+
 use super::postgres::SECRET;
 use super::process::{signal, wait_for_exit};
 use super::reaper::{self, Ending};
@@ -191,6 +193,13 @@ impl Walpost {
     /// Whether it still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
+    }
+
+    /// User and system time, of all threads.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let process = Process::new(i32::try_from(self.child.id()).unwrap()).unwrap();
+        let stat = process.stat().unwrap();
+        (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64
     }
 
     /// Its resident memory, in bytes.

@@ -106,7 +106,9 @@ Single-row transactions are due at even distances, and eight sessions commit the
 leave out or move what is due meanwhile: times *as scheduled* count from when the transaction was due, so that a stall
 counts for everything it holds up. The other times count from `clock_timestamp()` in the INSERT. Both end when a
 consumer (`fetch.min.bytes=1`) has the record, and have the commit in them, with `fsync` on; the second table says how
-much of it that is. Over the unix-domain socket; other programs over TCP.";
+much of it that is. Over the unix-domain socket; other programs over TCP. Debezium's settings are those of the drain:
+made for throughput, with `poll.interval.ms` and `linger.ms` already small. Set for latency alone, it would be sooner and
+burn more CPU while idle.";
 
 fn latency(page: &mut Page, results: &Results) {
     let Some(part) = &results.latency else { return };
