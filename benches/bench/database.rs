@@ -224,12 +224,7 @@ impl<'a> Carrier<'a> {
             Way::Polling(settlement) => Self::Poller(Poller::start(bed, settlement, &topic.name)),
             Way::Walpost(kind) => {
                 let slot = Slot::here(bed);
-                let task = Task {
-                    kind,
-                    slot: &slot.name,
-                    topic: &topic.name,
-                    compression: None,
-                };
+                let task = Task::new(kind, &slot, topic);
                 let outbox = match kind {
                     Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],
                     Kind::Log => kind.arguments(),

@@ -152,10 +152,8 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     let slot = Slot::at_backlog(bed);
     let topic = Topic::new(bed, settings.partitions);
     let task = Task {
-        kind: backlog.kind,
-        slot: &slot.name,
-        topic: &topic.name,
         compression: settings.compression.as_deref(),
+        ..Task::new(backlog.kind, &slot, &topic)
     };
     let mut walsender = Walsender::new(&bed.db, &slot.name);
     let broker = || cpu_seconds(bed.broker.process_id()).expect("a running broker");

@@ -76,12 +76,7 @@ fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut L
     backlog::empty(bed);
     let slot = Slot::here(bed);
     let topic = Topic::new(bed, TopicSettings::default().partitions);
-    let task = Task {
-        kind: Kind::Table,
-        slot: &slot.name,
-        topic: &topic.name,
-        compression: None,
-    };
+    let task = Task::new(Kind::Table, &slot, &topic);
     let mut running = program.start(bed, &task);
     let pid = running.process_id();
     let mut receiver = Receiver::new(bed, &topic);

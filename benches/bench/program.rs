@@ -8,13 +8,14 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::backlog::{Kind, PUBLICATION, TABLE};
+use crate::backlog::{Kind, PUBLICATION, Slot, TABLE};
 use crate::bed::{Bed, DATABASE};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
 use crate::support::wait::PATIENCE;
 use crate::support::walpost::{Invocation, Walpost};
+use crate::topic::Topic;
 use crate::usage::family;
 
 /// How a program reaches the database.
@@ -58,6 +59,18 @@ pub(crate) struct Task<'a> {
     pub(crate) slot: &'a str,
     pub(crate) topic: &'a str,
     pub(crate) compression: Option<&'a str>,
+}
+
+impl<'a> Task<'a> {
+    /// With the program's own compression.
+    pub(crate) fn new(kind: Kind, slot: &'a Slot<'_>, topic: &'a Topic<'_>) -> Self {
+        Self {
+            kind,
+            slot: &slot.name,
+            topic: &topic.name,
+            compression: None,
+        }
+    }
 }
 
 impl Program {

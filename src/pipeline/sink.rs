@@ -22,18 +22,23 @@ pub trait Sink {
     /// The sink can't take any more.
     fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
-    /// Sees to it that `topic` exists, before its first record.
-    fn prepare(&mut self, topic: &str) -> Preparation;
+    /// Sees to it that `topic` exists, before its first record. A sink that never asks for that
+    /// with [`Produced::NewTopic`] needs none.
+    fn prepare(&mut self, _topic: &str) -> Preparation {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// The preparation of `topic` has succeeded.
     ///
     /// # Errors
     /// The sink can't use it all the same.
-    fn prepared(&mut self, topic: &str) -> Result<(), SinkError>;
+    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     /// Called now and then, at least every ten seconds: the place for what the sink has to do when
     /// there are no records. Never blocks.
-    fn tend(&mut self);
+    fn tend(&mut self) {}
 }
 
 /// Resolves when the topic is there.

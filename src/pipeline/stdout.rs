@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::sink::{Preparation, Produced, Sink, SinkError};
+use super::sink::{Produced, Sink, SinkError};
 use super::watermark::{Deliveries, Tag};
 use crate::outbox::Record;
 
@@ -53,16 +53,6 @@ impl Sink for StdoutSink {
             .for_each(|tag| self.deliveries.delivered(tag));
         Ok(())
     }
-
-    fn prepare(&mut self, _topic: &str) -> Preparation {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn tend(&mut self) {}
 }
 
 fn failed(error: impl std::fmt::Display) -> SinkError {

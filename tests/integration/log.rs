@@ -10,7 +10,6 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::reaper;
 use crate::support::scene::{Scene, parse_position};
-use crate::support::walpost::{Invocation, Walpost};
 
 const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
 
@@ -28,22 +27,6 @@ fn publish(scene: &Scene, arguments: &str) -> String {
         "SELECT walpost.publish({arguments}, prefix => 'walpost_{}');",
         scene.name
     )
-}
-
-/// A running pipeline with more settings in walpost.toml.
-fn start(scene: &Scene, settings: &str) -> Walpost {
-    let file = reaper::folder("config").join("walpost.toml");
-    let text = format!(
-        "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
-         outbox = \"log\"\n{settings}",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo(),
-    );
-    fs::write(&file, text).unwrap();
-    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
-    walpost.wait_for_log("streaming");
-    walpost
 }
 
 /// The number of a field of the log line `stopped`.
@@ -151,8 +134,7 @@ fn event_has_the_columns_of_the_table() {
     let scene = in_the_log();
     let topic = format!("{}-events", scene.name);
     scene.topic(&topic, 1, &[]);
-    let walpost = start(
-        &scene,
+    let walpost = scene.start_with_file(
         "topic = '{aggregatetype}-events'
          key = '{type}:{aggregateid}'
          timestamp = 'created_at'

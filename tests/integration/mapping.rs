@@ -1,26 +1,7 @@
 //! Columns become topic, key, headers, timestamp and partition.
 
-use std::fs;
-
-use crate::support::reaper;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
-use crate::support::walpost::{Invocation, Walpost};
-
-/// A running pipeline with a table of the test's own and more settings in walpost.toml.
-fn start(scene: &Scene, settings: &str) -> Walpost {
-    let file = reaper::folder("config").join("walpost.toml");
-    let text = format!(
-        "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n{settings}",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo(),
-    );
-    fs::write(&file, text).unwrap();
-    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
-    walpost.wait_for_log("streaming");
-    walpost
-}
 
 fn only(records: Vec<Record>) -> Record {
     assert_eq!(records.len(), 1, "{records:?}");
@@ -54,8 +35,7 @@ fn composite_key_and_literals_come_from_templates() {
     );
     let topic = format!("{}-events.v1", scene.name);
     scene.topic(&topic, 1, &[]);
-    let walpost = start(
-        &scene,
+    let walpost = scene.start_with_file(
         "topic = '{aggregatetype}-events.v1'
          key = '{{{tenant}}}:{aggregateid}'
          headers = { id = '{id}', source = 'shop', route = '{tenant}/{aggregatetype}' }",
@@ -172,7 +152,7 @@ fn headers_column_can_be_turned_off_and_named() {
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '', '{{\"h\": \"1\"}}', '{{\"m\": \"2\"}}')"
         ));
     };
-    let walpost = start(&scene, "headers_column = ''");
+    let walpost = scene.start_with_file("headers_column = ''");
     insert(1);
     assert_eq!(
         scene.wait_for_records(1)[0].header_names(),
@@ -180,7 +160,7 @@ fn headers_column_can_be_turned_off_and_named() {
     );
     walpost.terminate().expect_code(0);
 
-    let walpost = start(&scene, "headers_column = 'meta'");
+    let walpost = scene.start_with_file("headers_column = 'meta'");
     insert(2);
     assert_eq!(
         scene.wait_for_records(2)[1].header_names(),
@@ -216,10 +196,8 @@ fn timestamp_and_partition_come_from_columns() {
     );
     let aggregate = scene.aggregate(4);
     for (delivered, column) in ["zoned", "local", "millis"].iter().enumerate() {
-        let walpost = start(
-            &scene,
-            &format!("timestamp = '{column}'\npartition = 'shard'"),
-        );
+        let walpost =
+            scene.start_with_file(&format!("timestamp = '{column}'\npartition = 'shard'"));
         scene.db.run(&format!(
             "SET TIME ZONE 'Asia/Kolkata';
              INSERT INTO outbox VALUES ({delivered}, '{aggregate}', 'k', '',

@@ -1,5 +1,6 @@
 //! A test's own database, topics and pipeline on a server and a broker.
 
+use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use super::kafka::Broker;
 use super::load::{Load, Profile};
 use super::oracle::Oracle;
 use super::postgres::{MAJOR, Server};
+use super::reaper;
 use super::records::Record;
 use super::session::Session;
 use super::wait::{PATIENCE, poll_until, wait_until};
@@ -192,6 +194,26 @@ impl<'a> Scene<'a> {
     /// Walpost with more arguments, already streaming.
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Walpost {
         let mut walpost = self.run().args(arguments).start();
+        walpost.wait_for_log("streaming");
+        walpost
+    }
+
+    /// Walpost with its settings and more of them in walpost.toml, already streaming.
+    pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
+        let outbox = match self.events {
+            Writer::Table(_) => "table",
+            Writer::Log(_) => "log",
+        };
+        let text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
+             outbox = \"{outbox}\"\n{settings}",
+            self.broker.address(),
+            self.name,
+            self.conninfo(),
+        );
+        let file = reaper::folder("config").join("walpost.toml");
+        fs::write(&file, text).unwrap();
+        let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
         walpost.wait_for_log("streaming");
         walpost
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use walpost::outbox::Record;
 use walpost::outbox::settings::OutboxSettings;
 use walpost::pipeline::core::{Core, Step};
-use walpost::pipeline::sink::{Preparation, Produced, Sink, SinkError};
+use walpost::pipeline::sink::{Produced, Sink, SinkError};
 use walpost::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
 use walpost::postgres::frame::Frame;
 use walpost::postgres::lsn::Lsn;
@@ -243,16 +243,6 @@ impl Sink for NullSink {
     fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
         Ok(())
     }
-
-    fn prepare(&mut self, _topic: &str) -> Preparation {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn tend(&mut self) {}
 }
 
 /// A core for events of `kind` at the beginning of a [`Stream`], and the sink's side of it.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::pipeline::sink::{Preparation, SinkError};
+use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Deliveries, Tag, Window};
 
 const OUTBOX: u32 = 16_500;
@@ -43,16 +43,6 @@ impl Sink for Script {
     fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
         Ok(())
     }
-
-    fn prepare(&mut self, _topic: &str) -> Preparation {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
-        Ok(())
-    }
-
-    fn tend(&mut self) {}
 }
 
 /// A core, its sink, and the server's side of the stream.
