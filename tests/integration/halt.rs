@@ -83,7 +83,7 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     scene.insert(&aggregate, "before");
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
-    walpost.signal("STOP");
+    walpost.freeze();
     let slot = scene.slot();
     wait_until("the walsender to end", || {
         scene.db.run(&format!(
@@ -95,7 +95,7 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     meddle(&scene, &slot);
     scene.insert(&aggregate, "after");
     let confirmed = scene.confirmed();
-    walpost.signal("CONT");
+    walpost.thaw();
     walpost
         .finish()
         .expect_code(3)
@@ -134,7 +134,7 @@ fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
 fn slot_dropped_while_away_halts(outbox: Outbox) {
     let scene = Scene::of(outbox);
     let walpost = scene.start();
-    walpost.signal("STOP");
+    walpost.freeze();
     let slot = scene.slot();
     wait_until("the slot to go", || {
         scene.db.run(&format!(
@@ -145,7 +145,7 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
             .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))
             .is_ok()
     });
-    walpost.signal("CONT");
+    walpost.thaw();
     walpost
         .finish()
         .expect_code(3)

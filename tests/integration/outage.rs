@@ -6,7 +6,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::process::signal;
+use crate::support::process::{freeze, thaw};
 use crate::support::scene::Scene;
 use crate::support::wait::stays;
 
@@ -177,9 +177,9 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
         scene.slot()
     ));
     let walsender = u32::try_from(walsender).unwrap();
-    signal(walsender, "STOP");
+    freeze(walsender);
     walpost.wait_for_log("reconnecting");
-    signal(walsender, "CONT");
+    thaw(walsender);
     walpost.wait_for_logs("streaming", 2);
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);

@@ -15,7 +15,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
 use super::postgres::{AUTHORITY, SECRET, copy_owned, dependencies};
-use super::process::{free_port, signal, wait_for_exit};
+use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::wait::{PATIENCE, wait_for};
 
@@ -166,12 +166,12 @@ impl Broker {
 
     /// Freezes the broker: connections stay, answers do not come.
     pub(crate) fn freeze(&self) {
-        signal(self.process_id(), "STOP");
+        freeze(self.process_id());
     }
 
     /// Goes on after [`Broker::freeze`].
     pub(crate) fn thaw(&self) {
-        signal(self.process_id(), "CONT");
+        thaw(self.process_id());
     }
 
     /// The number of the broker's process.

@@ -8,10 +8,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use super::reaper;
-use super::wait::poll_until;
+use procfs::process::Process;
 
-/// Sends a signal by its short name: `TERM`, `KILL`, `STOP`, `CONT`, `INT`, `QUIT`.
+use super::reaper;
+use super::wait::{poll_until, wait_until};
+
+/// Sends a signal by its short name: `TERM`, `KILL`, `INT`, `QUIT`.
 ///
 /// # Panics
 /// There is no such process.
@@ -35,6 +37,29 @@ pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     status.expect("a shell").success()
+}
+
+/// Stops a process with SIGSTOP, and waits until the last of its threads stands still: on a busy
+/// machine a process goes on for tens of milliseconds after the signal was sent.
+///
+/// # Panics
+/// There is no such process, or it does not stop.
+pub(crate) fn freeze(pid: u32) {
+    signal(pid, "STOP");
+    wait_until("the process to stand still", || {
+        let process = Process::new(i32::try_from(pid).unwrap()).unwrap();
+        // One that has ended since it was listed has no state: look again.
+        let mut threads = process.tasks().unwrap().flatten();
+        threads.all(|thread| thread.stat().is_ok_and(|stat| stat.state == 'T'))
+    });
+}
+
+/// Goes on after [`freeze`].
+///
+/// # Panics
+/// There is no such process.
+pub(crate) fn thaw(pid: u32) {
+    signal(pid, "CONT");
 }
 
 /// Waits until the child has ended, and takes it off the reaper's list.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use procfs::process::Process;
 
 use super::postgres::SECRET;
-use super::process::{signal, wait_for_exit};
+use super::process::{freeze, signal, thaw, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::wait::{PATIENCE, wait_for};
 
@@ -171,6 +171,16 @@ impl Walpost {
     /// Sends a signal by its short name.
     pub(crate) fn signal(&self, name: &str) {
         signal(self.child.id(), name);
+    }
+
+    /// Stops it in its tracks.
+    pub(crate) fn freeze(&self) {
+        freeze(self.child.id());
+    }
+
+    /// Goes on after [`Walpost::freeze`].
+    pub(crate) fn thaw(&self) {
+        thaw(self.child.id());
     }
 
     /// Ends it without a word, as `kill -9` does.
