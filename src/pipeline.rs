@@ -282,6 +282,13 @@ async fn run_into<S: Sink>(
                         return stopped(pipeline, &memory, &carrier.core);
                     }
                     Err(error) => {
+                        if recovery::remedy(&error) == Remedy::Halt {
+                            // A person may move the slot beyond what can't be delivered, and must
+                            // not lose what was read before it.
+                            let until = Instant::now() + settings.drain_timeout;
+                            session.end(core, &mut memory, until.into()).await;
+                            return Err(error);
+                        }
                         if session.has_progressed() {
                             backoff = Backoff::default();
                         }
