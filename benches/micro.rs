@@ -106,7 +106,7 @@ fn watermark(group: &mut Group<'_>) {
                     watermark.begin(commit).expect("begins");
                     for _ in 0..per_transaction {
                         let tag = watermark.reserve(COST).expect("open").expect("room");
-                        deliveries.delivered(black_box(tag));
+                        deliveries.delivered([black_box(tag)]);
                     }
                     watermark.commit(commit, Lsn(end)).expect("commits");
                 }

@@ -1,6 +1,7 @@
 //! Everything that knows rdkafka.
 
 pub mod context;
+mod events;
 mod flusher;
 mod native;
 mod poller;

@@ -1,4 +1,4 @@
-//! What librdkafka calls back: deliveries, errors, log lines.
+//! What becomes of librdkafka's deliveries, errors and log lines.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,20 +6,17 @@ use std::time::Instant;
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tracing::{debug, error, info, warn};
 
-use super::properties::describe;
 use crate::observe::outage::{Outage, Say};
-use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
-/// The callbacks of one producer.
+/// Hears of the events of one producer.
 pub struct Context {
     pipeline: String,
     deliveries: Arc<Deliveries>,
-    /// All brokers are down. Looked at for each delivery, so it is apart from the lock.
+    /// All brokers are down. Looked at with the deliveries, so it is apart from the lock.
     down: AtomicBool,
     cluster: Mutex<Outage>,
     /// Failures of single brokers, which can go on while others work.
@@ -29,7 +26,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Callbacks that report to `deliveries`.
+    /// Reports to `deliveries`.
     #[must_use]
     pub fn new(pipeline: &str, deliveries: Arc<Deliveries>) -> Self {
         Self {
@@ -76,6 +73,67 @@ impl Context {
         }
     }
 
+    /// Records are durable.
+    pub(super) fn delivered(&self, tags: impl Iterator<Item = Tag>) {
+        if self.deliveries.delivered(tags) > 0 && self.is_down() {
+            self.answered();
+        }
+    }
+
+    /// A record is not, and will not be.
+    pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
+        let topic = &record.topic;
+        self.deliveries.failed_with(DeliveryFailure {
+            reason: format!(
+                "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {code}{}",
+                record.position.as_deref().unwrap_or("an unknown position"),
+                record.partition,
+                remedy(code, topic),
+            ),
+            permanent: is_permanent(code),
+        });
+    }
+
+    /// Something is wrong with a broker, or with all of them.
+    pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
+        use RDKafkaErrorCode as Code;
+        match code {
+            Code::AllBrokersDown => self.unreachable(reason),
+            Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL => {
+                *lock(&self.refusal) = Some(reason.to_owned());
+                self.broker_failed(reason);
+            }
+            // Every record that the producer still has is reported as failed now, the one it is
+            // about first; without any, the next one is refused.
+            Code::Fatal => {
+                warn!(
+                    pipeline = self.pipeline,
+                    reason, "Kafka producer can't go on"
+                );
+            }
+            _ => self.broker_failed(reason),
+        }
+    }
+
+    /// A log line; `level` is syslog's.
+    pub(super) fn log(&self, level: i32, facility: &str, message: &str) {
+        const ERROR: i32 = 3;
+        const WARNING: i32 = 4;
+        const INFO: i32 = 6;
+        let pipeline = &self.pipeline;
+        match (level, facility) {
+            // Those come as errors too, and there they are counted.
+            (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
+            (..=ERROR, _) => error!(pipeline, facility, "librdkafka: {message}"),
+            (WARNING, "CONFWARN") if message.contains("enable.gapless.guarantee") => {
+                debug!(pipeline, facility, "librdkafka: {message}");
+            }
+            (WARNING, _) => warn!(pipeline, facility, "librdkafka: {message}"),
+            (..=INFO, _) => info!(pipeline, facility, "librdkafka: {message}"),
+            _ => debug!(pipeline, facility, "librdkafka: {message}"),
+        }
+    }
+
     fn broker_failed(&self, reason: &str) {
         let pipeline = &self.pipeline;
         match lock(&self.broker).failed(Instant::now()) {
@@ -98,44 +156,14 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 // A tag travels in the pointer that librdkafka carries for each record.
 const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform");
 
-impl ProducerContext for Context {
-    type DeliveryOpaque = usize;
-
-    fn delivery(&self, result: &DeliveryResult<'_>, tag: usize) {
-        match result {
-            Ok(_) => {
-                self.deliveries.delivered(Tag::from_word(tag as u64));
-                if self.is_down() {
-                    self.answered();
-                }
-            }
-            Err((error, message)) => {
-                let code = error.rdkafka_error_code();
-                self.deliveries.failed_with(DeliveryFailure {
-                    reason: format!(
-                        "Kafka did not accept the row at {} as a record for topic {:?} partition {}: {}{}",
-                        position(message),
-                        message.topic(),
-                        message.partition(),
-                        describe(error),
-                        code.map_or(String::new(), |code| remedy(code, message.topic())),
-                    ),
-                    permanent: code.is_some_and(is_permanent),
-                });
-            }
-        }
-    }
-}
-
-/// The row's position, from the record's own header.
-fn position(message: &BorrowedMessage<'_>) -> String {
-    let headers = message.headers();
-    let value =
-        headers.and_then(|headers| headers.iter().find(|h| h.key == POSITION_HEADER)?.value);
-    value.map_or_else(
-        || "an unknown position".to_owned(),
-        |text| String::from_utf8_lossy(text).into_owned(),
-    )
+/// A record that was not delivered.
+pub(super) struct Refused {
+    /// Its topic.
+    pub(super) topic: String,
+    /// Its partition.
+    pub(super) partition: i32,
+    /// The position of its row.
+    pub(super) position: Option<String>,
 }
 
 /// What a person can do about a failure.
@@ -182,49 +210,16 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
     )
 }
 
+/// rdkafka itself tells of events only when a producer is dropped, and throws away what it still
+/// has: nobody wants to hear of those records any more.
 impl rdkafka::ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        let pipeline = &self.pipeline;
-        match (level, facility) {
-            // Those come as errors too, and there they are counted.
-            (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
-            (
-                RDKafkaLogLevel::Emerg
-                | RDKafkaLogLevel::Alert
-                | RDKafkaLogLevel::Critical
-                | RDKafkaLogLevel::Error,
-                _,
-            ) => error!(pipeline, facility, "librdkafka: {message}"),
-            (RDKafkaLogLevel::Warning, "CONFWARN")
-                if message.contains("enable.gapless.guarantee") =>
-            {
-                debug!(pipeline, facility, "librdkafka: {message}");
-            }
-            (RDKafkaLogLevel::Warning, _) => warn!(pipeline, facility, "librdkafka: {message}"),
-            (RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info, _) => {
-                info!(pipeline, facility, "librdkafka: {message}");
-            }
-            (RDKafkaLogLevel::Debug, _) => debug!(pipeline, facility, "librdkafka: {message}"),
-        }
-    }
+    fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 
-    fn error(&self, error: KafkaError, reason: &str) {
-        use RDKafkaErrorCode as Code;
-        match error.rdkafka_error_code() {
-            Some(Code::AllBrokersDown) => self.unreachable(reason),
-            Some(Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL) => {
-                *lock(&self.refusal) = Some(reason.to_owned());
-                self.broker_failed(reason);
-            }
-            // Every record that the producer still has is reported as failed now, the one it is
-            // about first; without any, the next one is refused.
-            Some(Code::Fatal) => {
-                warn!(
-                    pipeline = self.pipeline,
-                    reason, "Kafka producer can't go on"
-                );
-            }
-            _ => self.broker_failed(reason),
-        }
-    }
+    fn error(&self, _error: KafkaError, _reason: &str) {}
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _result: &DeliveryResult<'_>, _tag: ()) {}
 }

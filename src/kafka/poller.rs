@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use rdkafka::producer::BaseProducer;
 
 use super::context::Context;
+use super::events::Events;
 
-/// How long one poll waits when nothing happens. rdkafka's poll spins through the last millisecond,
-/// which its `ThreadedProducer` does ten times a second, and an idle connector should cost nothing.
-/// Ending takes as long at most.
-const POLL: Duration = Duration::from_millis(500);
-
-/// Polls a producer until it is dropped.
+/// Hears of a producer's events until it is dropped.
 pub(super) struct Poller {
-    end: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    events: Events,
+    end: AtomicBool,
 }
 
 impl Poller {
@@ -26,17 +26,20 @@ impl Poller {
     /// # Errors
     /// The system has no thread for it.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
-        let end = Arc::new(AtomicBool::new(false));
-        let ended = Arc::clone(&end);
+        let shared = Arc::new(Shared {
+            events: Events::of(producer),
+            end: AtomicBool::new(false),
+        });
+        let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("kafka-poll".to_owned())
             .spawn(move || {
-                while !ended.load(Ordering::Relaxed) {
-                    producer.poll(POLL);
+                while !of_thread.end.load(Ordering::SeqCst) {
+                    of_thread.events.serve();
                 }
             })?;
         Ok(Self {
-            end,
+            shared,
             thread: Some(thread),
         })
     }
@@ -44,7 +47,8 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        self.end.store(true, Ordering::Relaxed);
+        self.shared.end.store(true, Ordering::SeqCst);
+        self.shared.events.wake();
         if let Some(thread) = self.thread.take() {
             // It can't fail but by a panic, and then it has ended too.
             let _ = thread.join();

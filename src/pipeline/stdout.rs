@@ -48,9 +48,7 @@ impl Sink for StdoutSink {
             .and_then(|()| out.flush())
             .map_err(failed)?;
         self.lines.clear();
-        self.gathered
-            .drain(..)
-            .for_each(|tag| self.deliveries.delivered(tag));
+        self.deliveries.delivered(self.gathered.drain(..));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Deliveries in any order become one contiguous confirmed LSN.
 //!
-//! Each transaction with records has a counter; the delivery callback takes one from it and does
-//! nothing else per record. The LSN to confirm is the end of the last transaction before which,
+//! Each transaction with records has a counter; a delivery takes one from it, and those that come
+//! together are taken together. The LSN to confirm is the end of the last transaction before which,
 //! and including which, every counter is at zero. Transactions without records and keepalives need
 //! no counter: they lift the end of the transaction before them.
 //!
@@ -378,15 +378,48 @@ pub struct DeliveryFailure {
     pub permanent: bool,
 }
 
+/// Records of one transaction that came in a row.
+struct Transaction {
+    slot: usize,
+    records: u64,
+}
+
 impl Deliveries {
-    /// The record with this tag is durable.
-    pub fn delivered(&self, tag: Tag) {
-        self.counters[tag.slot()].fetch_sub(1, Ordering::AcqRel);
+    /// The records with these tags are durable; gives how many. Best called with many: what the
+    /// reading side looks at is written once.
+    pub fn delivered(&self, tags: impl IntoIterator<Item = Tag>) -> u64 {
+        let mut delivered = Window::default();
+        let mut transaction: Option<Transaction> = None;
+        for tag in tags {
+            delivered.records += 1;
+            delivered.bytes += tag.cost();
+            match &mut transaction {
+                Some(same) if same.slot == tag.slot() => same.records += 1,
+                other => {
+                    self.count(other.replace(Transaction {
+                        slot: tag.slot(),
+                        records: 1,
+                    }));
+                }
+            }
+        }
+        self.count(transaction);
+        if delivered.records == 0 {
+            return 0;
+        }
+        let Window { bytes, records } = delivered;
         let total = Window {
-            bytes: self.bytes.fetch_add(tag.cost(), Ordering::SeqCst) + tag.cost(),
-            records: self.records.fetch_add(1, Ordering::SeqCst) + 1,
+            bytes: self.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes,
+            records: self.records.fetch_add(records, Ordering::SeqCst) + records,
         };
         self.waiter.wake_if(|enough| enough.is_within(total));
+        records
+    }
+
+    fn count(&self, of: Option<Transaction>) {
+        if let Some(Transaction { slot, records }) = of {
+            self.counters[slot].fetch_sub(records, Ordering::AcqRel);
+        }
     }
 
     /// What was delivered, ever.

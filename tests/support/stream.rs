@@ -224,9 +224,7 @@ impl NullSink {
 
     /// Reports what is left of the last batch.
     pub(crate) fn deliver(&mut self) {
-        self.taken
-            .drain(..)
-            .for_each(|tag| self.deliveries.delivered(tag));
+        self.deliveries.delivered(self.taken.drain(..));
     }
 }
 

@@ -101,10 +101,8 @@ impl Scene {
     }
 
     fn deliver_all(&mut self) {
-        self.sink
-            .taken
-            .drain(..)
-            .for_each(|(_, tag)| self.deliveries.delivered(tag));
+        let tags = self.sink.taken.drain(..).map(|(_, tag)| tag);
+        self.deliveries.delivered(tags);
     }
 
     fn confirmed(&mut self) -> Lsn {

@@ -30,7 +30,7 @@ fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Ta
 
 fn deliver(watermark: &Watermark, tags: &[Tag]) {
     let deliveries = watermark.deliveries();
-    tags.iter().for_each(|&tag| deliveries.delivered(tag));
+    deliveries.delivered(tags.iter().copied());
 }
 
 #[test]
@@ -195,14 +195,14 @@ async fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
     let tags = transaction(&mut watermark, 10, 8);
     let deliveries = watermark.deliveries();
     let mut room = Box::pin(watermark.room());
-    deliveries.delivered(tags[0]);
+    deliveries.delivered([tags[0]]);
     assert!(futures_poll(room.as_mut()).is_pending());
-    deliveries.delivered(tags[1]);
+    deliveries.delivered([tags[1]]);
     room.await;
     let mut empty = Box::pin(watermark.empty());
-    tags[2..7].iter().for_each(|&tag| deliveries.delivered(tag));
+    deliveries.delivered(tags[2..7].iter().copied());
     assert!(futures_poll(empty.as_mut()).is_pending());
-    deliveries.delivered(tags[7]);
+    deliveries.delivered([tags[7]]);
     empty.await;
 }
 
@@ -217,7 +217,7 @@ enum Step {
     Record,
     Commit,
     Idle { ahead: u64 },
-    Deliver { which: usize },
+    Deliver { from: usize, together: usize },
     Reconnect { back: u64 },
 }
 
@@ -227,7 +227,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => Just(Step::Record),
         3 => Just(Step::Commit),
         2 => (0..100_u64).prop_map(|ahead| Step::Idle { ahead }),
-        6 => any::<usize>().prop_map(|which| Step::Deliver { which }),
+        4 => (any::<usize>(), 1..5_usize).prop_map(|(from, together)| Step::Deliver { from, together }),
         1 => (0..200_u64).prop_map(|back| Step::Reconnect { back }),
     ]
 }
@@ -289,10 +289,13 @@ proptest! {
                         received = lsn;
                     }
                 }
-                (Step::Deliver { which }, _) if !in_flight.is_empty() => {
-                    let (tag, of) = in_flight.swap_remove(which % in_flight.len());
-                    watermark.deliveries().delivered(tag);
-                    model.queue[of].1 -= 1;
+                (Step::Deliver { from, together }, _) if !in_flight.is_empty() => {
+                    let from = from % in_flight.len();
+                    let delivered = in_flight.drain(from..in_flight.len().min(from + together));
+                    watermark.deliveries().delivered(delivered.map(|(tag, of)| {
+                        model.queue[of].1 -= 1;
+                        tag
+                    }));
                 }
                 (Step::Reconnect { back }, _) => {
                     let resume = model.confirmed().saturating_sub(back).max(1);

@@ -1,0 +1,182 @@
+//! What librdkafka has to tell: deliveries, errors, log lines.
+//!
+//! rdkafka's `poll` makes a list, a reference count and a result for every record that was
+//! delivered, and can't be woken. Here an event is gone through where it lies, and all its
+//! deliveries are counted at once. The calls are librdkafka 2.12's, `src/rdkafka.h`.
+#![expect(
+    unsafe_code,
+    reason = "librdkafka is a C library, and this is the border to it"
+)]
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
+
+use rdkafka::bindings::{
+    RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG, rd_kafka_event_destroy,
+    rd_kafka_event_error, rd_kafka_event_error_string, rd_kafka_event_log,
+    rd_kafka_event_message_next, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
+    rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_main, rd_kafka_queue_poll,
+    rd_kafka_queue_t, rd_kafka_queue_yield, rd_kafka_topic_name,
+};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::producer::{BaseProducer, Producer};
+use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
+
+use super::context::{Context, Refused};
+use crate::outbox::route::POSITION_HEADER;
+use crate::pipeline::watermark::Tag;
+
+/// Until there is an event, or [`Events::wake`] is called.
+const FOR_EVER: c_int = -1;
+
+/// The events of a producer.
+pub(super) struct Events {
+    queue: NonNull<rd_kafka_queue_t>,
+    /// Keeps what the queue belongs to.
+    producer: Arc<BaseProducer<Context>>,
+}
+
+// SAFETY: librdkafka's queues may be used from any thread.
+unsafe impl Send for Events {}
+// SAFETY: and from several at once: they have a lock of their own.
+unsafe impl Sync for Events {}
+
+impl Events {
+    /// Those of `producer`. Nothing comes of them until [`Events::serve`] is called.
+    pub(super) fn of(producer: Arc<BaseProducer<Context>>) -> Self {
+        // SAFETY: the producer is there.
+        let queue = unsafe { rd_kafka_queue_get_main(producer.client().native_ptr()) };
+        let queue = NonNull::new(queue).expect("a producer has a main queue");
+        Self { queue, producer }
+    }
+
+    /// Waits for an event and tells the producer's [`Context`] of it.
+    pub(super) fn serve(&self) {
+        // SAFETY: the queue lives as long as `self`.
+        let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), FOR_EVER) };
+        if let Some(event) = NonNull::new(event) {
+            Event(event).tell(self.producer.context());
+        }
+    }
+
+    /// Ends a call of [`Events::serve`] that waits, or the next one.
+    pub(super) fn wake(&self) {
+        // SAFETY: the queue lives as long as `self`.
+        unsafe { rd_kafka_queue_yield(self.queue.as_ptr()) };
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // SAFETY: the reference is this one's own, and the producer is still there.
+        unsafe { rd_kafka_queue_destroy(self.queue.as_ptr()) };
+    }
+}
+
+struct Event(NonNull<rd_kafka_event_t>);
+
+impl Event {
+    fn tell(mut self, context: &Context) {
+        // SAFETY: the event is there.
+        match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
+            RD_KAFKA_EVENT_DR => {
+                context.delivered(std::iter::from_fn(|| self.next_delivery(context)));
+            }
+            RD_KAFKA_EVENT_ERROR => {
+                // SAFETY: the event is there, and its text for as long.
+                let (code, reason) = unsafe {
+                    let code = rd_kafka_event_error(self.0.as_ptr());
+                    (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
+                };
+                context.error(code.into(), reason.trim());
+            }
+            RD_KAFKA_EVENT_LOG => {
+                let (mut facility, mut message, mut level) = (null(), null(), 0);
+                // SAFETY: the event is there, and its texts for as long.
+                unsafe {
+                    rd_kafka_event_log(
+                        self.0.as_ptr(),
+                        &raw mut facility,
+                        &raw mut message,
+                        &raw mut level,
+                    );
+                    context.log(level, text(facility).trim(), text(message).trim());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The tag of the next record that was delivered. One that was not is told of at once, and
+    /// passed over.
+    fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
+        loop {
+            // SAFETY: the event is there, and with it its messages.
+            let message = unsafe { rd_kafka_event_message_next(self.0.as_ptr()).as_ref() }?;
+            match message.err {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {
+                    return Some(Tag::from_word(message._private as u64));
+                }
+                code => context.refused(code.into(), &refused(message)),
+            }
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event is this one's own.
+        unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
+    }
+}
+
+/// What is known of a record that was not delivered.
+fn refused(message: &RDKafkaMessage) -> Refused {
+    // SAFETY: a delivery report has the record's topic, which is there as long as it.
+    let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
+    Refused {
+        topic,
+        partition: message.partition,
+        position: position(message),
+    }
+}
+
+/// The row's position, from the record's own header.
+fn position(message: &RDKafkaMessage) -> Option<String> {
+    let name = CString::new(POSITION_HEADER).ok()?;
+    let (mut headers, mut value, mut len) = (null_mut(), null(), 0);
+    // SAFETY: the message is there, its headers as long as it, and the value as long as they.
+    let bytes = unsafe {
+        found(rd_kafka_message_headers(message, &raw mut headers))?;
+        found(rd_kafka_header_get_last(
+            headers,
+            name.as_ptr(),
+            &raw mut value,
+            &raw mut len,
+        ))?;
+        if value.is_null() {
+            return None;
+        }
+        std::slice::from_raw_parts(value.cast::<u8>(), len)
+    };
+    Some(String::from_utf8_lossy(bytes).into_owned())
+}
+
+fn found(code: RDKafkaRespErr) -> Option<()> {
+    (RDKafkaErrorCode::from(code) == RDKafkaErrorCode::NoError).then_some(())
+}
+
+/// A text of librdkafka's.
+///
+/// # Safety
+/// Null, or ended by a zero byte.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: as the caller says.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
