@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod check;
+pub mod checkpoint;
 pub mod init;
 pub mod run;
 
@@ -31,6 +32,9 @@ pub enum Command {
     Init(init::InitArgs),
     /// Find everything that would make `run` fail or lose data later, each with its remedy
     Check(check::CheckArgs),
+    /// See or set the place that exactly-once goes on from
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Carry the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
     /// Print a completion script for a shell
@@ -76,6 +80,7 @@ pub fn run(cli: Cli) -> Exit {
     match cli.command {
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Checkpoint(command) => checkpoint::run(command),
         Command::Run(args) => run::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(
@@ -98,6 +103,13 @@ fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
         error!("{reason}");
         Exit::Usage
     })
+}
+
+/// As [`load`], with a runtime to ask for the pipelines' servers on.
+fn load_to_ask(
+    given: &Given<'_>,
+) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
+    Ok((load(given)?, runtime()?))
 }
 
 /// A runtime for one command or one pipeline, on the calling thread.

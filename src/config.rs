@@ -13,12 +13,12 @@ use crate::cli::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::outbox::route::POSITION_HEADER;
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
-use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
 use crate::postgres::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-use self::file::{File, FilePipeline, OutboxName, SinkName};
+use self::file::{DeliveryName, File, FilePipeline, OutboxName, SinkName};
 use self::values::{Bytes, bytes, duration};
 
 /// A configuration that can't be used. Exit code 2.
@@ -308,7 +308,12 @@ fn settings(
         let reason = "window_records and window_bytes must be above 0, max_row_bytes at least 1KiB";
         return Err(reader.error("window", reason));
     }
+    let delivery = delivery(&reader, &file)?;
     let sink = match given.sink.or(file.sink).unwrap_or_default() {
+        SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
+            let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
+            return Err(reader.error("delivery", reason));
+        }
         SinkName::Stdout => SinkSettings::Stdout,
         SinkName::Kafka => sink(&reader, &file, kafka, from_env, given)?,
     };
@@ -318,12 +323,36 @@ fn settings(
         target,
         outbox,
         sink,
+        delivery,
         window_records,
         window_bytes,
         row_bytes_max,
         link_timeout,
         drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
     })
+}
+
+fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigError> {
+    let checkpoint = file.checkpoint.clone().unwrap_or_default();
+    if file.delivery.unwrap_or_default() == DeliveryName::AtLeastOnce {
+        return Ok(Delivery::AtLeastOnce);
+    }
+    let topic = checkpoint
+        .topic
+        .unwrap_or_else(|| "walpost-checkpoints".to_owned());
+    let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    if topic.is_empty() || topic.len() > 249 || !topic.bytes().all(is_legal) {
+        let reason = format!("topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -");
+        return Err(reader.error("checkpoint", reason));
+    }
+    let replication = checkpoint.replication.unwrap_or(-1);
+    if replication == 0 || replication < -1 {
+        return Err(reader.error("checkpoint", "expected at least 1 replica"));
+    }
+    Ok(Delivery::ExactlyOnce(CheckpointSettings {
+        topic,
+        replication,
+    }))
 }
 
 fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, ConfigError> {

@@ -2,6 +2,7 @@
 
 pub mod context;
 mod events;
+pub mod examine;
 mod flusher;
 mod native;
 mod poller;
@@ -9,3 +10,4 @@ pub mod probe;
 pub mod producer;
 pub mod properties;
 pub mod topics;
+pub mod transaction;

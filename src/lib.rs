@@ -18,12 +18,15 @@
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
 //!   [`pipeline::core`] turns frames into records (pure), [`pipeline::watermark`] turns deliveries
 //!   into confirmed LSNs (pure), [`pipeline::recovery`] maps every error to its remedy,
-//!   [`pipeline::sink`] is the border to Kafka.
+//!   [`pipeline::sink`] is the border to Kafka. For exactly-once, [`pipeline::checkpoint`] says how
+//!   far the records in Kafka reach and whether a server's log goes on from there, and
+//!   [`pipeline::dedup`] leaves out what is there already (both pure).
 //! - [`postgres`]: everything that knows PostgreSQL. [`postgres::frame`] and [`postgres::pgoutput`]
 //!   are pure codecs, [`postgres::connection`] is the replication socket, [`postgres::catalog`]
 //!   asks SQL questions and never streams, [`postgres::provision`] runs the files in `sql/`.
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
-//! - [`kafka`]: everything that knows rdkafka.
+//! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink,
+//!   [`kafka::transaction`] ends its transactions with a checkpoint.
 //! - [`observe`]: what a person sees while it runs.
 //!
 //! # One event's way
@@ -41,7 +44,8 @@
 //! # Invariants
 //!
 //! 1. An LSN is confirmed only when every record of every transaction that ends at or before it is
-//!    durable in the sink. `Confirmed` has no constructor outside `watermark`.
+//!    durable in the sink, and for exactly-once a checkpoint that covers it is too. `Confirmed` has
+//!    no constructor outside `watermark`.
 //! 2. On one connection, the confirmed LSN never goes back and is never beyond what was received;
 //!    a new connection starts from the slot's own word. Asserted in release builds.
 //! 3. What can't be decoded, mapped, routed or produced stops the pipeline with an error that names

@@ -3,7 +3,11 @@
 //! [`session`] streams over one connection, [`core`] turns its frames into records, [`watermark`]
 //! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
 
+pub mod checkpoint;
+mod commits;
 pub mod core;
+pub mod dedup;
+mod ledger;
 mod pace;
 pub mod recovery;
 pub mod session;
@@ -18,14 +22,16 @@ use tokio::sync::watch;
 use tracing::field::display;
 use tracing::{debug, info, warn};
 
+use self::checkpoint::HistoryError;
 use self::core::Core;
 use self::recovery::{Backoff, Remedy};
 use self::session::Memory;
-use self::settings::{PipelineSettings, SinkSettings};
+use self::settings::{Delivery, PipelineSettings, SinkSettings};
 use self::sink::{Sink, SinkError};
 use self::stdout::StdoutSink;
 use self::watermark::{DeliveryFailure, OrderError, Watermark, Window};
 use crate::kafka::producer::KafkaSink;
+use crate::kafka::transaction::Checkpoints;
 use crate::observe::outage::{Outage, Say};
 use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
@@ -83,6 +89,25 @@ pub enum PipelineError {
         /// How the events between are delivered.
         resend: &'static str,
     },
+    /// Exactly-once, and nobody knows what is in Kafka.
+    #[error(
+        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
+         nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
+    )]
+    NoCheckpoint {
+        /// The pipeline.
+        pipeline: String,
+        /// The topic of checkpoints.
+        topic: String,
+        /// The slot.
+        slot: String,
+    },
+    /// Exactly-once, and the log does not go on from what is in Kafka.
+    #[error(
+        "{0}. Nothing was delivered or confirmed beyond that. Find out which events Kafka has, send again what it lacks, \
+         and accept the log as it is now: walpost checkpoint adopt"
+    )]
+    History(#[from] HistoryError),
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
         "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"
@@ -229,7 +254,14 @@ pub async fn run(
             create_topics,
         } => {
             run_into(settings, orders, |deliveries| {
-                KafkaSink::new(&settings.name, properties, *create_topics, deliveries)
+                let checkpoints = Checkpoints::of(settings);
+                KafkaSink::new(
+                    &settings.name,
+                    properties,
+                    *create_topics,
+                    checkpoints,
+                    deliveries,
+                )
             })
             .await
         }
@@ -251,6 +283,7 @@ async fn run_into<S: Sink>(
         records: settings.window_records,
         bytes: settings.window_bytes,
     };
+    let exactly_once = settings.delivery != Delivery::AtLeastOnce;
     let make = || -> Result<_, PipelineError> {
         let watermark = Watermark::new(window, Lsn::ZERO);
         let sink = make_sink(watermark.deliveries())?;
@@ -265,7 +298,8 @@ async fn run_into<S: Sink>(
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
     loop {
-        let error = match session::open(settings, &mut memory, &mut orders).await {
+        let Carrier { core, sink } = &mut carrier;
+        let error = match session::open(settings, core, sink, &mut memory, &mut orders).await {
             Ok(None) => return stopped(pipeline, &memory, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
@@ -274,11 +308,10 @@ async fn run_into<S: Sink>(
                 if let Some(lasted) = waiting.ended(Instant::now()) {
                     info!(pipeline, ?lasted, "taken over: the slot was free");
                 }
-                let Carrier { core, sink } = &mut carrier;
                 let mut session = session;
                 match session.stream(core, sink, &mut memory, &mut orders).await {
                     Ok(until) => {
-                        session.end(core, &mut memory, until).await;
+                        session.end(core, sink, &mut memory, until).await;
                         return stopped(pipeline, &memory, &carrier.core);
                     }
                     Err(error) => {
@@ -286,7 +319,7 @@ async fn run_into<S: Sink>(
                             // A person may move the slot beyond what can't be delivered, and must
                             // not lose what was read before it.
                             let until = Instant::now() + settings.drain_timeout;
-                            session.end(core, &mut memory, until.into()).await;
+                            session.end(core, sink, &mut memory, until.into()).await;
                             return Err(error);
                         }
                         if session.has_progressed() {
@@ -298,7 +331,12 @@ async fn run_into<S: Sink>(
             }
             Err(error) => error,
         };
-        let delay = match recovery::remedy(&error) {
+        let remedy = match recovery::remedy(&error) {
+            // What is in the open Kafka transaction would be produced once more: it is given up.
+            Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
+            remedy => remedy,
+        };
+        let delay = match remedy {
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
                 memory.note_another_owner();

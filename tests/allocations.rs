@@ -188,14 +188,14 @@ fn produced(stream: &Stream) {
     broker.create_topic(TOPIC, 3, 1).unwrap();
     let properties = [("bootstrap.servers".to_owned(), broker.bootstrap_servers())].into();
     let (mut core, deliveries) = stream::core(Kind::Headers, OutboxSettings::default());
-    let mut sink = KafkaSink::new("test", &properties, None, deliveries).unwrap();
+    let mut sink = KafkaSink::new("test", &properties, None, None, deliveries).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
         sink.prepare(TOPIC).await.unwrap();
-        sink.prepared(TOPIC).unwrap();
+        sink.prepared(TOPIC, 1).unwrap();
         let mut bodies = stream.bodies();
         let warm_up = bodies.by_ref().take(stream.len() / 3);
         produce(&mut core, &mut sink, warm_up).await;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::file::OutboxName;
+use crate::config::file::{DeliveryName, OutboxName};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
@@ -92,6 +92,12 @@ pub struct RecordArgs {
     /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
     #[arg(short = 'X', long, value_name = "NAME=VALUE")]
     pub kafka_property: Vec<String>,
+    /// How often a record arrives [default: at-least-once]
+    #[arg(long, env = "WALPOST_DELIVERY", value_enum)]
+    pub delivery: Option<DeliveryName>,
+    /// The same as --delivery exactly-once
+    #[arg(long, conflicts_with = "delivery")]
+    pub exactly_once: bool,
     /// The topic, a template over columns [default: outbox.event.{aggregatetype}]
     #[arg(long, env = "WALPOST_TOPIC", value_name = "TEMPLATE")]
     pub topic: Option<String>,

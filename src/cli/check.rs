@@ -4,10 +4,14 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{ConnectionArgs, RecordArgs};
-use super::{Exit, load, runtime};
+use super::{Exit, load_to_ask};
 use crate::config::Given;
+use crate::kafka::examine::Examined;
 use crate::kafka::probe::{self, BrokerFinding};
+use crate::kafka::properties::describe;
+use crate::kafka::transaction::Checkpoints;
 use crate::outbox::template::Part;
+use crate::pipeline::checkpoint::HistoryError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, Observed};
@@ -58,12 +62,8 @@ pub fn run(args: &CheckArgs) -> Exit {
         records: Some(&args.records),
         sink: None,
     };
-    let pipelines = match load(&given) {
-        Ok(pipelines) => pipelines,
-        Err(exit) => return exit,
-    };
-    let runtime = match runtime() {
-        Ok(runtime) => runtime,
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
     let mut findings = Vec::new();
@@ -75,6 +75,7 @@ pub fn run(args: &CheckArgs) -> Exit {
         runtime.block_on(async {
             postgres(settings, &mut report).await;
             kafka(settings, &mut report).await;
+            exactly_once(settings, &mut report).await;
         });
     }
     runtime.shutdown_background();
@@ -307,5 +308,89 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
             );
         }
         BrokerFinding::NoTopic(error) => report.add("kafka", Outcome::Failure, error),
+    }
+}
+
+/// What the mode needs beside what every pipeline needs.
+async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
+    const CHECK: &str = "exactly-once";
+    let Some(checkpoints) = Checkpoints::of(settings) else {
+        return;
+    };
+    let examined = match checkpoints.clone().examine().await {
+        Ok(examined) => examined,
+        Err(error) => return report.add(CHECK, Outcome::Unreachable, describe(&error)),
+    };
+    brokers_for_transactions(&examined, report);
+    if examined.topic_replicas.is_none() {
+        let message =
+            "the topic for checkpoints is missing and will be created by walpost checkpoint adopt";
+        return report.add(CHECK, Outcome::Failure, message);
+    }
+    match checkpoints.look().await {
+        Ok(Some(checkpoint)) => {
+            let slot = &settings.target.slot;
+            if checkpoint.slot == *slot {
+                let message = format!("there is a checkpoint, safe up to {}", checkpoint.safe_lsn);
+                report.add(CHECK, Outcome::Ok, message);
+            } else {
+                let (found, expected) = (slot.clone(), checkpoint.slot);
+                let error = HistoryError::OtherSlot { found, expected };
+                report.add(CHECK, Outcome::Failure, error);
+            }
+        }
+        Ok(None) => report.add(
+            CHECK,
+            Outcome::Failure,
+            format!(
+                "there is no checkpoint. Before the first start: walpost checkpoint adopt --pipeline {}",
+                settings.name
+            ),
+        ),
+        Err(error) => report.add(CHECK, of(recovery::of_sink(&error)), error),
+    }
+}
+
+fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
+    const CHECK: &str = "exactly-once";
+    let Examined {
+        brokers, timeout, ..
+    } = *examined;
+    if examined.timeout_max.is_some_and(|max| timeout > max) {
+        let message = format!(
+            "transaction.timeout.ms is {timeout}, and the brokers allow {}: lower it in [kafka], or raise \
+             transaction.max.timeout.ms of the brokers",
+            examined.timeout_max.unwrap_or_default()
+        );
+        report.add(CHECK, Outcome::Failure, message);
+    }
+    let mut warnings = Vec::new();
+    if brokers > 1 && examined.topic_replicas == Some(1) {
+        warnings.push(
+            "the topic for checkpoints has one replica: if its broker is lost, so is the checkpoint, and walpost \
+             halts. Give it more: kafka-reassign-partitions.sh",
+        );
+    }
+    if examined.topic_replicas > Some(1) && examined.topic_min_insync == Some(1) {
+        warnings.push(
+            "min.insync.replicas of the topic for checkpoints is 1: a checkpoint that one broker alone has can be \
+             lost. Set 2: kafka-configs.sh --alter --add-config min.insync.replicas=2",
+        );
+    }
+    if brokers > 1 && examined.state_replicas == Some(1) {
+        warnings.push(
+            "transaction.state.log.replication.factor of the brokers is 1: if the broker that has a transaction's state \
+             is lost, nobody can end it. Set 3, before the first transaction",
+        );
+    }
+    for warning in &warnings {
+        report.add(CHECK, Outcome::Warning, warning);
+    }
+    if warnings.is_empty() {
+        report.add(
+            CHECK,
+            Outcome::Ok,
+            "the brokers' settings for transactions fit",
+        );
     }
 }

@@ -38,6 +38,8 @@ pub struct FilePipeline {
     pub publication: Option<String>,
     pub slot: Option<String>,
     pub sink: Option<SinkName>,
+    pub delivery: Option<DeliveryName>,
+    pub checkpoint: Option<FileCheckpoint>,
     pub topic: Option<String>,
     pub key: Option<String>,
     pub payload: Option<String>,
@@ -75,6 +77,29 @@ pub enum SinkName {
     Kafka,
     /// Standard output, one JSON object a line.
     Stdout,
+}
+
+/// How often a record arrives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeliveryName {
+    /// What was in flight comes again after a crash.
+    #[default]
+    AtLeastOnce,
+    /// Each record once, for readers of committed records.
+    ExactlyOnce,
+}
+
+/// Where exactly-once keeps its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    missing_docs,
+    reason = "the keys are documented in README.md, for those who write them"
+)]
+pub struct FileCheckpoint {
+    pub topic: Option<String>,
+    pub replication: Option<i32>,
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.
@@ -139,6 +164,10 @@ impl Given<'_> {
         over(&mut file.publication, connection.publication.as_ref());
         over(&mut file.slot, connection.slot.as_ref());
         let Some(records) = self.records else { return };
+        over(&mut file.delivery, records.delivery.as_ref());
+        if records.exactly_once {
+            file.delivery = Some(DeliveryName::ExactlyOnce);
+        }
         over(&mut file.topic, records.topic.as_ref());
         over(&mut file.key, records.key.as_ref());
         over(&mut file.payload, records.payload.as_ref());

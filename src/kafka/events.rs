@@ -108,13 +108,14 @@ impl Event {
         }
     }
 
-    /// The tag of the next record that was delivered. One that was not is told of at once, and
-    /// passed over.
+    /// The tag of the next record that was delivered and has one. One that was not is told of at
+    /// once, and passed over.
     fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
         loop {
             // SAFETY: the event is there, and with it its messages.
             let message = unsafe { rd_kafka_event_message_next(self.0.as_ptr()).as_ref() }?;
             match message.err {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR if message._private.is_null() => {}
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {
                     return Some(Tag::from_word(message._private as u64));
                 }

@@ -7,15 +7,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rdkafka::producer::BaseProducer;
 
 use super::context::Context;
 use super::native;
 
-/// How long one flush may wait for deliveries, in milliseconds. Records that are queued meanwhile
+/// How long one flush may wait for deliveries. Records that are queued meanwhile
 /// don't wait for company either, so it is short: a busy time may begin.
-const FLUSH_MILLIS: i32 = 5;
+const FLUSH: Duration = Duration::from_millis(5);
 
 /// A thread that flushes when it is asked to, because the call blocks.
 pub(super) struct Flusher {
@@ -42,7 +43,7 @@ impl Flusher {
             .spawn(move || {
                 while !orders.end.load(Ordering::SeqCst) {
                     if orders.flush.swap(false, Ordering::SeqCst) {
-                        native::flush(&producer, FLUSH_MILLIS);
+                        native::flush(&producer, FLUSH);
                     } else {
                         thread::park();
                     }

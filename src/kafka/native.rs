@@ -11,6 +11,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdkafka::bindings::{
     RD_KAFKA_MSG_F_COPY, rd_kafka_flush, rd_kafka_header_add, rd_kafka_headers_destroy,
@@ -62,11 +63,15 @@ impl Topic {
         }
     }
 
-    /// Has librdkafka copy a record and queue it. Its delivery is reported with `tag`.
+    /// Has librdkafka copy a record and queue it. Its delivery is reported with `tag`, if it has one.
     ///
     /// # Errors
     /// The record was not taken.
-    pub(super) fn produce(&self, record: &Record<'_>, tag: Tag) -> Result<(), RDKafkaErrorCode> {
+    pub(super) fn produce(
+        &self,
+        record: &Record<'_>,
+        tag: Option<Tag>,
+    ) -> Result<(), RDKafkaErrorCode> {
         let headers = NativeHeaders::of(record)?;
         let (key, key_len) = parts(record.key);
         let (value, value_len) = parts(record.payload);
@@ -92,7 +97,7 @@ impl Topic {
                 Vtype::RD_KAFKA_VTYPE_TIMESTAMP as c_int,
                 record.timestamp_millis.unwrap_or(0),
                 Vtype::RD_KAFKA_VTYPE_OPAQUE as c_int,
-                tag.to_word() as *mut c_void,
+                tag.map_or(0, Tag::to_word) as *mut c_void,
                 Vtype::RD_KAFKA_VTYPE_HEADERS as c_int,
                 headers.0.as_ptr(),
                 Vtype::RD_KAFKA_VTYPE_END as c_int,
@@ -113,11 +118,12 @@ impl Drop for Topic {
 }
 
 /// Sends what is queued, and what is queued meanwhile, without waiting for company. Returns when
-/// nothing is in flight, or after `millis` milliseconds.
-pub(super) fn flush(producer: &BaseProducer<Context>, millis: c_int) {
+/// nothing is in flight, or when the time is over: whether it was in time.
+pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool {
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     // SAFETY: the producer is there.
-    // That the time runs out is no failure: deliveries are reported, or not, all the same.
-    let _ = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
+    let code = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
+    result(code).is_ok()
 }
 
 /// A list of headers that librdkafka has not taken.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 
-use super::properties::{Properties, client_config, describe};
+use super::properties::{Properties, client_config, describe, leave_producers};
 use super::topics::{Lookup, Topics, judge};
 use crate::pipeline::sink::SinkError;
 
@@ -33,18 +33,9 @@ pub enum BrokerFinding {
 
 /// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
 pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFinding {
-    let mut config = client_config(properties, "walpost-check");
-    // A consumer's question does not create the topic; what is a producer's alone is left out.
+    let mut config = leave_producers(client_config(properties, "walpost-check"));
+    // A consumer's question does not create the topic.
     config.set("allow.auto.create.topics", "false");
-    for name in [
-        "enable.idempotence",
-        "enable.gapless.guarantee",
-        "acks",
-        "message.timeout.ms",
-        "partitioner",
-    ] {
-        config.remove(name);
-    }
     let brokers = Topics::new(config.clone(), None).brokers();
     let asked = tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = config.create()?;

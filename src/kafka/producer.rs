@@ -1,12 +1,13 @@
 //! The idempotent producer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
+use tracing::warn;
 
 use super::context::Context;
 use super::flusher::Flusher;
@@ -14,8 +15,10 @@ use super::native::Topic;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leaves_linger};
 use super::topics::{CreateTopics, Topics};
+use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
-use crate::pipeline::sink::{Preparation, Produced, Sink, SinkError};
+use crate::pipeline::checkpoint::Checkpoint;
+use crate::pipeline::sink::{Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 use crate::pipeline::watermark::{Deliveries, Tag};
 
 /// Kafka as a [`Sink`].
@@ -33,7 +36,20 @@ pub struct KafkaSink {
     topics: Topics,
     /// Those that exist, by name.
     known: HashMap<Box<str>, Topic>,
+    /// Exactly-once.
+    transactions: Option<Transactions>,
     asked_at: Instant,
+}
+
+/// What exactly-once needs beside a producer.
+struct Transactions {
+    checkpoints: Checkpoints,
+    /// The topic for checkpoints, once it has been opened.
+    topic: Option<Topic>,
+    /// Partitions of the topics that records were sent to.
+    partitions: BTreeMap<String, usize>,
+    /// The producer has taken over; it can do so only once.
+    taken_over: bool,
 }
 
 /// How often the brokers are asked during an outage whether it has ended.
@@ -41,8 +57,8 @@ const ASK: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
-    /// A producer for the pipeline with this name, which reports to `deliveries`. Connects in the
-    /// background.
+    /// A producer for the pipeline with this name, which reports to `deliveries`. With
+    /// `checkpoints`, one that delivers exactly once. Connects in the background.
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
@@ -50,11 +66,23 @@ impl KafkaSink {
         pipeline: &str,
         properties: &Properties,
         create_topics: Option<CreateTopics>,
+        checkpoints: Option<Checkpoints>,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
-        let config = client_config(properties, &format!("walpost-{pipeline}"));
+        let config = match &checkpoints {
+            Some(checkpoints) => checkpoints.config.clone(),
+            None => client_config(properties, &format!("walpost-{pipeline}")),
+        };
         let context = Context::new(pipeline, deliveries);
-        Self::with_config(config, leaves_linger(properties), create_topics, context)
+        let flush = leaves_linger(properties);
+        let mut sink = Self::with_config(config, flush, create_topics, context)?;
+        sink.transactions = checkpoints.map(|checkpoints| Transactions {
+            checkpoints,
+            topic: None,
+            partitions: BTreeMap::new(),
+            taken_over: false,
+        });
+        Ok(sink)
     }
 
     fn with_config(
@@ -81,6 +109,7 @@ impl KafkaSink {
             producer,
             topics: Topics::new(config, create_topics),
             known: HashMap::new(),
+            transactions: None,
             asked_at: Instant::now(),
         })
     }
@@ -91,7 +120,7 @@ impl Sink for KafkaSink {
         let Some(topic) = self.known.get(record.topic) else {
             return Ok(Produced::NewTopic);
         };
-        let Err(code) = topic.produce(record, tag) else {
+        let Err(code) = topic.produce(record, Some(tag)) else {
             self.unflushed = true;
             return Ok(Produced::Taken);
         };
@@ -137,11 +166,37 @@ impl Sink for KafkaSink {
         )
     }
 
-    fn prepared(&mut self, topic: &str) -> Result<(), SinkError> {
+    fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
         let opened = Topic::open(&self.producer, topic)
             .map_err(|code| SinkError::Broken(code.to_string()))?;
         self.known.insert(topic.into(), opened);
+        if let Some(transactions) = &mut self.transactions {
+            transactions.partitions.insert(topic.to_owned(), partitions);
+        }
         Ok(())
+    }
+
+    fn take_over(&mut self) -> TakeOver {
+        let Some(transactions) = &mut self.transactions else {
+            return Box::pin(std::future::ready(Err(no_transactions())));
+        };
+        if std::mem::replace(&mut transactions.taken_over, true) {
+            let again = "it has taken over before".to_owned();
+            return Box::pin(std::future::ready(Err(SinkError::Broken(again))));
+        }
+        let checkpoints = transactions.checkpoints.clone();
+        Box::pin(checkpoints.take_over(Arc::clone(&self.producer), self.topics.clone()))
+    }
+
+    fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
+        let produced = match &mut self.transactions {
+            Some(transactions) => transactions.produce(&self.producer, checkpoint),
+            None => Err(no_transactions()),
+        };
+        match produced {
+            Ok(()) => Box::pin(transaction::commit(Arc::clone(&self.producer))),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
     /// Without records nobody would notice that an outage has ended.
@@ -160,6 +215,44 @@ impl Sink for KafkaSink {
             }
         });
     }
+}
+
+impl Transactions {
+    /// Puts the checkpoint at the end of the open transaction.
+    fn produce(
+        &mut self,
+        producer: &Arc<BaseProducer<Context>>,
+        checkpoint: &mut Checkpoint,
+    ) -> Result<(), SinkError> {
+        for (topic, found) in &self.partitions {
+            let Some(before) = checkpoint.partitions.insert(topic.clone(), *found) else {
+                continue;
+            };
+            if before != *found {
+                warn!(
+                    pipeline = self.checkpoints.pipeline,
+                    topic,
+                    before,
+                    found,
+                    "the topic's number of partitions has changed: keys have moved, and their order before and after \
+                     is another"
+                );
+            }
+        }
+        let topic = match &self.topic {
+            Some(topic) => topic,
+            None => {
+                let opened = Topic::open(producer, self.checkpoints.topic())
+                    .map_err(|code| SinkError::Broken(code.to_string()))?;
+                self.topic.insert(opened)
+            }
+        };
+        self.checkpoints.produce(topic, checkpoint)
+    }
+}
+
+fn no_transactions() -> SinkError {
+    SinkError::Broken("this sink has no transactions".to_owned())
 }
 
 #[cfg(test)]
@@ -192,7 +285,7 @@ mod tests {
         let mut watermark = Watermark::new(window, Lsn::ZERO);
         let context = Context::new("test", watermark.deliveries());
         let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
-        sink.prepared(TOPIC).expect("opened");
+        sink.prepared(TOPIC, 1).expect("opened");
         watermark.begin(Lsn(1)).expect("begin");
         let tag = watermark.reserve(1).expect("open").expect("room");
         let record = Record {

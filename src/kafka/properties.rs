@@ -83,7 +83,9 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
         "queue.buffering.max.messages" | "queue.buffering.max.kbytes" => {
             Some("window_records and window_bytes bound what is in flight")
         }
-        "transactional.id" => Some("Walpost does not produce in Kafka transactions"),
+        "transactional.id" => {
+            Some("Walpost names it after pipeline and slot, with delivery = \"exactly-once\"")
+        }
         "test.mock.num.brokers" => Some("what a mock broker acknowledges is nowhere"),
         _ => None,
     }
@@ -123,6 +125,38 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     // The window bounds both; a bound here would refuse a row larger than it for ever.
     config.set("queue.buffering.max.messages", "0");
     config.set("queue.buffering.max.kbytes", "2147483647");
+    config
+}
+
+/// The configuration of a transactional producer, made of [`client_config`]'s.
+#[must_use]
+pub fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
+    config.set("transactional.id", transactional_id);
+    // A record that expires or is refused takes its whole transaction with it.
+    config.remove("message.timeout.ms");
+    config.remove("delivery.timeout.ms");
+    config.remove("enable.gapless.guarantee");
+    if config.get("transaction.timeout.ms").is_none() {
+        // So long a crash holds up readers of committed records.
+        config.set("transaction.timeout.ms", "30000");
+    }
+    config
+}
+
+/// The configuration of a client that is no producer, made of a producer's.
+#[must_use]
+pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
+    for name in [
+        "enable.idempotence",
+        "enable.gapless.guarantee",
+        "acks",
+        "message.timeout.ms",
+        "partitioner",
+        "transactional.id",
+        "transaction.timeout.ms",
+    ] {
+        config.remove(name);
+    }
     config
 }
 

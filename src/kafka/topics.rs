@@ -90,14 +90,14 @@ impl Topics {
         self,
         producer: Arc<BaseProducer<Context>>,
         topic: String,
-    ) -> Result<(), SinkError> {
+    ) -> Result<usize, SinkError> {
         let mut missing_since = None;
         let mut refused_since = None;
         loop {
             match lookup(&producer, &topic).await {
-                Ok(Lookup::Present(_)) => {
+                Ok(Lookup::Present(partitions)) => {
                     producer.client().context().answered();
-                    return Ok(());
+                    return Ok(partitions);
                 }
                 Ok(Lookup::Denied(reason)) => {
                     return Err(SinkError::TopicDenied {

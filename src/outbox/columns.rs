@@ -272,10 +272,16 @@ impl Mapping {
         self.slots.get(index).copied().flatten().map(usize::from)
     }
 
+    /// The value of the column `id`, where the table has one.
+    #[must_use]
+    pub fn id<'r>(&self, row: &Row<'r>) -> Option<&'r [u8]> {
+        self.id.and_then(|id| id.of(row))
+    }
+
     /// Names a row for a person: by its column `id`, where the table has one.
     #[must_use]
     pub fn describe(&self, row: &Row<'_>) -> String {
-        match self.id.and_then(|id| id.of(row)) {
+        match self.id(row) {
             Some(id) => format!(
                 "row with id {}",
                 String::from_utf8_lossy(&id[..id.len().min(100)])

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use tracing::warn;
 
+use self::books::Books;
 use self::log::LogSource;
 use self::table::TableSource;
 use super::PipelineError;
+use super::checkpoint::{Delivered, Last};
 use super::sink::{Produced, Sink};
 use super::watermark::{OrderError, Watermark};
 use crate::outbox::Record;
@@ -19,6 +21,7 @@ use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::pgoutput::{Message, Relation, Tuple};
 use crate::postgres::target::Outbox;
 
+mod books;
 mod log;
 mod table;
 
@@ -37,6 +40,8 @@ pub struct Core {
     /// Where the next row message is; `None` outside a transaction.
     position: Option<Position>,
     warned_of_update: bool,
+    /// Exactly-once: what is left out and what was dealt with.
+    books: Option<Books>,
     /// Deliveries in any order to one confirmed LSN.
     pub watermark: Watermark,
 }
@@ -89,8 +94,21 @@ impl Core {
             router: Router::default(),
             position: None,
             warned_of_update: false,
+            books: None,
             watermark,
         })
+    }
+
+    /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
+    /// and keeps books of the rest. Comes after [`Core::reconnected`].
+    pub fn leave_out(&mut self, delivered: Option<Delivered>, confirmed: Lsn) {
+        self.books = Some(Books::new(delivered, confirmed));
+    }
+
+    /// The last event that was delivered since [`Core::leave_out`].
+    #[must_use]
+    pub fn last(&self) -> Option<Last> {
+        self.books.as_ref().and_then(Books::last)
     }
 
     /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
@@ -164,6 +182,9 @@ impl Core {
         match message {
             Message::Begin(begin) => {
                 self.watermark.begin(begin.commit)?;
+                if let Some(books) = &mut self.books {
+                    books.begin(begin)?;
+                }
                 self.position = Some(Position {
                     commit: begin.commit,
                     index: 0,
@@ -171,6 +192,9 @@ impl Core {
             }
             Message::Commit(commit) => {
                 self.watermark.commit(commit.commit, commit.end)?;
+                if let (Some(books), Some(position)) = (&mut self.books, self.position) {
+                    books.commit(position)?;
+                }
                 self.position = None;
             }
             Message::Relation(relation) => self.relation(relation)?,
@@ -212,7 +236,7 @@ impl Core {
         };
         let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
         let event = Event { at, mapping, row };
-        let step = event.hand_over(&mut self.router, &mut self.watermark, sink)?;
+        let step = event.deliver(&mut self.books, &mut self.router, &mut self.watermark, sink)?;
         self.counted(step)
     }
 
@@ -240,7 +264,7 @@ impl Core {
         let mapping = source.mapping();
         let row = envelope.row(mapping, &mut texts);
         let event = Event { at, mapping, row };
-        let step = event.hand_over(&mut self.router, &mut self.watermark, sink)?;
+        let step = event.deliver(&mut self.books, &mut self.router, &mut self.watermark, sink)?;
         self.counted(step)
     }
 
@@ -293,6 +317,28 @@ struct Event<'e> {
 }
 
 impl Event<'_> {
+    /// Hands it over, unless the books say that Kafka has it.
+    fn deliver(
+        &self,
+        books: &mut Option<Books>,
+        router: &mut Router,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let Some(books) = books else {
+            return self.hand_over(router, watermark, sink);
+        };
+        let id = || self.mapping.id(&self.row);
+        if books.has(self.at, id)? {
+            return Ok(Step::Done);
+        }
+        let step = self.hand_over(router, watermark, sink)?;
+        if step == Step::Done {
+            books.delivered(self.at, id());
+        }
+        Ok(step)
+    }
+
     /// Makes a record of it, counts that and gives it to the sink.
     fn hand_over(
         &self,

@@ -35,6 +35,8 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
+        | PipelineError::NoCheckpoint { .. }
+        | PipelineError::History(_)
         | PipelineError::Decode { .. }
         | PipelineError::Order(_)
         | PipelineError::Mapping(_)
@@ -112,15 +114,20 @@ fn of_server(error: &ServerError) -> Remedy {
     }
 }
 
-fn of_sink(error: &SinkError) -> Remedy {
+/// What an error of the sink calls for.
+#[must_use]
+pub fn of_sink(error: &SinkError) -> Remedy {
     match error {
-        SinkError::Broken(_) => Remedy::RebuildSink,
+        SinkError::Broken(_) | SinkError::Fenced(_) => Remedy::RebuildSink,
         SinkError::TopicMissing { .. }
         | SinkError::TopicNotCreated { .. }
         | SinkError::TopicDenied { .. }
         | SinkError::TooLarge { .. }
         | SinkError::NoPartition { .. }
         | SinkError::Refused { .. }
+        | SinkError::Checkpoint { .. }
+        | SinkError::CheckpointTopic { .. }
+        | SinkError::TransactionDenied(_)
         | SinkError::Configuration(_)
         | SinkError::Stdout(_) => Remedy::Halt,
     }

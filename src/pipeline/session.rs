@@ -5,11 +5,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
+use super::checkpoint::{Phantom, Standing};
 use super::core::{Core, Step};
+use super::ledger::Ledger;
 use super::pace::Pace;
-use super::settings::PipelineSettings;
+use super::settings::{Delivery, PipelineSettings};
 use super::sink::{Preparation, Sink, SinkError};
 use super::watermark::Confirmed;
 use super::{Order, PipelineError, drain_ordered, recovery};
@@ -30,6 +32,9 @@ const COMPANY: u64 = 100;
 const REOPEN: Duration = Duration::from_secs(1);
 /// How long the last status update may take to be sent.
 const LAST_WORD: Duration = Duration::from_secs(2);
+/// While a Kafka transaction is committed nothing can be produced, but the log is read on: this much
+/// is kept meanwhile.
+const READ_AHEAD: usize = 4 << 20;
 /// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
 const LAST_CONFIRM: Duration = Duration::from_secs(2);
 
@@ -83,6 +88,8 @@ pub(super) struct Session<'s> {
     status_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
+    /// Exactly-once.
+    ledger: Option<Ledger>,
 }
 
 /// What the stream waits for before it goes on with the next frame.
@@ -96,18 +103,22 @@ enum Wait {
 /// meanwhile.
 pub(super) async fn open<'s>(
     settings: &'s PipelineSettings,
+    core: &mut Core,
+    sink: &mut impl Sink,
     memory: &mut Memory,
     orders: &mut watch::Receiver<Order>,
 ) -> Result<Option<Session<'s>>, PipelineError> {
     tokio::select! {
         biased;
         () = drain_ordered(orders) => Ok(None),
-        session = start(settings, memory) => session.map(Some),
+        session = start(settings, core, sink, memory) => session.map(Some),
     }
 }
 
 async fn start<'s>(
     settings: &'s PipelineSettings,
+    core: &mut Core,
+    sink: &mut impl Sink,
     memory: &mut Memory,
 ) -> Result<Session<'s>, PipelineError> {
     let target = &settings.target;
@@ -124,6 +135,20 @@ async fn start<'s>(
             pid,
         });
     }
+
+    // Whoever had the slot before can't produce from here on; only then is it known what it has
+    // produced.
+    let checkpoint = match &settings.delivery {
+        Delivery::AtLeastOnce => None,
+        Delivery::ExactlyOnce(checkpoint) => {
+            let found = sink.take_over().await?;
+            Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
+                pipeline: settings.name.clone(),
+                topic: checkpoint.topic.clone(),
+                slot: target.slot.clone(),
+            })?)
+        }
+    };
 
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
     let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
@@ -142,7 +167,13 @@ async fn start<'s>(
         }
         _ => {}
     }
-    memory.system_id = Some(identity.system_id);
+    let history = match &checkpoint {
+        Some(checkpoint) if checkpoint.timeline != identity.timeline => {
+            connection.timeline_history(identity.timeline).await?
+        }
+        _ => Vec::new(),
+    };
+    memory.system_id = Some(identity.system_id.clone());
     memory.timeline = identity.timeline;
 
     let messages = matches!(target.outbox, Outbox::Log { .. });
@@ -158,16 +189,39 @@ async fn start<'s>(
         })?
         .confirmed;
     memory.check_slot(target, resume)?;
+    core.reconnected(resume);
+    let now = Instant::now();
+    let ledger = match checkpoint {
+        None => None,
+        Some(checkpoint) => {
+            let standing = Standing {
+                system_id: identity.system_id,
+                timeline: identity.timeline,
+                history,
+                slot: target.slot.clone(),
+                confirmed: resume,
+            };
+            let resume = checkpoint.resume(&standing)?;
+            if let Some(Phantom { from, to }) = resume.phantom {
+                error!(
+                    pipeline = settings.name, %from, %to, epoch = resume.epoch,
+                    "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
+                     positions are in Kafka and never happened in the database"
+                );
+            }
+            Some(Ledger::open(checkpoint, &standing, &resume, core, now))
+        }
+    };
     info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
 
     let mut lookout = JoinSet::new();
     lookout.spawn(look_out(settings.postgres.clone(), target.clone(), catalog));
-    let now = Instant::now();
     Ok(Session {
         settings,
         connection,
         resume,
         lookout,
+        ledger,
         told: None,
         told_at: now,
         status_due: now,
@@ -231,17 +285,19 @@ impl Session<'_> {
         memory: &mut Memory,
         orders: &mut watch::Receiver<Order>,
     ) -> Result<Instant, PipelineError> {
-        core.reconnected(self.resume);
         let deliveries = core.watermark.deliveries();
         let mut wait = Wait::Nothing;
         let mut drain_until: Option<Instant> = None;
         loop {
-            if matches!(wait, Wait::Nothing) {
+            let many = core.watermark.in_flight().records > COMPANY;
+            if matches!(wait, Wait::Nothing) && !self.is_committing() {
                 wait = self.frames(core, sink, drain_until.is_some())?;
-                let many = core.watermark.in_flight().records > COMPANY;
-                sink.flush(many || self.pace.is_fast(Instant::now()))?;
+                let busy = many || self.pace.is_fast(Instant::now());
+                sink.flush(busy)?;
             }
-            if !matches!(wait, Wait::Nothing) {
+            let reads = matches!(wait, Wait::Nothing)
+                && (!self.is_committing() || self.connection.unread() < READ_AHEAD);
+            if !reads {
                 self.connection.pause();
             }
             if deliveries.failed()
@@ -255,8 +311,13 @@ impl Session<'_> {
             {
                 return Ok(until);
             }
-            let next = self.keep_in_touch(core, memory, now).await?;
+            let mut next = self.keep_in_touch(core, memory, now).await?;
             sink.tend();
+            if let Some(ledger) = &mut self.ledger
+                && let Some(due) = ledger.tend(core, sink, now, many || self.pace.is_fast(now))
+            {
+                next = next.min(due);
+            }
             let drained = drain_until.unwrap_or(next).min(next);
             if let Some(pause) = self.pace.pause(now) {
                 // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
@@ -274,12 +335,14 @@ impl Session<'_> {
                         Sighting::Stopping => self.stopping_since = Some(Instant::now()),
                     }
                 }
+                committed = committed(&mut self.ledger) => core.watermark.checkpointed(committed?),
                 () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
-                topic = wait.topic() => {
-                    sink.prepared(topic?)?;
+                prepared = wait.topic() => {
+                    let (topic, partitions) = prepared?;
+                    sink.prepared(topic, partitions)?;
                     wait = Wait::Nothing;
                 }
-                filled = self.connection.fill(), if matches!(wait, Wait::Nothing) => filled?,
+                filled = self.connection.fill(), if reads => filled?,
                 () = sleep_until(drained) => {}
             }
         }
@@ -304,7 +367,12 @@ impl Session<'_> {
             let Some(frame) = frame else { break };
             match core.frame(&frame, sink)? {
                 Step::Done => {}
-                Step::Answer => self.status_due = Instant::now(),
+                Step::Answer => {
+                    self.status_due = Instant::now();
+                    if let Some(ledger) = &mut self.ledger {
+                        ledger.ask();
+                    }
+                }
                 Step::Full => return Ok(Wait::Room),
                 Step::NewTopic(topic) => {
                     let preparation = sink.prepare(&topic);
@@ -359,11 +427,25 @@ impl Session<'_> {
         Ok(next.min(self.status_due))
     }
 
+    /// A Kafka transaction is being committed.
+    fn is_committing(&self) -> bool {
+        self.ledger.as_ref().is_some_and(Ledger::is_committing)
+    }
+
     /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.
-    pub(super) async fn end(mut self, core: &mut Core, memory: &mut Memory, until: Instant) {
+    pub(super) async fn end(
+        mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+        memory: &mut Memory,
+        until: Instant,
+    ) {
         let pipeline = &self.settings.name;
-        let empty = timeout_at(until, core.watermark.empty()).await;
-        if empty.is_err() || core.watermark.deliveries().failed() {
+        let settled = timeout_at(until, settle(self.ledger.as_mut(), core, sink)).await;
+        if let Ok(Err(error)) = &settled {
+            warn!(pipeline, %error, "the last Kafka transaction was not committed");
+        }
+        if !matches!(settled, Ok(Ok(()))) || core.watermark.deliveries().failed() {
             let left = core.watermark.in_flight().records;
             let limit = self.settings.drain_timeout;
             warn!(
@@ -391,13 +473,39 @@ impl Session<'_> {
     }
 }
 
+/// Resolves when the commit that is under way has succeeded; never without one.
+async fn committed(ledger: &mut Option<Ledger>) -> Result<Lsn, SinkError> {
+    match ledger {
+        Some(ledger) => ledger.committed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when everything that was produced is durable.
+async fn settle(
+    ledger: Option<&mut Ledger>,
+    core: &mut Core,
+    sink: &mut impl Sink,
+) -> Result<(), SinkError> {
+    core.watermark.empty().await;
+    let Some(ledger) = ledger else { return Ok(()) };
+    if ledger.is_committing() {
+        core.watermark.checkpointed(ledger.committed().await?);
+    }
+    if ledger.is_behind(core) && !core.watermark.deliveries().failed() {
+        ledger.begin(core, sink, Instant::now());
+        core.watermark.checkpointed(ledger.committed().await?);
+    }
+    Ok(())
+}
+
 impl Wait {
     /// Resolves when the topic that is waited for is there; never without one.
-    async fn topic(&mut self) -> Result<&str, SinkError> {
+    async fn topic(&mut self) -> Result<(&str, usize), SinkError> {
         match self {
             Self::Topic(topic, preparation) => {
-                preparation.await?;
-                Ok(topic)
+                let partitions = preparation.await?;
+                Ok((topic, partitions))
             }
             Self::Nothing | Self::Room => std::future::pending().await,
         }

@@ -23,6 +23,8 @@ pub struct PipelineSettings {
     pub outbox: OutboxSettings,
     /// Where records go.
     pub sink: SinkSettings,
+    /// How often each of them arrives.
+    pub delivery: Delivery,
     /// Records that may be between reading and acknowledged.
     pub window_records: u64,
     /// Bytes that may be between reading and acknowledged.
@@ -56,6 +58,24 @@ impl PipelineSettings {
             .collect();
         Mapping::bind(&self.outbox, &table.to_string(), &columns).map(drop)
     }
+}
+
+/// How often a record arrives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Once, and what was in flight again after a crash.
+    AtLeastOnce,
+    /// Once, for readers of committed records.
+    ExactlyOnce(CheckpointSettings),
+}
+
+/// Where exactly-once keeps its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointSettings {
+    /// The topic.
+    pub topic: String,
+    /// Its number of replicas, if it has to be made; -1 is the broker's default.
+    pub replication: i32,
 }
 
 /// Where records go.

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 
+use super::checkpoint::{Checkpoint, CheckpointError};
 use super::watermark::Tag;
 use crate::outbox::Record;
 
@@ -25,15 +26,29 @@ pub trait Sink {
     /// Sees to it that `topic` exists, before its first record. A sink that never asks for that
     /// with [`Produced::NewTopic`] needs none.
     fn prepare(&mut self, _topic: &str) -> Preparation {
-        Box::pin(std::future::ready(Ok(())))
+        Box::pin(std::future::ready(Ok(1)))
     }
 
-    /// The preparation of `topic` has succeeded.
+    /// The preparation of `topic` has succeeded: it has so many partitions.
     ///
     /// # Errors
     /// The sink can't use it all the same.
-    fn prepared(&mut self, _topic: &str) -> Result<(), SinkError> {
+    fn prepared(&mut self, _topic: &str, _partitions: usize) -> Result<(), SinkError> {
         Ok(())
+    }
+
+    /// For exactly-once: keeps every earlier producer of the same pipeline from producing any more,
+    /// ends what it left open, and resolves with how far the records in Kafka reach, if that is
+    /// known. From then on what is produced stays invisible until it is committed.
+    fn take_over(&mut self) -> TakeOver {
+        Box::pin(std::future::ready(Err(no_transactions())))
+    }
+
+    /// For exactly-once: what was produced since the last commit and `checkpoint` become durable
+    /// and visible together, or not at all. Until this resolves, nothing can be produced. The sink
+    /// notes in the checkpoint what it knows of its topics.
+    fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
+        Box::pin(std::future::ready(Err(no_transactions())))
     }
 
     /// Called now and then, at least every ten seconds: the place for what the sink has to do when
@@ -41,8 +56,18 @@ pub trait Sink {
     fn tend(&mut self) {}
 }
 
-/// Resolves when the topic is there.
-pub type Preparation = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
+/// Resolves with the checkpoint, if there is one.
+pub type TakeOver = Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send>>;
+
+/// Resolves when the transaction is committed.
+pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
+
+fn no_transactions() -> SinkError {
+    SinkError::Configuration("the sink has no transactions".to_owned())
+}
+
+/// Resolves when the topic is there, with its number of partitions.
+pub type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;
 
 /// What came of [`Sink::produce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +155,34 @@ pub enum SinkError {
     /// The producer can't be made from its properties.
     #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
     Configuration(String),
+    /// What stands in the checkpoint's place is none.
+    #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
+    Checkpoint {
+        /// The pipeline.
+        pipeline: String,
+        /// Topic and offset.
+        place: String,
+        /// What is wrong with it.
+        error: CheckpointError,
+    },
+    /// The topic for checkpoints could lose one.
+    #[error("topic {topic:?} can't hold checkpoints: {found}. Correct it: {remedy}")]
+    CheckpointTopic {
+        /// The topic.
+        topic: String,
+        /// What is wrong with it.
+        found: String,
+        /// The command.
+        remedy: String,
+    },
+    /// Another producer of the same pipeline is at work.
+    #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
+    Fenced(String),
+    /// The broker lets us not use transactions.
+    #[error(
+        "Kafka transactions: {0}. Grant the principal WRITE and DESCRIBE on the TransactionalId walpost-..."
+    )]
+    TransactionDenied(String),
     /// The producer can't take any more records, and has to be made anew.
     #[error("Kafka producer: {0}")]
     Broken(String),

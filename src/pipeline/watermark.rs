@@ -60,7 +60,7 @@ const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 const OPEN: u64 = 1 << 63;
 
 /// What a record carries through the sink and back: its transaction's counter and its cost. One
-/// word, so that it fits the sink's per-record pointer.
+/// word, so that it fits the sink's per-record pointer, and never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u64);
 
@@ -105,6 +105,8 @@ pub struct Watermark {
     /// The highest LSN of a keepalive, an empty transaction or a commit.
     received: Lsn,
     confirmed: Confirmed,
+    /// Exactly-once: what a committed checkpoint covers. Nothing beyond it may be confirmed.
+    checkpointed: Option<Lsn>,
 }
 
 struct OpenTransaction {
@@ -154,6 +156,7 @@ impl Watermark {
             delivered: Window::default(),
             received: resume,
             confirmed: Confirmed(resume),
+            checkpointed: None,
         }
     }
 
@@ -214,7 +217,7 @@ impl Watermark {
             return Ok(None);
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
-        let tag = Tag(cost.min(COST_MAX) << SLOT_BITS | slot as u64);
+        let tag = Tag(cost.clamp(1, COST_MAX) << SLOT_BITS | slot as u64);
         open.records += 1;
         self.sent.records += 1;
         self.sent.bytes += tag.cost();
@@ -279,7 +282,29 @@ impl Watermark {
             self.confirmed.0,
             self.received,
         );
-        self.confirmed
+        match self.checkpointed {
+            Some(lsn) => self.confirmed.min(Confirmed(lsn)),
+            None => self.confirmed,
+        }
+    }
+
+    /// A checkpoint that covers everything up to `lsn` is durable. From the first call on nothing
+    /// beyond the last one is confirmed.
+    ///
+    /// # Panics
+    /// It covers less than the one before it: a defect that would repeat events.
+    pub fn checkpointed(&mut self, lsn: Lsn) {
+        let before = self.checkpointed.replace(lsn);
+        assert!(
+            before.is_none_or(|before| before <= lsn),
+            "a checkpoint up to {lsn} came after one up to {before:?}",
+        );
+    }
+
+    /// Totals of what the sink has taken.
+    #[must_use]
+    pub fn sent(&self) -> Window {
+        self.sent
     }
 
     /// The highest LSN that was received on this connection.

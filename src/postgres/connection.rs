@@ -18,6 +18,7 @@ use super::conninfo::Conninfo;
 use super::dial::{self, DialError, ServerError, Socket};
 use super::frame::{Frame, FrameError, status_update};
 use super::lsn::Lsn;
+use crate::pipeline::checkpoint::Switch;
 use crate::pipeline::watermark::Confirmed;
 
 /// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
@@ -162,6 +163,32 @@ impl Connection {
         })
     }
 
+    /// `TIMELINE_HISTORY`: the timelines that `timeline` comes from, and where each was left.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer can't be read.
+    pub async fn timeline_history(
+        &mut self,
+        timeline: u32,
+    ) -> Result<Vec<Switch>, ConnectionError> {
+        let command = format!("TIMELINE_HISTORY {timeline}");
+        let row = self.command(&command).await?;
+        let text = row.get(1).cloned().flatten().unwrap_or_default();
+        text.lines()
+            .map(|line| line.split('#').next().unwrap_or_default().trim())
+            .filter(|line| !line.is_empty())
+            .map(|line| {
+                let mut fields = line.split_whitespace();
+                let switch = Switch {
+                    timeline: fields.next()?.parse().ok()?,
+                    at: fields.next()?.parse().ok()?,
+                };
+                Some(switch)
+            })
+            .collect::<Option<_>>()
+            .ok_or_else(|| ConnectionError::Protocol(format!("{command} answered with {row:?}")))
+    }
+
     /// `START_REPLICATION` from where the slot stands: the server knows better than any client
     /// what was confirmed. With `messages` it also sends what `pg_logical_emit_message` wrote.
     ///
@@ -247,6 +274,12 @@ impl Connection {
         }
         self.last_heard = Instant::now();
         Ok(())
+    }
+
+    /// Bytes that were read and not consumed.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        self.buffer.len() - self.consumed
     }
 
     /// Nothing is read now, so that nothing comes says nothing about the link.

@@ -1,7 +1,10 @@
 //! Log sequence numbers and positions of rows.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A place in the write-ahead log: a byte offset from the start of the log.
 ///
@@ -47,6 +50,19 @@ impl FromStr for Lsn {
         text.split_once('/')
             .and_then(|(high, low)| Some(Self(half(high)? << 32 | half(low)?)))
             .ok_or_else(|| ParseLsnError(text.to_owned()))
+    }
+}
+
+impl Serialize for Lsn {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lsn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -1,10 +1,11 @@
 //! kill -9 at any time: nothing is lost, order is kept, and only what was in flight is delivered
 //! again.
 
+use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::checker::Resends;
+use crate::support::checker::{Resends, Summary};
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
@@ -24,12 +25,18 @@ for_each_outbox! {
 fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight(
     outbox: Outbox,
 ) {
-    let mut dice = fastrand::Rng::with_seed(seed());
     let scene = Scene::of(outbox);
+    let summary = kill_at_random_points(&scene, ROUNDS, Resends::AtMost(ROUNDS));
+    assert!(summary.committed > 1000, "{summary:?}");
+}
+
+/// Kills Walpost so often under load, and judges what was delivered in the end.
+pub(crate) fn kill_at_random_points(scene: &Scene, rounds: usize, resends: Resends) -> Summary {
+    let mut dice = fastrand::Rng::with_seed(seed());
     let aggregates = [scene.aggregate(4), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let walpost = scene.start();
         if round % 2 == 0 {
             let before = scene.confirmed();
@@ -41,24 +48,28 @@ fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was
     }
     let walpost = scene.start();
     load.stop();
-    let summary = scene.settle(walpost, &deaths, Resends::AtMost(ROUNDS));
-    assert!(summary.committed > 1000, "{summary:?}");
+    scene.settle(walpost, &deaths, resends)
 }
 
 fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
+    kill_while_it_starts(&Scene::of(outbox), 0..150, Resends::AtMost(10));
+}
+
+/// Kills Walpost ten times, so many milliseconds after each start, and judges what was delivered in
+/// the end.
+pub(crate) fn kill_while_it_starts(scene: &Scene, millis: Range<u64>, resends: Resends) -> Summary {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(2);
     let load = scene.load(&[&aggregate]);
     let mut deaths = Vec::new();
     for _ in 0..10 {
         let walpost = scene.run().start();
-        thread::sleep(Duration::from_millis(dice.u64(0..150)));
+        thread::sleep(Duration::from_millis(dice.u64(millis.clone())));
         deaths.push(scene.kill(walpost));
     }
     load.stop();
     let walpost = scene.start();
-    scene.settle(walpost, &deaths, Resends::AtMost(10));
+    scene.settle(walpost, &deaths, resends)
 }
 
 fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {

@@ -86,9 +86,7 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     walpost.freeze();
     let slot = scene.slot();
     wait_until("the walsender to end", || {
-        scene.db.run(&format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'"
-        ));
+        scene.end_walsender();
         !scene.slot_is_active()
     });
     scene.insert(&aggregate, "skipped");
@@ -137,9 +135,7 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
     walpost.freeze();
     let slot = scene.slot();
     wait_until("the slot to go", || {
-        scene.db.run(&format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'"
-        ));
+        scene.end_walsender();
         scene
             .db
             .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))

@@ -26,6 +26,7 @@ mod checker;
 mod commands;
 mod crash;
 mod drain;
+mod exactly_once;
 mod golden;
 mod halt;
 mod idle;

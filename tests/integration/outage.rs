@@ -155,11 +155,7 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
     let load = scene.load(&[&aggregate]);
     for round in 0..3 {
         load.wait_for_transactions(50);
-        let terminated = format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
-        );
-        assert!(scene.db.is_true(&terminated));
+        assert!(scene.end_walsender());
         walpost.wait_for_logs("streaming", round + 2);
     }
     load.stop();

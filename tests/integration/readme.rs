@@ -15,7 +15,7 @@ use crate::support::wait::wait_until;
 
 /// Everything that a fenced block in a language may be, by the heading it stands under; each is run
 /// by a test below, but for pictures.
-const RUN: [(&str, &str); 24] = [
+const RUN: [(&str, &str); 25] = [
     ("text", "Why not poll the table"),
     ("sql", "1. Settings of the server"),
     ("sh", "2. Table, role, publication, slot"),
@@ -36,6 +36,7 @@ const RUN: [(&str, &str); 24] = [
     ("toml", "An outbox without a table"),
     ("toml", "Several pipelines"),
     ("sh", "Several pipelines"),
+    ("sh", "Exactly once"),
     ("toml", "Kafka"),
     ("sql", "What a consumer sees"),
     ("sql", "Other trouble"),
@@ -253,6 +254,22 @@ fn event_that_is_published_without_a_table_arrives() {
             .number("SELECT count(*) FROM pg_replication_slots");
         assert_eq!(kept, 0);
     }
+}
+
+#[test]
+fn pipeline_that_delivers_exactly_once_begins_at_an_adopted_checkpoint() {
+    let place = Place::new("");
+    create_topic(&place);
+    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.write("walpost.toml", &example("5. Configuration", "toml"));
+    let adopt = example("Exactly once", "sh");
+    let shown = place.sh(&format!("echo outbox | {adopt}"));
+    assert!(shown.contains("no checkpoint"), "{shown}");
+    let mut walpost = place.start(&format!("{} --exactly-once", run_line()));
+    place.sql(&example("8. Send an event", "sql"));
+    let records = place.wait_for_records(&mut walpost, 1);
+    assert_eq!(records[0].key(), "4711");
+    walpost.stop();
 }
 
 #[test]

@@ -11,6 +11,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
@@ -212,6 +213,14 @@ impl Broker {
                     .all(|partition| partition.error().is_none() && partition.leader() >= 0);
             ready.then_some(())
         });
+    }
+
+    /// Puts a record into the first partition of a topic.
+    pub(crate) fn produce(&self, topic: &str, key: &str, payload: &str) {
+        let producer: BaseProducer = self.client().create().unwrap();
+        let record = BaseRecord::to(topic).partition(0).key(key).payload(payload);
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(PATIENCE).expect("the broker takes it");
     }
 
     /// Number of partitions of a topic. Of one that was just made the broker hears a moment later.

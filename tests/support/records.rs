@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::message::{Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -64,51 +65,26 @@ impl Record {
 }
 
 impl Broker {
-    /// Every record of the topics, by topic, partition and offset.
+    /// Every committed record of the topics, by topic, partition and offset.
     pub(crate) fn read(&self, topics: &[String]) -> Vec<Record> {
         let consumer = self.reader();
-        let ends = end_offsets(&consumer, topics);
-        let mut left: HashMap<Place, i64> = ends
-            .clone()
-            .into_iter()
-            .filter(|(_, end)| *end > 0)
+        let mut records: Vec<_> = topics
+            .iter()
+            .flat_map(|topic| read_topic(&consumer, topic))
             .collect();
-        let mut assignment = TopicPartitionList::new();
-        for (topic, partition) in left.keys() {
-            assignment
-                .add_partition_offset(topic, *partition, Offset::Offset(0))
-                .unwrap();
-        }
-        consumer.assign(&assignment).unwrap();
-        let mut records = Vec::new();
-        while !left.is_empty() {
-            let message = consumer
-                .poll(PATIENCE)
-                .expect("the rest of the records arrives");
-            let record = to_record(&message.expect("a record"));
-            let place = record.place();
-            if left
-                .get(&place)
-                .is_some_and(|end| record.offset + 1 >= *end)
-            {
-                left.remove(&place);
-            }
-            if record.offset < ends[&place] {
-                records.push(record);
-            }
-        }
         records.sort_by(|a, b| {
             (&a.topic, a.partition, a.offset).cmp(&(&b.topic, b.partition, b.offset))
         });
         records
     }
 
-    /// The offset after the last record of each partition.
+    /// The offset after the last record of each partition, or after its last committed one. Where
+    /// there are transactions, their ends count as records.
     pub(crate) fn ends(&self, topics: &[String]) -> HashMap<Place, i64> {
         end_offsets(&self.reader(), topics)
     }
 
-    /// How many records the topics hold.
+    /// How many records the topics hold, without transactions.
     pub(crate) fn count(&self, topics: &[String]) -> usize {
         usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()
     }
@@ -118,12 +94,56 @@ impl Broker {
         self.client()
             .set("group.id", "tests")
             .set("enable.auto.commit", "false")
+            .set("isolation.level", "read_committed")
+            .set("enable.partition.eof", "true")
+            .set("fetch.wait.max.ms", "10")
             .set("fetch.message.max.bytes", "33554432")
             .set("receive.message.max.bytes", "134217728")
             .set("fetch.max.bytes", "67108864")
             .create()
             .unwrap()
     }
+}
+
+/// The committed records of one topic up to its end as it is now, partition by partition.
+fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
+    let ends = end_offsets(consumer, std::slice::from_ref(topic));
+    let mut left: HashMap<i32, i64> = ends
+        .into_iter()
+        .map(|((_, partition), end)| (partition, end))
+        .filter(|(_, end)| *end > 0)
+        .collect();
+    let ends = left.clone();
+    let mut assignment = TopicPartitionList::new();
+    for partition in left.keys() {
+        assignment
+            .add_partition_offset(topic, *partition, Offset::Offset(0))
+            .unwrap();
+    }
+    consumer.assign(&assignment).unwrap();
+    let mut records = Vec::new();
+    while !left.is_empty() {
+        let message = consumer
+            .poll(PATIENCE)
+            .expect("the rest of the records arrives");
+        match message {
+            // The last offset can be the end of a transaction, which is no record.
+            Err(KafkaError::PartitionEOF(partition)) => {
+                left.remove(&partition);
+            }
+            message => {
+                let record = to_record(&message.expect("a record"));
+                let end = ends[&record.partition];
+                if record.offset + 1 >= end {
+                    left.remove(&record.partition);
+                }
+                if record.offset < end {
+                    records.push(record);
+                }
+            }
+        }
+    }
+    records
 }
 
 fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<Place, i64> {

@@ -29,6 +29,7 @@ pub(crate) struct Scene<'a> {
     events: Writer,
     oracle: Oracle,
     topics: Mutex<Vec<String>>,
+    exactly_once: bool,
 }
 
 impl Scene<'static> {
@@ -102,7 +103,26 @@ impl<'a> Scene<'a> {
             events,
             oracle,
             topics: Mutex::default(),
+            exactly_once: false,
         }
+    }
+
+    /// Has Walpost deliver exactly once from here on, after a first checkpoint was set.
+    pub(crate) fn exactly_once(mut self) -> Self {
+        self.exactly_once = true;
+        self.checkpoint("adopt")
+            .arg("--yes")
+            .finish()
+            .expect_code(0);
+        self
+    }
+
+    /// `walpost checkpoint` with one of its words, for this database and broker.
+    pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
+        Invocation::new(["checkpoint", word, "--pipeline", &self.name])
+            .args(["--postgres", &self.conninfo()])
+            .args(self.outbox_arguments())
+            .args(["--kafka", &self.broker.address()])
     }
 
     /// Has the oracle watch another table than `public.outbox`.
@@ -162,7 +182,13 @@ impl<'a> Scene<'a> {
 
     /// `walpost run` from this database to this broker.
     pub(crate) fn run(&self) -> Invocation {
-        self.invoke("run").args(["--kafka", &self.broker.address()])
+        self.invoke("run")
+            .args(["--kafka", &self.broker.address()])
+            .args(if self.exactly_once {
+                &["--exactly-once"][..]
+            } else {
+                &[]
+            })
     }
 
     /// `walpost run` from this database, reached in another way, to this broker.
@@ -178,12 +204,16 @@ impl<'a> Scene<'a> {
 
     /// A subcommand with the database, reached in another way, and the pipeline's name.
     pub(crate) fn invoke_as(&self, subcommand: &str, conninfo: &str) -> Invocation {
-        let invocation = Invocation::new([subcommand, "--pipeline", &self.name]);
-        let outbox = match self.events {
-            Writer::Table(_) => &[][..],
+        Invocation::new([subcommand, "--pipeline", &self.name])
+            .args(["--postgres", conninfo])
+            .args(self.outbox_arguments())
+    }
+
+    fn outbox_arguments(&self) -> &'static [&'static str] {
+        match self.events {
+            Writer::Table(_) => &[],
             Writer::Log(_) => &["--outbox", "log"],
-        };
-        invocation.args(["--postgres", conninfo]).args(outbox)
+        }
     }
 
     /// Walpost, already streaming.
@@ -261,10 +291,7 @@ impl<'a> Scene<'a> {
 
     /// Waits until the topics hold `count` records, and returns all there are.
     pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
-        let topics = self.topics();
-        let found = poll_until(PATIENCE, || {
-            (self.broker.count(&topics) >= count).then_some(())
-        });
+        let found = poll_until(PATIENCE, || (self.count() >= count).then_some(()));
         let records = self.records();
         assert!(
             found.is_some(),
@@ -272,6 +299,27 @@ impl<'a> Scene<'a> {
             records.len()
         );
         records
+    }
+
+    /// What the pipeline's last checkpoint says is safe to confirm.
+    pub(crate) fn safe_lsn(&self) -> u64 {
+        let checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
+        let mut ours = checkpoints
+            .iter()
+            .filter(|record| record.key() == self.name);
+        let last = ours.next_back().expect("a checkpoint");
+        let json: serde_json::Value = serde_json::from_str(last.text()).unwrap();
+        let (high, low) = json["safe_lsn"].as_str().unwrap().split_once('/').unwrap();
+        let half = |digits| u64::from_str_radix(digits, 16).unwrap();
+        half(high) << 32 | half(low)
+    }
+
+    /// How many committed records the topics of this test hold.
+    fn count(&self) -> usize {
+        match self.exactly_once {
+            true => self.records().len(),
+            false => self.broker.count(&self.topics()),
+        }
     }
 
     /// The slot's confirmed_flush_lsn.
@@ -303,6 +351,14 @@ impl<'a> Scene<'a> {
         let slot = self.slot();
         self.db.is_true(&format!(
             "SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
+        ))
+    }
+
+    /// Ends the walsender that holds the slot, and says whether one does.
+    pub(crate) fn end_walsender(&self) -> bool {
+        self.db.is_true(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+            self.slot()
         ))
     }
 
@@ -344,10 +400,7 @@ impl<'a> Scene<'a> {
     /// checker.
     fn wait_for_ids(&self, history: &[Committed]) {
         let Some(last) = history.last() else { return };
-        let topics = self.topics();
-        let enough = poll_until(PATIENCE, || {
-            (self.broker.count(&topics) >= history.len()).then_some(())
-        });
+        let enough = poll_until(PATIENCE, || (self.count() >= history.len()).then_some(()));
         let arrived = enough.and_then(|()| {
             poll_until(PATIENCE, || {
                 self.records()

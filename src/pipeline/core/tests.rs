@@ -541,6 +541,54 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
 }
 
 #[test]
+fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
+    let mut scene = Scene::new();
+    scene.core.leave_out(None, Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    scene.done(&insert("b"));
+    let last = scene.core.last().expect("an event");
+    let position = Position {
+        commit: Lsn(0x200),
+        index: 1,
+    };
+    assert_eq!((last.position(), last.xid), (position, 7));
+    assert_eq!(last.event_id.as_deref(), Some("b"));
+
+    // The connection breaks, and the transaction comes again from its first row.
+    let mut scene = Scene::new();
+    scene
+        .core
+        .leave_out(Some(Delivered::UpTo(last.clone())), Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    for id in ["a", "b"] {
+        scene.done(&insert(id));
+    }
+    assert_eq!(scene.core.last(), None, "nothing new");
+    scene.done(&insert("c"));
+    scene.done(&commit(0x200));
+    let taken = scene.taken();
+    assert_eq!(taken.len(), 1);
+    assert!(
+        taken[0].contains("00000000/00000200:0000000002"),
+        "{taken:?}"
+    );
+
+    // Another event is in the place of the last one.
+    let mut scene = Scene::new();
+    scene
+        .core
+        .leave_out(Some(Delivered::UpTo(last)), Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    let error = scene.send(&insert("x")).expect_err("another history");
+    assert!(matches!(error, PipelineError::History(_)), "{error}");
+}
+
+#[test]
 fn after_a_reconnect_a_half_sent_transaction_comes_again_from_its_first_row() {
     let mut scene = Scene::new();
     for message in [begin(0x200), outbox(), insert("a")] {

@@ -57,6 +57,30 @@ fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
 }
 
 #[test]
+fn nothing_beyond_a_checkpoint_is_confirmed() {
+    let mut watermark = watermark();
+    watermark.checkpointed(Lsn(100));
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 1);
+    deliver(&watermark, &[first, second].concat());
+    assert_eq!(watermark.confirmed().lsn(), Lsn(100));
+    watermark.checkpointed(Lsn(210));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+    // A checkpoint is no delivery.
+    transaction(&mut watermark, 400, 1);
+    watermark.checkpointed(Lsn(410));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(310));
+}
+
+#[test]
+#[should_panic(expected = "came after one up to")]
+fn a_checkpoint_that_goes_back_is_a_defect() {
+    let mut watermark = watermark();
+    watermark.checkpointed(Lsn(100));
+    watermark.checkpointed(Lsn(99));
+}
+
+#[test]
 fn a_keepalive_waits_for_the_transactions_before_it() {
     let mut watermark = watermark();
     watermark.idle(Lsn(150));

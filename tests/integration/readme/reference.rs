@@ -19,8 +19,8 @@ struct Flag {
     default: Option<String>,
 }
 
-fn flags(command: &str) -> Vec<Flag> {
-    let help = Invocation::new([command, "--help"])
+fn flags(command: &[&str]) -> Vec<Flag> {
+    let help = Invocation::new(command.iter().chain(&["--help"]))
         .finish()
         .expect_code(0)
         .stdout;
@@ -105,11 +105,17 @@ fn documented() -> Vec<Flag> {
 fn every_flag_is_in_the_reference_with_its_variable_and_default() {
     let documented = documented();
     let mut known = BTreeSet::new();
-    for command in ["init", "check", "run"] {
+    for command in [
+        &["init"][..],
+        &["check"],
+        &["checkpoint", "show"],
+        &["checkpoint", "adopt"],
+        &["run"],
+    ] {
         for flag in flags(command) {
             let found = documented.iter().find(|row| row.name == flag.name);
-            let found =
-                found.unwrap_or_else(|| panic!("{command} {} is not in the reference", flag.name));
+            let found = found
+                .unwrap_or_else(|| panic!("{command:?} {} is not in the reference", flag.name));
             // Properties of Kafka have a variable each, which the help can't list.
             if flag.name != "--kafka-property" {
                 assert_eq!(found.variable, flag.variable, "variable of {}", flag.name);

@@ -1,0 +1,240 @@
+//! `walpost checkpoint`: the place that exactly-once goes on from.
+
+use std::io::{BufRead, Write};
+
+use clap::{Args, Subcommand};
+use tracing::{error, info};
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::{Exit, load_to_ask};
+use crate::config::Given;
+use crate::kafka::producer::KafkaSink;
+use crate::kafka::transaction::Checkpoints;
+use crate::pipeline::PipelineError;
+use crate::pipeline::checkpoint::{Checkpoint, Delivered, Standing};
+use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::sink::{Sink, SinkError};
+use crate::pipeline::watermark::{Watermark, Window};
+use crate::postgres::catalog::{Catalog, Problem};
+use crate::postgres::connection::Connection;
+use crate::postgres::lsn::Lsn;
+
+/// What to do with a checkpoint.
+#[derive(Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// Show the last checkpoint, and where the slot is
+    Show(ShowArgs),
+    /// Set a checkpoint at the slot's place: what is before it counts as delivered, what is after it
+    /// will be delivered. For a first start, and after a history that exactly-once can't go on from
+    Adopt(AdoptArgs),
+}
+
+/// Flags of `walpost checkpoint show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// The checkpoint as it is in Kafka, one JSON document a pipeline
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `walpost checkpoint adopt`.
+#[derive(Debug, Args)]
+pub struct AdoptArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// Don't ask
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Why a checkpoint can't be shown or set.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    #[error("pipeline {0:?} was not named: nothing was changed")]
+    NotAsked(String),
+}
+
+/// Shows or sets checkpoints.
+#[must_use]
+pub fn run(command: CheckpointCommand) -> Exit {
+    let (connection, mut records, action) = match command {
+        CheckpointCommand::Show(args) => {
+            let action = Action::Show { json: args.json };
+            (args.connection, args.records, action)
+        }
+        CheckpointCommand::Adopt(args) => {
+            let action = Action::Adopt { yes: args.yes };
+            (args.connection, args.records, action)
+        }
+    };
+    // There are checkpoints in this mode alone.
+    records.exactly_once = true;
+    let given = Given {
+        connection: &connection,
+        records: Some(&records),
+        sink: None,
+    };
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let mut exit = Exit::Done;
+    for settings in &pipelines {
+        let done = runtime.block_on(async {
+            match action {
+                Action::Show { json } => show(settings, json).await,
+                Action::Adopt { yes } => adopt(settings, yes).await,
+            }
+        });
+        let Err(reason) = done else { continue };
+        error!(pipeline = settings.name, "{reason}");
+        exit = match reason {
+            Failure::NotAsked(_) => Exit::Usage,
+            Failure::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
+            Failure::Pipeline(_) => Exit::Failed,
+        };
+    }
+    runtime.shutdown_background();
+    exit
+}
+
+#[derive(Clone, Copy)]
+enum Action {
+    Show { json: bool },
+    Adopt { yes: bool },
+}
+
+async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
+    let found = match Checkpoints::of(settings) {
+        Some(checkpoints) => checkpoints.look().await.map_err(PipelineError::from)?,
+        None => None,
+    };
+    let name = &settings.name;
+    if json {
+        let text = found.as_ref().map(Checkpoint::encode);
+        let text = text.unwrap_or_else(|| b"null".to_vec());
+        println!("{}", String::from_utf8_lossy(&text));
+        return Ok(());
+    }
+    match found {
+        None => println!("{name}: no checkpoint"),
+        Some(checkpoint) => println!("{name}: {}", describe(&checkpoint)),
+    }
+    let (standing, _) = standing(settings).await?;
+    println!(
+        "{name}: slot {} confirmed up to {}; cluster {}, timeline {}",
+        standing.slot, standing.confirmed, standing.system_id, standing.timeline
+    );
+    Ok(())
+}
+
+fn describe(checkpoint: &Checkpoint) -> String {
+    let delivered = match &checkpoint.delivered {
+        None => "no event since it was set".to_owned(),
+        Some(Delivered::UpTo(last)) => format!(
+            "last event {} at {}",
+            last.event_id.as_deref().unwrap_or("without id"),
+            last.position()
+        ),
+        Some(Delivered::Before(lsn)) => format!("transactions committed before {lsn}"),
+    };
+    format!(
+        "epoch {}, safe up to {}, {delivered}; slot {}, cluster {}, timeline {}",
+        checkpoint.epoch,
+        checkpoint.safe_lsn,
+        checkpoint.slot,
+        checkpoint.system_id,
+        checkpoint.timeline
+    )
+}
+
+/// Where slot and server are, and which process has the slot.
+async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>), PipelineError> {
+    let target = &settings.target;
+    let catalog = Catalog::open(&settings.postgres).await?;
+    let slot = catalog.look(target).await?.slot;
+    let slot = slot.ok_or_else(|| Problem::NoSlot {
+        slot: target.slot.clone(),
+        init: target.outbox.init(),
+    })?;
+    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+    let identity = connection.identify().await?;
+    let standing = Standing {
+        system_id: identity.system_id,
+        timeline: identity.timeline,
+        history: Vec::new(),
+        slot: target.slot.clone(),
+        confirmed: slot.confirmed,
+    };
+    Ok((standing, slot.active_pid))
+}
+
+async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
+    let SinkSettings::Kafka {
+        properties,
+        create_topics,
+    } = &settings.sink
+    else {
+        return Ok(());
+    };
+    let name = &settings.name;
+    let (standing, active) = standing(settings).await?;
+    if let Some(pid) = active {
+        let slot = standing.slot;
+        return Err(PipelineError::SlotInUse { slot, pid }.into());
+    }
+    let window = Window {
+        records: 1,
+        bytes: 1,
+    };
+    let deliveries = Watermark::new(window, Lsn::ZERO).deliveries();
+    let checkpoints = Checkpoints::of(settings);
+    let mut sink = KafkaSink::new(name, properties, *create_topics, checkpoints, deliveries)
+        .map_err(PipelineError::from)?;
+    let found = match sink.take_over().await {
+        Ok(found) => found,
+        Err(error @ SinkError::Checkpoint { .. }) => {
+            println!("{name}: {error}");
+            None
+        }
+        Err(error) => return Err(PipelineError::from(error).into()),
+    };
+    match &found {
+        None => println!("{name}: no checkpoint"),
+        Some(found) => println!("{name}: {}", describe(found)),
+    }
+    println!(
+        "{name}: to be set: everything up to {} counts as delivered, where slot {} stands; cluster {}, timeline {}",
+        standing.confirmed, standing.slot, standing.system_id, standing.timeline
+    );
+    if !yes && !is_asked(name) {
+        return Err(Failure::NotAsked(name.clone()));
+    }
+    let epoch = found.map_or(1, |found| found.epoch + 1);
+    let mut checkpoint = Checkpoint::first(epoch, &standing);
+    sink.commit(&mut checkpoint)
+        .await
+        .map_err(PipelineError::from)?;
+    info!(pipeline = name, epoch, safe = %checkpoint.safe_lsn, "checkpoint set");
+    Ok(())
+}
+
+/// Has a person type the pipeline's name.
+fn is_asked(name: &str) -> bool {
+    print!("Type the pipeline's name to go on: ");
+    let mut line = String::new();
+    // Without anybody there to ask, nobody has agreed.
+    std::io::stdout().flush().is_ok()
+        && std::io::stdin().lock().read_line(&mut line).is_ok()
+        && line.trim() == name
+}

@@ -1,0 +1,99 @@
+//! What exactly-once asks of the brokers, looked at without changing anything.
+
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::Consumer;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+use super::properties::leave_producers;
+use super::topics::{Lookup, judge};
+use super::transaction::Checkpoints;
+
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What the brokers have for exactly-once.
+#[derive(Debug)]
+pub struct Examined {
+    /// How many there are.
+    pub brokers: usize,
+    /// Replicas of the topic for checkpoints; none where it is not there yet.
+    pub topic_replicas: Option<usize>,
+    /// `min.insync.replicas` of that topic.
+    pub topic_min_insync: Option<i64>,
+    /// `transaction.state.log.replication.factor` of a broker.
+    pub state_replicas: Option<i64>,
+    /// `transaction.max.timeout.ms` of a broker.
+    pub timeout_max: Option<i64>,
+    /// `transaction.timeout.ms` of the pipeline.
+    pub timeout: i64,
+}
+
+impl Checkpoints {
+    /// Looks at the brokers.
+    ///
+    /// # Errors
+    /// They don't answer.
+    pub async fn examine(self) -> Result<Examined, KafkaError> {
+        let asking = self.clone();
+        let asked = tokio::task::spawn_blocking(move || asking.shape());
+        let shape = asked
+            .await
+            .map_err(|_| KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut))??;
+        let admin: AdminClient<DefaultClientContext> =
+            leave_producers(self.config.clone()).create()?;
+        let mut wanted = vec![ResourceSpecifier::Broker(shape.broker)];
+        if shape.replicas.is_some() {
+            wanted.push(ResourceSpecifier::Topic(self.topic()));
+        }
+        let options = AdminOptions::new().request_timeout(Some(ANSWER));
+        let mut found = admin
+            .describe_configs(&wanted, &options)
+            .await?
+            .into_iter()
+            .map(Result::ok);
+        let broker = found.next().flatten();
+        let topic = found.next().flatten();
+        Ok(Examined {
+            brokers: shape.brokers,
+            topic_replicas: shape.replicas,
+            topic_min_insync: number(topic.as_ref(), "min.insync.replicas"),
+            state_replicas: number(broker.as_ref(), "transaction.state.log.replication.factor"),
+            timeout_max: number(broker.as_ref(), "transaction.max.timeout.ms"),
+            timeout: self
+                .config
+                .get("transaction.timeout.ms")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or_default(),
+        })
+    }
+
+    fn shape(&self) -> Result<Shape, KafkaError> {
+        let consumer = self.consumer("read_committed")?;
+        let metadata = consumer.fetch_metadata(Some(self.topic()), ANSWER)?;
+        let replicas = match judge(&metadata) {
+            Lookup::Present(_) => metadata.topics().first().and_then(|topic| {
+                let partition = topic.partitions().first()?;
+                Some(partition.replicas().len())
+            }),
+            Lookup::Missing | Lookup::Denied(_) => None,
+        };
+        Ok(Shape {
+            brokers: metadata.brokers().len(),
+            broker: metadata.orig_broker_id(),
+            replicas,
+        })
+    }
+}
+
+struct Shape {
+    brokers: usize,
+    /// The one that answered.
+    broker: i32,
+    replicas: Option<usize>,
+}
+
+fn number(resource: Option<&ConfigResource>, name: &str) -> Option<i64> {
+    resource?.get(name)?.value.as_ref()?.parse().ok()
+}

@@ -1,0 +1,390 @@
+//! Exactly-once: records and checkpoint in one Kafka transaction.
+//!
+//! The calls block, so each runs on a thread of the runtime's own for such. Kafka's design of
+//! transactions: KIP-98; how fencing works: KIP-360 and KIP-447.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::Message;
+use rdkafka::producer::{BaseProducer, Producer};
+use rdkafka::{Offset, TopicPartitionList};
+use tracing::info;
+
+use super::context::Context;
+use super::native::{self, Topic};
+use super::properties::{client_config, describe, leave_producers, transactional};
+use super::topics::{Lookup, Topics, judge};
+use crate::outbox::Record;
+use crate::outbox::headers::Headers;
+use crate::pipeline::checkpoint::Checkpoint;
+use crate::pipeline::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
+use crate::pipeline::sink::SinkError;
+
+/// How long one call may take before it is made again.
+const CALL: Duration = Duration::from_secs(10);
+/// How long others that use the same topic may have a transaction open in it.
+const OTHERS: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(100);
+/// After the answer to a commit the brokers still write its markers. A transaction that begins
+/// meanwhile is put off by librdkafka for 20 ms.
+const MARKERS: Duration = Duration::from_millis(2);
+/// So many records before the end of the topic are looked through first for a checkpoint.
+const TAIL: i64 = 256;
+/// Checkpoints are small and many, and only the last of each pipeline is wanted: the topic's log is
+/// compacted in pieces of this size, in bytes.
+const SEGMENT_BYTES: &str = "16777216";
+
+/// Where a pipeline's checkpoints are.
+#[derive(Clone)]
+pub struct Checkpoints {
+    /// The record's key, and what messages call the pipeline.
+    pub(super) pipeline: String,
+    settings: CheckpointSettings,
+    /// The producer's configuration.
+    pub(super) config: ClientConfig,
+}
+
+impl Checkpoints {
+    /// Those of `pipeline`; none where it has none.
+    pub fn of(pipeline: &PipelineSettings) -> Option<Self> {
+        let (SinkSettings::Kafka { properties, .. }, Delivery::ExactlyOnce(checkpoint)) =
+            (&pipeline.sink, &pipeline.delivery)
+        else {
+            return None;
+        };
+        let name = &pipeline.name;
+        let config = client_config(properties, &format!("walpost-{name}"));
+        let id = format!("walpost-{name}-{}", pipeline.target.slot);
+        Some(Self {
+            pipeline: name.clone(),
+            settings: checkpoint.clone(),
+            config: transactional(config, &id),
+        })
+    }
+
+    /// The topic.
+    pub(super) fn topic(&self) -> &str {
+        &self.settings.topic
+    }
+
+    /// The last checkpoint, without taking over.
+    ///
+    /// # Errors
+    /// The topic can't be read, or what is there is none.
+    pub async fn look(self) -> Result<Option<Checkpoint>, SinkError> {
+        blocking(move || match self.lookup()? {
+            Some(Lookup::Missing) => Ok(None),
+            _ => self.read(),
+        })
+        .await
+    }
+
+    /// Fences every earlier producer of the pipeline, begins a transaction, and gives the last
+    /// checkpoint that was committed.
+    pub(super) async fn take_over(
+        self,
+        producer: Arc<BaseProducer<Context>>,
+        topics: Topics,
+    ) -> Result<Option<Checkpoint>, SinkError> {
+        self.prepare_topic(&topics).await?;
+        blocking(move || {
+            init(&producer)?;
+            begin(&producer)?;
+            self.read()
+        })
+        .await
+    }
+
+    /// Produces the checkpoint into the open transaction.
+    pub(super) fn produce(&self, to: &Topic, checkpoint: &Checkpoint) -> Result<(), SinkError> {
+        let text = checkpoint.encode();
+        let record = Record {
+            topic: &self.settings.topic,
+            partition: Some(0),
+            timestamp_millis: None,
+            key: Some(self.pipeline.as_bytes()),
+            payload: Some(&text),
+            headers: Headers::default(),
+        };
+        to.produce(&record, None)
+            .map_err(|code| SinkError::Broken(format!("the checkpoint was not taken: {code}")))
+    }
+
+    /// The topic is there, and keeps the last checkpoint for ever.
+    async fn prepare_topic(&self, topics: &Topics) -> Result<(), SinkError> {
+        let mut made = false;
+        let partitions = loop {
+            let asking = self.clone();
+            match blocking(move || asking.lookup()).await? {
+                Some(Lookup::Present(partitions)) => break partitions,
+                Some(Lookup::Denied(reason)) => {
+                    return Err(SinkError::TopicDenied {
+                        topic: self.topic().to_owned(),
+                        brokers: topics.brokers(),
+                        reason,
+                    });
+                }
+                Some(Lookup::Missing) if !made => {
+                    self.make_topic(topics).await?;
+                    made = true;
+                }
+                Some(Lookup::Missing) | None => tokio::time::sleep(PAUSE).await,
+            }
+        };
+        if partitions != 1 {
+            return Err(SinkError::CheckpointTopic {
+                topic: self.topic().to_owned(),
+                found: format!("it has {partitions} partitions, expected 1"),
+                remedy: "name another topic in checkpoint".to_owned(),
+            });
+        }
+        self.check_policy(topics).await
+    }
+
+    /// Asks the cluster for the topic; nothing where no broker answers.
+    fn lookup(&self) -> Result<Option<Lookup>, SinkError> {
+        let consumer = self
+            .consumer("read_committed")
+            .map_err(|error| SinkError::Configuration(describe(&error)))?;
+        let metadata = consumer.fetch_metadata(Some(self.topic()), CALL);
+        Ok(metadata.ok().map(|metadata| judge(&metadata)))
+    }
+
+    /// A consumer; unlike a producer's, its questions do not create a topic.
+    pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer, KafkaError> {
+        leave_producers(self.config.clone())
+            .set("allow.auto.create.topics", "false")
+            .set("group.id", format!("walpost-{}", self.pipeline))
+            .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            // The end of the topic is told with an empty answer.
+            .set("fetch.wait.max.ms", "10")
+            .set("auto.offset.reset", "error")
+            .set("isolation.level", isolation)
+            .create()
+    }
+
+    fn admin(&self, topics: &Topics) -> Result<AdminClient<DefaultClientContext>, SinkError> {
+        let config = leave_producers(self.config.clone());
+        config
+            .create()
+            .map_err(|error| self.not_created(topics, describe(&error)))
+    }
+
+    fn not_created(&self, topics: &Topics, reason: String) -> SinkError {
+        SinkError::TopicNotCreated {
+            topic: self.settings.topic.clone(),
+            brokers: topics.brokers(),
+            reason,
+        }
+    }
+
+    async fn make_topic(&self, topics: &Topics) -> Result<(), SinkError> {
+        let admin = self.admin(topics)?;
+        let new = NewTopic::new(
+            &self.settings.topic,
+            1,
+            TopicReplication::Fixed(self.settings.replication),
+        )
+        .set("cleanup.policy", "compact")
+        .set("segment.bytes", SEGMENT_BYTES);
+        let options = AdminOptions::new().operation_timeout(Some(CALL));
+        let answer = admin
+            .create_topics([&new], &options)
+            .await
+            .map_err(|error| self.not_created(topics, describe(&error)))?;
+        match answer.into_iter().next() {
+            Some(Ok(_)) => {
+                info!(topic = self.settings.topic, "topic for checkpoints created");
+                Ok(())
+            }
+            // Another instance was faster.
+            None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(()),
+            Some(Err((_, code))) => Err(self.not_created(topics, code.to_string())),
+        }
+    }
+
+    async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {
+        const POLICY: &str = "cleanup.policy";
+        let admin = self.admin(topics)?;
+        let options = AdminOptions::new().request_timeout(Some(CALL));
+        let topic = ResourceSpecifier::Topic(&self.settings.topic);
+        let answer = admin.describe_configs([&topic], &options).await;
+        let unknown = |reason: String| {
+            SinkError::Broken(format!(
+                "the settings of topic {:?} can't be looked up: {reason}",
+                self.settings.topic
+            ))
+        };
+        let found = answer
+            .map_err(|error| unknown(describe(&error)))?
+            .into_iter()
+            .next()
+            .ok_or_else(|| unknown("no answer".to_owned()))?
+            .map_err(|code| unknown(code.to_string()))?;
+        let policy = found
+            .get(POLICY)
+            .and_then(|entry| entry.value.clone())
+            .unwrap_or_default();
+        if policy == "compact" {
+            return Ok(());
+        }
+        Err(SinkError::CheckpointTopic {
+            topic: self.settings.topic.clone(),
+            found: format!("its {POLICY} is {policy}, expected compact"),
+            remedy: format!(
+                "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {} --add-config \
+                 {POLICY}=compact",
+                topics.brokers(),
+                self.settings.topic
+            ),
+        })
+    }
+
+    /// The last checkpoint of the pipeline that was committed.
+    fn read(&self) -> Result<Option<Checkpoint>, SinkError> {
+        let broken = |error: KafkaError| {
+            SinkError::Broken(format!(
+                "checkpoints can't be read from topic {:?}: {}",
+                self.settings.topic,
+                describe(&error)
+            ))
+        };
+        let (low, end) = self
+            .consumer("read_uncommitted")
+            .and_then(|any| any.fetch_watermarks(&self.settings.topic, 0, CALL))
+            .map_err(broken)?;
+        let committed = self.consumer("read_committed").map_err(broken)?;
+        // What is behind a transaction that is open is not shown, and it could be our last
+        // checkpoint behind another pipeline's.
+        let began = Instant::now();
+        while committed
+            .fetch_watermarks(&self.settings.topic, 0, CALL)
+            .map_err(broken)?
+            .1
+            < end
+        {
+            if began.elapsed() > OTHERS {
+                return Err(SinkError::Broken(format!(
+                    "a transaction is open in topic {:?} for more than {OTHERS:?}: see kafka-transactions.sh \
+                     find-hanging",
+                    self.settings.topic
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        let mut tail = TAIL;
+        loop {
+            let from = low.max(end.saturating_sub(tail));
+            if let Some(found) = self.last_since(&committed, from, end).map_err(broken)? {
+                let (offset, text) = found;
+                return Checkpoint::decode(&text).map(Some).map_err(|error| {
+                    SinkError::Checkpoint {
+                        pipeline: self.pipeline.clone(),
+                        place: format!("topic {:?}, offset {offset}", self.settings.topic),
+                        error,
+                    }
+                });
+            }
+            if from == low {
+                return Ok(None);
+            }
+            tail = tail.saturating_mul(16);
+        }
+    }
+
+    /// The last record with our key from `from` to before `end`, and its offset.
+    fn last_since(
+        &self,
+        consumer: &BaseConsumer,
+        from: i64,
+        end: i64,
+    ) -> Result<Option<(i64, Vec<u8>)>, KafkaError> {
+        let mut found = None;
+        if from >= end {
+            return Ok(found);
+        }
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(&self.settings.topic, 0, Offset::Offset(from))?;
+        consumer.assign(&list)?;
+        loop {
+            match consumer.poll(CALL) {
+                Some(Ok(record)) if record.offset() >= end => break,
+                Some(Ok(record)) if record.key() == Some(self.pipeline.as_bytes()) => {
+                    found = record
+                        .payload()
+                        .map(|text| (record.offset(), text.to_vec()));
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) => break,
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error),
+                None => {
+                    return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Commits the open transaction, with everything that was produced, and begins the next.
+pub(super) async fn commit(producer: Arc<BaseProducer<Context>>) -> Result<(), SinkError> {
+    blocking(move || {
+        // rdkafka's commit throws deliveries away where some are still to come.
+        while !native::flush(&producer, CALL) {}
+        again(|| producer.commit_transaction(CALL), "commit_transaction")?;
+        std::thread::sleep(MARKERS);
+        begin(&producer)
+    })
+    .await
+}
+
+fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
+    again(|| producer.init_transactions(CALL), "init_transactions")
+}
+
+fn begin(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
+    again(|| producer.begin_transaction(), "begin_transaction")
+}
+
+/// Calls until the answer is final.
+fn again(call: impl Fn() -> Result<(), KafkaError>, name: &str) -> Result<(), SinkError> {
+    loop {
+        let error = match call() {
+            Ok(()) => return Ok(()),
+            Err(KafkaError::Transaction(error)) => error,
+            Err(KafkaError::Flush(_)) => continue,
+            Err(error) => {
+                return Err(SinkError::Broken(format!("{name}: {}", describe(&error))));
+            }
+        };
+        if error.is_retriable() {
+            continue;
+        }
+        let reason = format!("{name}: {}", error.string());
+        return Err(match error.code() {
+            Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch => {
+                SinkError::Fenced(reason)
+            }
+            Code::TransactionalIdAuthorizationFailed | Code::ClusterAuthorizationFailed => {
+                SinkError::TransactionDenied(reason)
+            }
+            _ => SinkError::Broken(reason),
+        });
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
+) -> Result<T, SinkError> {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(result) => result,
+        Err(error) => Err(SinkError::Broken(error.to_string())),
+    }
+}

@@ -1,0 +1,315 @@
+//! How far the records in Kafka reach, and whether the log that is there now goes on from it.
+//!
+//! In exactly-once mode a checkpoint is written in the same Kafka transaction as the records it
+//! tells of, so that one can't be there without the other. It is what a start goes on from: the
+//! records in Kafka are exactly those of the row messages that it calls [`Delivered`]. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::postgres::lsn::{Lsn, Position};
+
+/// The version of the text form that is read and written.
+const VERSION: u32 = 1;
+
+/// One checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    version: u32,
+    /// Rises with every history that was adopted in another's place.
+    pub epoch: u32,
+    /// The cluster's system identifier.
+    pub system_id: String,
+    /// Its timeline.
+    pub timeline: u32,
+    /// The slot.
+    pub slot: String,
+    /// Everything that ends at or before this is in Kafka: what may be confirmed to PostgreSQL.
+    pub safe_lsn: Lsn,
+    /// The row messages that were dealt with; none before the first.
+    pub delivered: Option<Delivered>,
+    /// Partitions of each topic, as they were when its first record was sent.
+    pub partitions: BTreeMap<String, usize>,
+}
+
+/// The row messages that Kafka has, as far as the log can still send them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Delivered {
+    /// Those up to one that is known.
+    UpTo(Last),
+    /// Those of transactions whose commit record is before an LSN.
+    Before(Lsn),
+}
+
+/// The last row message that was dealt with, and what it is recognised by when it comes again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Last {
+    /// LSN of its transaction's commit record.
+    pub commit_lsn: Lsn,
+    /// Its index among the row messages of the transaction, whatever became of them.
+    pub index: u64,
+    /// Its transaction's number.
+    pub xid: u32,
+    /// When that was committed, in microseconds since 2000-01-01 UTC.
+    pub commit_time: i64,
+    /// The event's id, where it has one.
+    pub event_id: Option<String>,
+}
+
+impl Last {
+    /// Where it is in the log.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position {
+            commit: self.commit_lsn,
+            index: self.index,
+        }
+    }
+}
+
+/// Where a server stands: what a checkpoint is held against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The cluster's system identifier.
+    pub system_id: String,
+    /// Its timeline.
+    pub timeline: u32,
+    /// The timelines before it, and where each was left.
+    pub history: Vec<Switch>,
+    /// The slot.
+    pub slot: String,
+    /// What was confirmed to it.
+    pub confirmed: Lsn,
+}
+
+/// A timeline that was left for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The timeline.
+    pub timeline: u32,
+    /// Where it was left: the log of the timelines after it has nothing of it from here on.
+    pub at: Lsn,
+}
+
+/// How to go on from a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// The epoch from now on.
+    pub epoch: u32,
+    /// What may be confirmed already.
+    pub safe_lsn: Lsn,
+    /// What Kafka has.
+    pub delivered: Option<Delivered>,
+    /// Records in Kafka whose transactions the log does not have any more.
+    pub phantom: Option<Phantom>,
+}
+
+/// Transactions that were published and then lost by a failover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phantom {
+    /// Where the log was left.
+    pub from: Lsn,
+    /// The last position that was published.
+    pub to: Position,
+}
+
+/// A checkpoint that can't be gone on from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HistoryError {
+    /// Another cluster.
+    #[error(
+        "the checkpoint is of the PostgreSQL cluster with system identifier {expected}, and this one is {found}: what of \
+         its events is in Kafka is not known"
+    )]
+    OtherCluster {
+        /// Here.
+        found: String,
+        /// In the checkpoint.
+        expected: String,
+    },
+    /// Another slot.
+    #[error("the checkpoint is of slot {expected:?}, and the configuration says {found:?}")]
+    OtherSlot {
+        /// Here.
+        found: String,
+        /// In the checkpoint.
+        expected: String,
+    },
+    /// The cluster's history has not the checkpoint's timeline.
+    #[error(
+        "the checkpoint was made on timeline {expected}, and the cluster is on timeline {found}, which does not come \
+         from it: it was restored, or a standby that was left behind was promoted"
+    )]
+    OtherTimeline {
+        /// Here.
+        found: u32,
+        /// In the checkpoint.
+        expected: u32,
+    },
+    /// The slot is ahead of the checkpoint.
+    #[error(
+        "slot {slot:?} was confirmed up to {confirmed}, and the checkpoint is safe up to {safe} only: the slot was \
+         dropped and re-created, or moved, by someone else. Events committed between {safe} and {confirmed} may be \
+         missing in Kafka"
+    )]
+    SlotAhead {
+        /// The slot.
+        slot: String,
+        /// Where it stands.
+        confirmed: Lsn,
+        /// How far the checkpoint goes.
+        safe: Lsn,
+    },
+    /// The transaction at the checkpoint's place is another one.
+    #[error(
+        "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
+         another history of the cluster"
+    )]
+    OtherTransaction {
+        /// Its commit record.
+        commit: Lsn,
+        /// What differs.
+        what: &'static str,
+        /// In the log.
+        found: String,
+        /// In the checkpoint.
+        expected: String,
+    },
+    /// The checkpoint's transaction should have come again and did not.
+    #[error(
+        "the transaction with commit LSN {commit}, the last that was published, is not in the log any more: {next} comes \
+         in its place. This is another history of the cluster"
+    )]
+    TransactionMissing {
+        /// Its commit record.
+        commit: Lsn,
+        /// What comes instead.
+        next: Lsn,
+    },
+}
+
+/// A text that is no checkpoint.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    /// Written by another version of Walpost.
+    #[error("it has version {0}, and {VERSION} was expected; run the Walpost that wrote it")]
+    Version(u64),
+    /// Something else.
+    #[error("it can't be read: {0}")]
+    Unreadable(String),
+}
+
+impl Checkpoint {
+    /// The first of a history: nothing was published of it, and everything that ends at or before
+    /// the slot's place counts as dealt with.
+    #[must_use]
+    pub fn first(epoch: u32, standing: &Standing) -> Self {
+        Self {
+            version: VERSION,
+            epoch,
+            system_id: standing.system_id.clone(),
+            timeline: standing.timeline,
+            slot: standing.slot.clone(),
+            safe_lsn: standing.confirmed,
+            delivered: None,
+            partitions: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the text form: a JSON object.
+    ///
+    /// # Errors
+    /// Any other text, and that of another version.
+    pub fn decode(text: &[u8]) -> Result<Self, CheckpointError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u64,
+        }
+        let unreadable = |error: serde_json::Error| CheckpointError::Unreadable(error.to_string());
+        let Versioned { version } = serde_json::from_slice(text).map_err(unreadable)?;
+        if version != u64::from(VERSION) {
+            return Err(CheckpointError::Version(version));
+        }
+        serde_json::from_slice(text).map_err(unreadable)
+    }
+
+    /// The text form.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("texts and numbers are JSON")
+    }
+
+    /// How to go on from here on a server that stands so.
+    ///
+    /// # Errors
+    /// What Kafka has can't be told apart from what it lacks.
+    pub fn resume(&self, standing: &Standing) -> Result<Resume, HistoryError> {
+        if self.system_id != standing.system_id {
+            return Err(HistoryError::OtherCluster {
+                found: standing.system_id.clone(),
+                expected: self.system_id.clone(),
+            });
+        }
+        if self.slot != standing.slot {
+            return Err(HistoryError::OtherSlot {
+                found: standing.slot.clone(),
+                expected: self.slot.clone(),
+            });
+        }
+        let left = self.left_at(standing)?;
+        let safe_lsn = left.map_or(self.safe_lsn, |left| left.min(self.safe_lsn));
+        if standing.confirmed > safe_lsn {
+            return Err(HistoryError::SlotAhead {
+                slot: self.slot.clone(),
+                confirmed: standing.confirmed,
+                safe: safe_lsn,
+            });
+        }
+        let phantom = match (left, &self.delivered) {
+            (Some(from), Some(Delivered::UpTo(last))) if last.commit_lsn >= from => Some(Phantom {
+                from,
+                to: last.position(),
+            }),
+            _ => None,
+        };
+        Ok(match phantom {
+            Some(Phantom { from, .. }) => Resume {
+                epoch: self.epoch + 1,
+                safe_lsn,
+                delivered: Some(Delivered::Before(from)),
+                phantom,
+            },
+            None => Resume {
+                epoch: self.epoch,
+                safe_lsn,
+                delivered: self.delivered.clone(),
+                phantom,
+            },
+        })
+    }
+
+    /// Where the checkpoint's timeline was left, if it was.
+    fn left_at(&self, standing: &Standing) -> Result<Option<Lsn>, HistoryError> {
+        if self.timeline == standing.timeline {
+            return Ok(None);
+        }
+        let switch = standing
+            .history
+            .iter()
+            .find(|switch| switch.timeline == self.timeline);
+        match switch {
+            Some(switch) => Ok(Some(switch.at)),
+            None => Err(HistoryError::OtherTimeline {
+                found: standing.timeline,
+                expected: self.timeline,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

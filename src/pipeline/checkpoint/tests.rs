@@ -1,0 +1,160 @@
+use super::*;
+
+const SAFE: Lsn = Lsn(0x500);
+
+fn last() -> Last {
+    Last {
+        commit_lsn: Lsn(0x400),
+        index: 2,
+        xid: 741,
+        commit_time: 816_000_000_000_000,
+        event_id: Some("406c07f3".to_owned()),
+    }
+}
+
+fn standing() -> Standing {
+    Standing {
+        system_id: "7".to_owned(),
+        timeline: 1,
+        history: Vec::new(),
+        slot: "walpost_orders".to_owned(),
+        confirmed: Lsn(0x300),
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint {
+        safe_lsn: SAFE,
+        delivered: Some(Delivered::UpTo(last())),
+        partitions: [("t".to_owned(), 3)].into(),
+        ..Checkpoint::first(4, &standing())
+    }
+}
+
+/// The server after a failover at `at`.
+fn promoted(at: Lsn) -> Standing {
+    Standing {
+        timeline: 2,
+        history: vec![Switch { timeline: 1, at }],
+        ..standing()
+    }
+}
+
+#[test]
+fn it_is_read_as_it_was_written() {
+    let mut checkpoint = checkpoint();
+    assert_eq!(
+        String::from_utf8_lossy(&checkpoint.encode()),
+        r#"{"version":1,"epoch":4,"system_id":"7","timeline":1,"slot":"walpost_orders","safe_lsn":"0/500","delivered":{"up_to":{"commit_lsn":"0/400","index":2,"xid":741,"commit_time":816000000000000,"event_id":"406c07f3"}},"partitions":{"t":3}}"#
+    );
+    for delivered in [
+        checkpoint.delivered.clone(),
+        Some(Delivered::Before(Lsn(1))),
+        None,
+    ] {
+        checkpoint.delivered = delivered;
+        assert_eq!(
+            Checkpoint::decode(&checkpoint.encode()),
+            Ok(checkpoint.clone())
+        );
+    }
+}
+
+#[test]
+fn what_is_none_is_refused() {
+    let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
+    assert_eq!(
+        error(r#"{"version": 2, "x": 1}"#),
+        CheckpointError::Version(2)
+    );
+    for text in ["", "[]", "{}", r#"{"version": 1}"#, r#"{"version": -1}"#] {
+        assert!(
+            matches!(error(text), CheckpointError::Unreadable(_)),
+            "{text}"
+        );
+    }
+    let good = String::from_utf8(checkpoint().encode()).expect("text");
+    error(&good.replace("0/500", "500"));
+    error(&good.replace("\"epoch\"", "\"epoche\""));
+}
+
+#[test]
+fn the_same_history_goes_on() {
+    let resume = checkpoint().resume(&standing()).expect("goes on");
+    assert_eq!(resume.epoch, 4);
+    assert_eq!(resume.safe_lsn, SAFE);
+    assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
+    assert_eq!(resume.phantom, None);
+}
+
+#[test]
+fn a_slot_may_be_behind_and_not_ahead() {
+    let at = |confirmed| Standing {
+        confirmed,
+        ..standing()
+    };
+    assert!(checkpoint().resume(&at(SAFE)).is_ok());
+    assert!(matches!(
+        checkpoint().resume(&at(Lsn(SAFE.0 + 1))),
+        Err(HistoryError::SlotAhead { .. })
+    ));
+}
+
+#[test]
+fn another_cluster_or_slot_is_refused() {
+    let other = Standing {
+        system_id: "8".to_owned(),
+        ..standing()
+    };
+    let error = checkpoint().resume(&other).expect_err("another cluster");
+    assert!(matches!(error, HistoryError::OtherCluster { .. }));
+    let other = Standing {
+        slot: "other".to_owned(),
+        ..standing()
+    };
+    let error = checkpoint().resume(&other).expect_err("another slot");
+    assert!(matches!(error, HistoryError::OtherSlot { .. }));
+}
+
+#[test]
+fn a_failover_that_lost_nothing_goes_on() {
+    let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
+    assert_eq!(resume, checkpoint().resume(&standing()).expect("goes on"));
+    // An idle move beyond the switch is nothing.
+    let resume = checkpoint().resume(&promoted(Lsn(0x480))).expect("goes on");
+    assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x480)));
+    assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
+}
+
+#[test]
+fn a_failover_that_lost_what_was_published_begins_an_epoch_at_the_switch() {
+    for at in [Lsn(0x380), Lsn(0x400)] {
+        let resume = checkpoint().resume(&promoted(at)).expect("goes on");
+        assert_eq!((resume.epoch, resume.safe_lsn), (5, at));
+        assert_eq!(resume.delivered, Some(Delivered::Before(at)));
+        let to = last().position();
+        assert_eq!(resume.phantom, Some(Phantom { from: at, to }));
+    }
+}
+
+#[test]
+fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
+    for (timeline, history) in [
+        (2, vec![]),
+        (
+            3,
+            vec![Switch {
+                timeline: 2,
+                at: SAFE,
+            }],
+        ),
+    ] {
+        let other = Standing {
+            timeline,
+            history,
+            ..standing()
+        };
+        let error = checkpoint().resume(&other).expect_err("another timeline");
+        assert!(matches!(error, HistoryError::OtherTimeline { .. }));
+    }
+}

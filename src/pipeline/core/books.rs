@@ -1,0 +1,89 @@
+//! What exactly-once has to know of the events that pass.
+
+use crate::pipeline::checkpoint::{Delivered, HistoryError, Last};
+use crate::pipeline::dedup::Dedup;
+use crate::postgres::lsn::{Lsn, Position};
+use crate::postgres::pgoutput::Begin;
+
+/// So much of an event's id is kept: enough for any that tells events apart.
+const ID_BYTES_MAX: usize = 100;
+
+pub(super) struct Books {
+    /// What Kafka has already, while the stream can still send it.
+    dedup: Option<Dedup>,
+    /// The transaction that is open, or was open last.
+    begin: Option<Begin>,
+    /// The last event that was delivered, and its transaction.
+    last: Option<(Position, Begin)>,
+    /// Its id; kept apart, so that its room is used again.
+    last_id: Vec<u8>,
+    last_has_id: bool,
+}
+
+impl Books {
+    pub(super) fn new(delivered: Option<Delivered>, confirmed: Lsn) -> Self {
+        Self {
+            dedup: delivered.map(|delivered| Dedup::new(delivered, confirmed)),
+            begin: None,
+            last: None,
+            last_id: Vec::new(),
+            last_has_id: false,
+        }
+    }
+
+    /// A transaction begins.
+    pub(super) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
+        self.begin = Some(*begin);
+        match &mut self.dedup {
+            Some(dedup) => dedup.begin(begin),
+            None => Ok(()),
+        }
+    }
+
+    /// Kafka has the event at this position.
+    pub(super) fn has<'r>(
+        &self,
+        at: Position,
+        id: impl FnOnce() -> Option<&'r [u8]>,
+    ) -> Result<bool, HistoryError> {
+        match &self.dedup {
+            Some(dedup) => dedup.has(at, || id().map(cut)),
+            None => Ok(false),
+        }
+    }
+
+    /// The sink has taken the event at this position.
+    pub(super) fn delivered(&mut self, at: Position, id: Option<&[u8]>) {
+        self.last = self.begin.map(|begin| (at, begin));
+        self.last_id.clear();
+        self.last_id.extend_from_slice(cut(id.unwrap_or_default()));
+        self.last_has_id = id.is_some();
+    }
+
+    /// The transaction ends; `next` is the position of the row message that it would have had next.
+    pub(super) fn commit(&mut self, next: Position) -> Result<(), HistoryError> {
+        if let Some(dedup) = &self.dedup
+            && dedup.commit(next.commit, next.index)?
+        {
+            self.dedup = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn last(&self) -> Option<Last> {
+        let (position, begin) = self.last?;
+        Some(Last {
+            commit_lsn: position.commit,
+            index: position.index,
+            xid: begin.xid,
+            commit_time: begin.time_micros,
+            event_id: self
+                .last_has_id
+                .then(|| String::from_utf8_lossy(&self.last_id).into_owned()),
+        })
+    }
+}
+
+fn cut(id: &[u8]) -> &[u8] {
+    &id[..id.len().min(ID_BYTES_MAX)]
+}

@@ -1,0 +1,304 @@
+//! `--exactly-once`: whatever breaks, a reader of committed records has each event once.
+
+use std::time::Duration;
+
+use crate::crash::{kill_at_random_points, kill_while_it_starts};
+use crate::support::checker::Resends;
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until};
+
+for_each_outbox! {
+    killed_at_random_points_under_load_each_event_is_there_once
+    killed_while_it_starts_each_event_is_there_once
+    killed_in_a_large_transaction_it_goes_on_in_the_middle
+    stopped_and_started_under_load_each_event_is_there_once
+    frozen_instance_is_fenced_by_the_one_that_takes_over
+    walsender_that_is_terminated_is_connected_to_again
+}
+
+fn killed_at_random_points_under_load_each_event_is_there_once(outbox: Outbox) {
+    let scene = Scene::of(outbox).exactly_once();
+    let summary = kill_at_random_points(&scene, 12, Resends::Never);
+    assert!(summary.committed > 500, "{summary:?}");
+    assert_eq!(summary.repeated, 0);
+}
+
+fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
+    let scene = Scene::of(outbox).exactly_once();
+    let summary = kill_while_it_starts(&scene, 0..400, Resends::Never);
+    assert_eq!(summary.repeated, 0);
+}
+
+/// A transaction that is larger than one of Kafka's is committed in parts.
+fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
+    const EVENTS: usize = 100_000;
+    let scene = Scene::of(outbox).exactly_once();
+    let aggregate = scene.aggregate(2);
+    let large = scene.events().many(&aggregate, EVENTS, "'{}'");
+    scene.db.run(&large);
+    // So small a window makes it slow enough to be killed midway.
+    let walpost = scene.start_with(&["--window-records", "100"]);
+    let first = scene.wait_for_records(1).len();
+    assert!(first < EVENTS, "only a part must have been committed");
+    let death = scene.kill(walpost);
+    let before = scene.records().len();
+    assert!(before < EVENTS, "only a part must have been committed");
+    assert!(death.confirmed < scene.history()[0].end);
+    let walpost = scene.start();
+    let summary = scene.settle(walpost, &[death], Resends::Never);
+    assert_eq!(summary.repeated, 0);
+}
+
+fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
+    let scene = Scene::of(outbox).exactly_once();
+    let aggregate = scene.aggregate(3);
+    let load = scene.load(&[&aggregate]);
+    let mut stops = Vec::new();
+    for signal in ["TERM", "INT", "TERM"] {
+        let walpost = scene.start();
+        load.wait_for_transactions(40);
+        walpost.signal(signal);
+        walpost.finish().expect_code(0);
+        stops.push(scene.note_death());
+    }
+    load.stop();
+    let walpost = scene.start();
+    assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
+}
+
+fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
+    let scene = Scene::of(outbox).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let mut frozen = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    frozen.freeze();
+    scene.insert(&aggregate, "k");
+    wait_until("the walsender to end", || {
+        scene.end_walsender();
+        !scene.slot_is_active()
+    });
+    let walpost = scene.start();
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    let confirmed = scene.confirmed();
+    frozen.thaw();
+    frozen.wait_for_log("standing by");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(3);
+    assert!(scene.confirmed() >= confirmed);
+    frozen.terminate().expect_code(0);
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
+fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
+    let scene = Scene::of(outbox).exactly_once();
+    let aggregate = scene.aggregate(2);
+    let load = scene.load(&[&aggregate]);
+    let mut walpost = scene.start();
+    for count in 2..=4 {
+        load.wait_for_transactions(30);
+        assert!(scene.end_walsender());
+        walpost.wait_for_logs("streaming", count);
+    }
+    load.stop();
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
+#[test]
+fn broker_that_is_killed_and_started_under_load_costs_nothing() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(3);
+    let load = scene.load(&[&aggregate]);
+    let walpost = scene.start();
+    for _ in 0..2 {
+        load.wait_for_transactions(40);
+        broker.kill();
+        load.wait_for_transactions(40);
+        broker.start();
+    }
+    load.stop();
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
+#[test]
+fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared()).exactly_once();
+    let aggregate = scene.aggregate(3);
+    let mut walpost = scene.start();
+    for (count, mode) in [(2, Stop::Fast), (3, Stop::Immediate)] {
+        let load = scene.load(&[&aggregate]);
+        load.wait_for_transactions(40);
+        server.stop(mode);
+        load.stop();
+        server.start();
+        scene.reconnect();
+        walpost.wait_for_logs("streaming", count);
+    }
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
+#[test]
+fn idle_outbox_in_a_busy_database_is_confirmed() {
+    let scene = Scene::of(Outbox::Table).exactly_once();
+    let walpost = scene.start();
+    scene
+        .db
+        .run("CREATE TABLE other AS SELECT generate_series(1, 10000)");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn what_is_not_committed_is_not_confirmed() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    broker.freeze();
+    scene.insert(&aggregate, "k");
+    let event = scene.history().pop().unwrap().end;
+    stays(
+        "unconfirmed while the broker is silent",
+        Duration::from_secs(2),
+        || scene.confirmed() < event,
+    );
+    broker.thaw();
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
+/// In busy times much is acknowledged long before its transaction is committed.
+#[test]
+fn confirmed_is_never_ahead_of_the_checkpoint() {
+    let scene = Scene::of(Outbox::Table).exactly_once();
+    let aggregate = scene.aggregate(3);
+    let many = scene.events().many(&aggregate, 2000, "'{}'");
+    for _ in 0..100 {
+        scene.db.run(&many);
+    }
+    let end = scene.wal_position();
+    let walpost = scene.start();
+    let mut looks = 0;
+    loop {
+        let confirmed = scene.confirmed();
+        let safe = scene.safe_lsn();
+        assert!(
+            confirmed <= safe,
+            "confirmed {confirmed:X}, checkpoint {safe:X}"
+        );
+        looks += 1;
+        if confirmed >= end {
+            break;
+        }
+    }
+    assert!(looks > 5, "{looks} looks");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn without_a_checkpoint_it_halts_until_one_is_adopted() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let run = || scene.run().arg("--exactly-once");
+    run().finish().expect_code(3).expect_says(&[
+        "has no checkpoint in topic \"walpost-checkpoints\"",
+        &scene.slot(),
+        &format!("walpost checkpoint adopt --pipeline {}", scene.name),
+    ]);
+    assert_eq!(scene.records().len(), 0);
+    let shown = scene.checkpoint("show").finish().expect_code(0);
+    assert!(shown.stdout.contains("no checkpoint"), "{}", shown.stdout);
+    let check = || scene.check().arg("--exactly-once").finish();
+    let found = check().expect_code(3).stdout;
+    assert!(found.contains("there is no checkpoint"), "{found}");
+    // Nobody is there to ask.
+    scene
+        .checkpoint("adopt")
+        .finish()
+        .expect_code(2)
+        .expect_says(&["nothing was changed"]);
+    run().finish().expect_code(3);
+    let scene = scene.exactly_once();
+    let found = scene.check().arg("--exactly-once").finish();
+    let found = found.expect_code(0).stdout;
+    for part in ["there is a checkpoint", "settings for transactions fit"] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    let walpost = scene.start();
+    scene.settle(walpost, &[], Resends::Never);
+    let shown = scene.checkpoint("show").finish().expect_code(0);
+    let id = &scene.history()[0].id;
+    for part in ["epoch 1,", id, &scene.slot()] {
+        assert!(shown.stdout.contains(part), "{part} in {}", shown.stdout);
+    }
+}
+
+#[test]
+fn slot_that_was_recreated_while_it_was_away_halts() {
+    let scene = Scene::new().exactly_once();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], Resends::Never);
+    let slot = scene.slot();
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.insert(&aggregate, "never seen");
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+    let confirmed = scene.confirmed();
+    scene.run().finish().expect_code(3).expect_says(&[
+        &slot,
+        "was confirmed up to",
+        "may be missing in Kafka",
+        "walpost checkpoint adopt",
+    ]);
+    assert_eq!(scene.confirmed(), confirmed);
+    assert_eq!(scene.records().len(), 1);
+    // A person accepts it.
+    scene
+        .checkpoint("adopt")
+        .arg("--yes")
+        .finish()
+        .expect_code(0);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "after");
+    scene.wait_for_records(2);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn checkpoint_topic_that_could_lose_one_halts() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    broker.create_topic("walpost-checkpoints", 1, &[("cleanup.policy", "delete")]);
+    let finished = scene.run().arg("--exactly-once").finish();
+    finished.expect_code(3).expect_says(&[
+        "walpost-checkpoints",
+        "cleanup.policy is delete, expected compact",
+        "kafka-configs.sh",
+    ]);
+}
+
+#[test]
+fn checkpoint_that_is_none_halts() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    broker.produce("walpost-checkpoints", &scene.name, "{\"version\": 2}");
+    scene.run().finish().expect_code(3).expect_says(&[
+        "the checkpoint of pipeline",
+        "it has version 2, and 1 was expected",
+    ]);
+}
