@@ -20,7 +20,8 @@
 //!   into confirmed LSNs (pure), [`pipeline::recovery`] maps every error to its remedy,
 //!   [`pipeline::sink`] is the border to Kafka. For exactly-once, [`pipeline::checkpoint`] says how
 //!   far the records in Kafka reach and whether a server's log goes on from there, and
-//!   [`pipeline::dedup`] leaves out what is there already (both pure).
+//!   [`pipeline::dedup`] leaves out what is there already (both pure). `pipeline::sim`, of the
+//!   tests alone, runs all of it against simulated servers.
 //! - [`postgres`]: everything that knows PostgreSQL. [`postgres::frame`] and [`postgres::pgoutput`]
 //!   are pure codecs, [`postgres::connection`] is the replication socket, [`postgres::catalog`]
 //!   asks SQL questions and never streams, [`postgres::provision`] runs the files in `sql/`.

@@ -12,6 +12,8 @@ mod pace;
 pub mod recovery;
 pub mod session;
 pub mod settings;
+#[cfg(test)]
+mod sim;
 pub mod sink;
 pub mod stdout;
 pub mod watermark;
@@ -25,7 +27,7 @@ use tracing::{debug, info, warn};
 use self::checkpoint::HistoryError;
 use self::core::Core;
 use self::recovery::{Backoff, Remedy};
-use self::session::Memory;
+use self::session::{Database, Memory};
 use self::settings::{Delivery, PipelineSettings, SinkSettings};
 use self::sink::{Sink, SinkError};
 use self::stdout::StdoutSink;
@@ -244,7 +246,7 @@ pub async fn run(
 ) -> Result<(), PipelineError> {
     match &settings.sink {
         SinkSettings::Stdout => {
-            run_into(settings, orders, |deliveries| {
+            run_into(settings, &settings.postgres, orders, |deliveries| {
                 Ok(StdoutSink::new(deliveries))
             })
             .await
@@ -253,7 +255,7 @@ pub async fn run(
             properties,
             create_topics,
         } => {
-            run_into(settings, orders, |deliveries| {
+            run_into(settings, &settings.postgres, orders, |deliveries| {
                 let checkpoints = Checkpoints::of(settings);
                 KafkaSink::new(
                     &settings.name,
@@ -276,6 +278,7 @@ struct Carrier<S> {
 
 async fn run_into<S: Sink>(
     settings: &PipelineSettings,
+    database: &impl Database,
     mut orders: watch::Receiver<Order>,
     make_sink: impl Fn(std::sync::Arc<watermark::Deliveries>) -> Result<S, SinkError>,
 ) -> Result<(), PipelineError> {
@@ -299,7 +302,8 @@ async fn run_into<S: Sink>(
     let mut backoff = Backoff::default();
     loop {
         let Carrier { core, sink } = &mut carrier;
-        let error = match session::open(settings, core, sink, &mut memory, &mut orders).await {
+        let opened = session::open(settings, database, core, sink, &mut memory, &mut orders).await;
+        let error = match opened {
             Ok(None) => return stopped(pipeline, &memory, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
@@ -318,8 +322,8 @@ async fn run_into<S: Sink>(
                         if recovery::remedy(&error) == Remedy::Halt {
                             // A person may move the slot beyond what can't be delivered, and must
                             // not lose what was read before it.
-                            let until = Instant::now() + settings.drain_timeout;
-                            session.end(core, sink, &mut memory, until.into()).await;
+                            let until = tokio::time::Instant::now() + settings.drain_timeout;
+                            session.end(core, sink, &mut memory, until).await;
                             return Err(error);
                         }
                         if session.has_progressed() {

@@ -15,7 +15,7 @@ use super::settings::{Delivery, PipelineSettings};
 use super::sink::{Preparation, Sink, SinkError};
 use super::watermark::Confirmed;
 use super::{Order, PipelineError, drain_ordered, recovery};
-use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::lsn::Lsn;
@@ -37,6 +37,57 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 const READ_AHEAD: usize = 4 << 20;
 /// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
 const LAST_CONFIRM: Duration = Duration::from_secs(2);
+
+/// The database, as a session needs it.
+pub(super) trait Database: Clone + Send + 'static {
+    /// A connection for questions.
+    type Catalog: Look;
+
+    /// Opens one.
+    fn catalog(&self) -> impl Future<Output = Result<Self::Catalog, CatalogError>> + Send;
+
+    /// Opens a connection for replication; see [`Connection::open`].
+    fn connect(
+        &self,
+        link_timeout: Duration,
+        row_bytes_max: usize,
+    ) -> impl Future<Output = Result<Connection, ConnectionError>> + Send;
+}
+
+/// A connection for questions.
+pub(super) trait Look: Send + 'static {
+    /// Asks for everything that `target` names.
+    fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
+
+    /// Resolves when the connection has ended.
+    fn closed(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+impl Database for Conninfo {
+    type Catalog = Catalog;
+
+    async fn catalog(&self) -> Result<Catalog, CatalogError> {
+        Catalog::open(self).await
+    }
+
+    async fn connect(
+        &self,
+        link_timeout: Duration,
+        row_bytes_max: usize,
+    ) -> Result<Connection, ConnectionError> {
+        Connection::open(self, link_timeout, row_bytes_max).await
+    }
+}
+
+impl Look for Catalog {
+    async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
+        Catalog::look(self, target).await
+    }
+
+    async fn closed(&mut self) {
+        Catalog::closed(self).await;
+    }
+}
 
 /// What a pipeline remembers from one connection to the next, to notice another history.
 #[derive(Debug, Default)]
@@ -103,6 +154,7 @@ enum Wait {
 /// meanwhile.
 pub(super) async fn open<'s>(
     settings: &'s PipelineSettings,
+    database: &impl Database,
     core: &mut Core,
     sink: &mut impl Sink,
     memory: &mut Memory,
@@ -111,18 +163,19 @@ pub(super) async fn open<'s>(
     tokio::select! {
         biased;
         () = drain_ordered(orders) => Ok(None),
-        session = start(settings, core, sink, memory) => session.map(Some),
+        session = start(settings, database, core, sink, memory) => session.map(Some),
     }
 }
 
 async fn start<'s>(
     settings: &'s PipelineSettings,
+    database: &impl Database,
     core: &mut Core,
     sink: &mut impl Sink,
     memory: &mut Memory,
 ) -> Result<Session<'s>, PipelineError> {
     let target = &settings.target;
-    let catalog = Catalog::open(&settings.postgres).await?;
+    let catalog = database.catalog().await?;
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
         return Err(problem.into());
@@ -151,7 +204,7 @@ async fn start<'s>(
     };
 
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
-    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+    let mut connection = database.connect(limit, row_bytes).await?;
     let identity = connection.identify().await?;
     match &memory.system_id {
         Some(expected) if *expected != identity.system_id => {
@@ -188,7 +241,10 @@ async fn start<'s>(
             init: target.outbox.init(),
         })?
         .confirmed;
-    memory.check_slot(target, resume)?;
+    if checkpoint.is_none() {
+        // A checkpoint knows better than our memory, which another instance may have outrun.
+        memory.check_slot(target, resume)?;
+    }
     core.reconnected(resume);
     let now = Instant::now();
     let ledger = match checkpoint {
@@ -215,7 +271,7 @@ async fn start<'s>(
     info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
 
     let mut lookout = JoinSet::new();
-    lookout.spawn(look_out(settings.postgres.clone(), target.clone(), catalog));
+    lookout.spawn(look_out(database.clone(), target.clone(), catalog));
     Ok(Session {
         settings,
         connection,
@@ -243,11 +299,11 @@ enum Sighting {
 /// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
 /// halts the pipeline by itself; looking at the catalog is the second line. That a server is
 /// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
-async fn look_out(postgres: Conninfo, target: Target, mut catalog: Catalog) -> Sighting {
+async fn look_out<D: Database>(database: D, target: Target, mut catalog: D::Catalog) -> Sighting {
     loop {
         let mut reopen = timeout(PUBLICATION, catalog.closed()).await.is_ok();
         while reopen {
-            match Catalog::open(&postgres).await {
+            match database.catalog().await {
                 Ok(open) => {
                     catalog = open;
                     reopen = false;

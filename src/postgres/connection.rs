@@ -133,7 +133,13 @@ impl Connection {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let session = dial::replication(conninfo, &startup).await?;
-        Ok(Self {
+        Ok(Self::over(session, row_bytes_max))
+    }
+
+    /// The connection that a session is.
+    #[must_use]
+    pub fn over(session: dial::Session, row_bytes_max: usize) -> Self {
+        Self {
             socket: session.socket,
             buffer: session.buffer,
             consumed: 0,
@@ -141,7 +147,7 @@ impl Connection {
             last_heard: Instant::now(),
             row_bytes_max,
             host: session.host,
-        })
+        }
     }
 
     /// `IDENTIFY_SYSTEM`

@@ -22,6 +22,9 @@ pub enum Socket {
     Tcp(TcpStream),
     /// TLS over TCP.
     Tls(SslStream<TcpStream>),
+    /// A pipe to a simulated server.
+    #[cfg(test)]
+    Memory(tokio::io::DuplexStream),
 }
 
 /// Where to connect to.
@@ -75,6 +78,8 @@ macro_rules! each {
             Socket::Unix($stream) => $call,
             Socket::Tcp($stream) => $call,
             Socket::Tls($stream) => $call,
+            #[cfg(test)]
+            Socket::Memory($stream) => $call,
         }
     };
 }

@@ -168,7 +168,7 @@ impl<'a> Wire<'a> {
             Socket::Tls(stream) if conninfo.channel_binding != ChannelBinding::Disable => {
                 tls::server_end_point(stream.ssl())
             }
-            Socket::Tls(_) | Socket::Tcp(_) | Socket::Unix(_) => None,
+            _ => None,
         };
         let plus = offered.contains(&sasl::SCRAM_SHA_256_PLUS);
         let (mechanism, binding) = match end_point {
@@ -192,9 +192,9 @@ impl<'a> Wire<'a> {
             && mechanism != sasl::SCRAM_SHA_256_PLUS
         {
             let reason = match (&self.socket, plus) {
-                (Socket::Unix(_) | Socket::Tcp(_), _) => "the connection has no TLS",
                 (Socket::Tls(_), false) => "the server does not offer SCRAM-SHA-256-PLUS",
                 (Socket::Tls(_), true) => "the server's certificate has no hash to bind to",
+                _ => "the connection has no TLS",
             };
             return Err(DialError::ChannelBinding {
                 host: self.host.to_owned(),

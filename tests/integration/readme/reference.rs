@@ -315,6 +315,26 @@ fn links_lead_somewhere() {
     }
 }
 
+/// Names of tests look like `module::name`; tables are `log` and `table` of one.
+#[test]
+fn tests_that_the_guarantees_name_are_there() {
+    let guarantees = include_str!("../../../docs/guarantees.md");
+    let named: BTreeSet<_> = in_backticks(guarantees)
+        .into_iter()
+        .filter(|name| name.contains("::") && !name.ends_with(':'))
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    let mut sources = String::new();
+    for folder in ["src", "tests/integration"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        read_sources(&folder, &mut sources);
+    }
+    for name in named {
+        let function = format!("fn {}(", name.rsplit("::").next().unwrap());
+        assert!(sources.contains(&function), "no test {name}");
+    }
+}
+
 fn is_in_repository(path: &str) -> bool {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()
 }

@@ -1,0 +1,389 @@
+//! The whole pipeline against a simulated PostgreSQL and Kafka, in simulated time.
+//!
+//! Everything but the two servers is the program's own: [`run_into`] with its reconnects and
+//! remedies, the session, the protocol's bytes, the core, the watermark, the checkpoints. A seed
+//! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
+//! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
+//! whose answers are lost, instances that are taken for dead and come back. Rules are checked while
+//! it runs and in the end.
+//!
+//! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
+
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use self::broker::SimSink;
+use self::world::{SYSTEM_ID, Shared};
+use super::checkpoint::{Checkpoint, Standing};
+use super::session::{Database, Look};
+use super::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
+use super::{Order, PipelineError, run_into};
+use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::{
+    CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable,
+};
+use crate::postgres::connection::{Connection, ConnectionError};
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::dial::{self, ServerError, Socket};
+use crate::postgres::target::{Outbox, Target};
+
+mod broker;
+mod walsender;
+mod world;
+
+/// Seeds that `cargo test` runs in each mode.
+const SEEDS: u64 = 5_000;
+/// Longer than any outage and any delay between attempts together.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+#[derive(Clone)]
+struct SimDatabase(Shared);
+
+impl Database for SimDatabase {
+    type Catalog = Self;
+
+    async fn catalog(&self) -> Result<Self, CatalogError> {
+        if self.0.lock().database.is_up {
+            return Ok(self.clone());
+        }
+        Err(CatalogError::Server(Box::new(ServerError {
+            code: "57P03".to_owned(),
+            ..ServerError::default()
+        })))
+    }
+
+    async fn connect(&self, _: Duration, row_bytes: usize) -> Result<Connection, ConnectionError> {
+        if !self.0.lock().database.is_up {
+            return Err(ConnectionError::Closed);
+        }
+        let session = dial::Session {
+            socket: Socket::Memory(walsender::connect(&self.0)),
+            buffer: BytesMut::new(),
+            parameters: std::collections::HashMap::default(),
+            backend_pid: 1,
+            secret: 1,
+            host: "sim".to_owned(),
+        };
+        Ok(Connection::over(session, row_bytes))
+    }
+}
+
+impl Look for SimDatabase {
+    async fn look(&self, _: &Target) -> Result<Observed, CatalogError> {
+        let world = self.0.lock();
+        let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
+        Ok(Observed {
+            version: 150_000,
+            database: "sim".to_owned(),
+            user: "sim".to_owned(),
+            may_replicate: true,
+            wal_level: "logical".to_owned(),
+            slot_wal_keep: None,
+            table: Some(ObservedTable {
+                kind: "r".to_owned(),
+                persistence: "p".to_owned(),
+                columns: [
+                    ("id", 20),
+                    ("aggregatetype", 25),
+                    ("aggregateid", 25),
+                    ("payload", 25),
+                ]
+                .map(column)
+                .to_vec(),
+                refuses_update: true,
+            }),
+            has_publish: false,
+            publication: Some(ObservedPublication {
+                inserts: true,
+                has_table: true,
+                via_root: true,
+                ..ObservedPublication::default()
+            }),
+            slot: Some(ObservedSlot {
+                plugin: Some("pgoutput".to_owned()),
+                database: Some("sim".to_owned()),
+                active_pid: world.database.active.map(|_| 1),
+                confirmed: world.database.confirmed,
+                wal_status: Some("reserved".to_owned()),
+                temporary: false,
+                two_phase: false,
+            }),
+        })
+    }
+
+    async fn closed(&mut self) {
+        std::future::pending().await
+    }
+}
+
+fn settings(exactly_once: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
+    PipelineSettings {
+        name: "sim".to_owned(),
+        postgres: Conninfo::parse("host=/nowhere user=sim dbname=sim", &|_| None)
+            .expect("conninfo"),
+        target: Target {
+            outbox: Outbox::Table("public.outbox".parse().expect("table")),
+            publication: "sim".to_owned(),
+            slot: "sim".to_owned(),
+        },
+        outbox: OutboxSettings::default(),
+        sink: SinkSettings::Stdout,
+        delivery: match exactly_once {
+            false => Delivery::AtLeastOnce,
+            true => Delivery::ExactlyOnce(CheckpointSettings {
+                topic: "checkpoints".to_owned(),
+                replication: 1,
+            }),
+        },
+        window_records: dice.u64(1..60),
+        window_bytes: 1 << 20,
+        row_bytes_max: 1 << 20,
+        link_timeout: Duration::from_secs(60),
+        drain_timeout: Duration::from_millis(dice.u64(0..3000)),
+    }
+}
+
+/// A running Walpost.
+struct Instance {
+    run: Pin<Box<dyn Future<Output = Result<(), PipelineError>>>>,
+    orders: watch::Sender<Order>,
+    is_frozen: bool,
+    ended: Option<Result<(), PipelineError>>,
+}
+
+impl Instance {
+    fn start(shared: &Shared, settings: &PipelineSettings) -> Self {
+        let (orders, receiver) = watch::channel(Order::Run);
+        let (shared, settings) = (shared.clone(), settings.clone());
+        let database = SimDatabase(shared.clone());
+        let run = async move {
+            run_into(&settings, &database, receiver, |deliveries| {
+                Ok(SimSink::new(
+                    shared.clone(),
+                    settings.window_records,
+                    deliveries,
+                ))
+            })
+            .await
+        };
+        Self {
+            run: Box::pin(run),
+            orders,
+            is_frozen: false,
+            ended: None,
+        }
+    }
+}
+
+struct Simulation {
+    shared: Shared,
+    settings: PipelineSettings,
+    instances: Vec<Instance>,
+}
+
+impl Simulation {
+    /// Lets all that are not frozen run, for so long or until all have ended.
+    async fn run(&mut self, within: Duration) {
+        let instances = &mut self.instances;
+        let all = std::future::poll_fn(|context| {
+            let mut left = false;
+            for instance in instances.iter_mut().filter(|instance| !instance.is_frozen) {
+                if instance.ended.is_none() {
+                    match instance.run.as_mut().poll(context) {
+                        Poll::Ready(ended) => instance.ended = Some(ended),
+                        Poll::Pending => left = true,
+                    }
+                }
+            }
+            if left { Poll::Pending } else { Poll::Ready(()) }
+        });
+        let _ = timeout(within, all).await;
+        for instance in &self.instances {
+            if let Some(Err(error)) = &instance.ended {
+                self.shared.lock().break_rule(format!("halted: {error}"));
+            }
+        }
+    }
+
+    async fn run_a_while(&mut self) {
+        let millis = self.shared.lock().dice.u64(0..250);
+        self.run(Duration::from_millis(millis)).await;
+    }
+
+    fn start(&mut self) {
+        let instance = Instance::start(&self.shared, &self.settings);
+        self.instances.push(instance);
+    }
+
+    async fn stop(&mut self) {
+        for instance in &mut self.instances {
+            instance.is_frozen = false;
+            instance.orders.send_replace(Order::Drain);
+        }
+        self.run(PATIENCE).await;
+        if self
+            .instances
+            .iter()
+            .any(|instance| instance.ended.is_none())
+        {
+            self.shared.lock().break_rule("it does not stop".to_owned());
+        }
+        self.instances.clear();
+    }
+
+    async fn fault(&mut self) {
+        let kind = self.shared.lock().dice.u8(0..9);
+        match kind {
+            // A crash.
+            0 | 1 => {
+                self.instances.clear();
+                self.start();
+            }
+            2 => {
+                self.stop().await;
+                self.start();
+            }
+            // The connection is lost, and the server knows it.
+            3 => self.shared.lock().database.active = None,
+            4 => {
+                {
+                    let mut world = self.shared.lock();
+                    world.crash_database();
+                    world.database.is_up = false;
+                }
+                self.run_a_while().await;
+                self.shared.lock().database.is_up = true;
+            }
+            5 => {
+                self.shared.lock().cluster.is_up = false;
+                let seconds = self.shared.lock().dice.u64(0..90);
+                self.run(Duration::from_secs(seconds)).await;
+                self.shared.lock().cluster.is_up = true;
+            }
+            6 => self.shared.lock().fail_over(),
+            // Taken for dead, and back later.
+            7 if self.settings.delivery != Delivery::AtLeastOnce => {
+                self.instances
+                    .iter_mut()
+                    .for_each(|instance| instance.is_frozen = true);
+                self.shared.lock().database.active = None;
+                self.start();
+                self.run_a_while().await;
+                self.instances
+                    .iter_mut()
+                    .for_each(|instance| instance.is_frozen = false);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Commits now and then.
+async fn write(shared: Shared) {
+    let count = shared.lock().dice.usize(5..60);
+    for _ in 0..count {
+        let pause = {
+            let mut world = shared.lock();
+            match world.chance(15) {
+                true => world.write_other_log(),
+                false => world.commit(),
+            }
+            world.dice.u64(0..30_000)
+        };
+        shared.changed.notify_waiters();
+        sleep(Duration::from_micros(pause)).await;
+    }
+}
+
+async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
+    let shared = Shared::new(seed, exactly_once);
+    let settings = {
+        let mut world = shared.lock();
+        let standing = Standing {
+            system_id: SYSTEM_ID.to_owned(),
+            timeline: 1,
+            history: Vec::new(),
+            slot: "sim".to_owned(),
+            confirmed: world.database.confirmed,
+        };
+        world.cluster.checkpoint = Some(Checkpoint::first(1, &standing));
+        settings(exactly_once, &mut world.dice)
+    };
+    let mut simulation = Simulation {
+        shared: shared.clone(),
+        settings,
+        instances: Vec::new(),
+    };
+    let writer = tokio::spawn(write(shared.clone()));
+    simulation.start();
+    let faults = shared.lock().dice.usize(0..7);
+    for _ in 0..faults {
+        simulation.run_a_while().await;
+        simulation.fault().await;
+    }
+    // Nothing breaks any more: all has to come to an end.
+    let began = tokio::time::Instant::now();
+    while !writer.is_finished() || !shared.lock().is_settled() {
+        simulation.run(Duration::from_millis(500)).await;
+        let mut world = shared.lock();
+        if world.broken.is_some() || began.elapsed() > PATIENCE {
+            let (confirmed, end) = (world.database.confirmed, world.database.end);
+            world.break_rule(format!("it does not end: confirmed {confirmed} of {end}"));
+            break;
+        }
+    }
+    simulation.stop().await;
+    let mut world = shared.lock();
+    world.judge();
+    world.broken.take().map_or(Ok(()), Err)
+}
+
+fn simulate(seed: u64, exactly_once: bool) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let outcome = runtime.block_on(scenario(seed, exactly_once));
+    if let Err(broken) = outcome {
+        let mode = if exactly_once { "exactly" } else { "at-least" };
+        panic!("{broken}\nreplay: ./dev sim --seed {seed} ({mode}-once)");
+    }
+}
+
+/// Runs the seeds that the environment names, or those of every test run.
+fn simulate_all(exactly_once: bool) {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse().expect(name))
+    };
+    if let Some(seed) = number("SIM_SEED") {
+        // Shown where it fails, or with --nocapture.
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_test_writer()
+            .try_init();
+        return simulate(seed, exactly_once);
+    }
+    let from = number("SIM_FROM").unwrap_or(0);
+    let count = number("SIM_SEEDS").unwrap_or(SEEDS);
+    for seed in from..from + count {
+        simulate(seed, exactly_once);
+    }
+}
+
+#[test]
+fn at_least_once_loses_nothing_and_keeps_the_order() {
+    simulate_all(false);
+}
+
+#[test]
+fn exactly_once_has_each_event_once() {
+    simulate_all(true);
+}

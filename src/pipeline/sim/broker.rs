@@ -1,0 +1,252 @@
+//! A simulated producer and its brokers: late, in any order between partitions, and failing.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::world::{PARTITIONS, Shared};
+use crate::outbox::Record;
+use crate::pipeline::checkpoint::Checkpoint;
+use crate::pipeline::sink::{Commit, Preparation, Produced, Sink, SinkError, TakeOver};
+use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
+
+/// A producer. When it is dropped, what it still has may or may not arrive.
+pub(super) struct SimSink {
+    producer: Arc<Producer>,
+    window_records: usize,
+    known: BTreeSet<String>,
+}
+
+struct Producer {
+    shared: Shared,
+    deliveries: Arc<Deliveries>,
+    state: Mutex<State>,
+    is_gone: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Taken and not appended, by partition.
+    queued: [VecDeque<(u64, Tag)>; PARTITIONS],
+    /// Appended, and not yet told.
+    appended: Vec<Tag>,
+    /// Exactly-once: the epoch it has taken over with, and its open transaction.
+    epoch: u64,
+    transaction: Option<u64>,
+    has_failed: bool,
+}
+
+impl SimSink {
+    pub(super) fn new(shared: Shared, window_records: u64, deliveries: Arc<Deliveries>) -> Self {
+        let producer = Arc::new(Producer {
+            shared,
+            deliveries,
+            state: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+        });
+        tokio::spawn(work(Arc::clone(&producer)));
+        Self {
+            producer,
+            window_records: usize::try_from(window_records).expect("few"),
+            known: BTreeSet::new(),
+        }
+    }
+}
+
+/// Delivers, a few records at a time.
+async fn work(producer: Arc<Producer>) {
+    loop {
+        let pause = producer.shared.lock().dice.u64(100..4000);
+        sleep(Duration::from_micros(pause)).await;
+        if producer.is_gone.load(Ordering::SeqCst) {
+            return;
+        }
+        producer.step();
+    }
+}
+
+impl Producer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step(&self) {
+        let mut told = Vec::new();
+        {
+            let mut state = self.lock();
+            let mut world = self.shared.lock();
+            if state.has_failed || !world.cluster.is_up {
+                return;
+            }
+            if state.epoch != 0 && world.cluster.epoch != state.epoch {
+                drop(world);
+                self.fail(&mut state, "fenced");
+                return;
+            }
+            for partition in 0..PARTITIONS {
+                let ready = state.queued[partition].len();
+                let count = world.dice.usize(0..=ready);
+                for (id, tag) in state.queued[partition].drain(..count).collect::<Vec<_>>() {
+                    world.cluster.append(partition, id, state.transaction);
+                    state.appended.push(tag);
+                }
+            }
+            if !state.appended.is_empty() && world.dice.u16(0..400) == 0 {
+                // What was appended is not told: the answer was lost.
+                drop(world);
+                self.fail(&mut state, "the broker went away");
+                return;
+            }
+            let count = world.dice.usize(0..=state.appended.len());
+            for _ in 0..count {
+                let which = world.dice.usize(0..state.appended.len());
+                told.push(state.appended.swap_remove(which));
+            }
+        }
+        self.deliveries.delivered(told);
+    }
+
+    fn fail(&self, state: &mut State, reason: &str) {
+        state.has_failed = true;
+        self.deliveries.failed_with(DeliveryFailure {
+            reason: reason.to_owned(),
+            permanent: false,
+        });
+    }
+
+    fn is_flushed(&self) -> bool {
+        let state = self.lock();
+        state.appended.is_empty() && state.queued.iter().all(VecDeque::is_empty)
+    }
+
+    async fn pause(&self, micros: std::ops::Range<u64>) {
+        let pause = self.shared.lock().dice.u64(micros);
+        sleep(Duration::from_micros(pause)).await;
+    }
+
+    async fn take_over(&self) -> Result<Option<Checkpoint>, SinkError> {
+        self.pause(100..20_000).await;
+        let mut world = self.shared.lock();
+        if world.chance(3) {
+            return Err(SinkError::Broken("take-over".to_owned()));
+        }
+        let epoch = world.cluster.take_over();
+        let transaction = world.cluster.begin();
+        let found = world.cluster.checkpoint.clone();
+        drop(world);
+        let mut state = self.lock();
+        state.epoch = epoch;
+        state.transaction = Some(transaction);
+        Ok(found)
+    }
+
+    async fn commit(&self, checkpoint: Checkpoint) -> Result<(), SinkError> {
+        while !self.is_flushed() {
+            if self.lock().has_failed {
+                return Err(SinkError::Broken("abort".to_owned()));
+            }
+            self.pause(100..1000).await;
+        }
+        self.pause(100..10_000).await;
+        let mut state = self.lock();
+        let mut world = self.shared.lock();
+        let Some(number) = state.transaction.take() else {
+            return Err(SinkError::Broken("no transaction".to_owned()));
+        };
+        if world.cluster.epoch != state.epoch || state.has_failed {
+            return Err(SinkError::Fenced("commit".to_owned()));
+        }
+        let fate = world.dice.u8(0..100);
+        let checkpoint = (fate != 0).then_some(checkpoint);
+        if !world.cluster.end(number, checkpoint) {
+            return Err(SinkError::Fenced("commit".to_owned()));
+        }
+        if fate < 3 {
+            // Aborted, or committed and the answer was lost.
+            return Err(SinkError::Broken("commit".to_owned()));
+        }
+        state.transaction = Some(world.cluster.begin());
+        Ok(())
+    }
+}
+
+impl Sink for SimSink {
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
+        if !self.known.contains(record.topic) {
+            return Ok(Produced::NewTopic);
+        }
+        if self.producer.shared.lock().chance(2) {
+            return Ok(Produced::Full);
+        }
+        let number = |bytes: Option<&[u8]>| -> u64 {
+            let text = std::str::from_utf8(bytes.unwrap_or_default());
+            text.ok()
+                .and_then(|text| text.parse().ok())
+                .expect("a number")
+        };
+        let partition = usize::try_from(number(record.key)).expect("a partition");
+        let id = number(record.payload);
+        let mut state = self.producer.lock();
+        state.queued[partition].push_back((id, tag));
+        let queued = state.queued.iter().map(VecDeque::len).sum::<usize>();
+        let held = queued + state.appended.len();
+        if held > self.window_records {
+            let text = format!(
+                "{held} records are in flight, and the window has {}",
+                self.window_records
+            );
+            self.producer.shared.lock().break_rule(text);
+        }
+        Ok(Produced::Taken)
+    }
+
+    fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn prepare(&mut self, _topic: &str) -> Preparation {
+        let producer = Arc::clone(&self.producer);
+        Box::pin(async move {
+            producer.pause(100..5000).await;
+            Ok(PARTITIONS)
+        })
+    }
+
+    fn prepared(&mut self, topic: &str, _partitions: usize) -> Result<(), SinkError> {
+        self.known.insert(topic.to_owned());
+        Ok(())
+    }
+
+    fn take_over(&mut self) -> TakeOver {
+        let producer = Arc::clone(&self.producer);
+        Box::pin(async move { producer.take_over().await })
+    }
+
+    fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
+        let producer = Arc::clone(&self.producer);
+        let checkpoint = checkpoint.clone();
+        Box::pin(async move { producer.commit(checkpoint).await })
+    }
+}
+
+impl Drop for SimSink {
+    fn drop(&mut self) {
+        self.producer.is_gone.store(true, Ordering::SeqCst);
+        let mut state = self.producer.lock();
+        let mut world = self.producer.shared.lock();
+        if state.has_failed || world.exactly_once && world.cluster.epoch != state.epoch {
+            return;
+        }
+        // What was on the wire arrives, unheard of.
+        for partition in 0..PARTITIONS {
+            let ready = state.queued[partition].len();
+            let count = world.dice.usize(0..=ready);
+            for (id, _) in state.queued[partition].drain(..count).collect::<Vec<_>>() {
+                world.cluster.append(partition, id, state.transaction);
+            }
+        }
+    }
+}

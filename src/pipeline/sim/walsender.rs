@@ -1,0 +1,310 @@
+//! A simulated walsender, down to the bytes of the protocol.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::time::{sleep, timeout};
+
+use super::world::{SYSTEM_ID, Shared, Transaction};
+use crate::postgres::lsn::Lsn;
+
+const OUTBOX: u32 = 16_500;
+/// Room in the pipe, as in a socket's buffer.
+const PIPE: usize = 4096;
+
+/// The client's end of a connection to a walsender; that runs by itself.
+pub(super) fn connect(shared: &Shared) -> DuplexStream {
+    let (client, server) = tokio::io::duplex(PIPE);
+    let (number, cut) = {
+        let mut world = shared.lock();
+        let number = world.database.next_connection;
+        world.database.next_connection += 1;
+        // Most connections last, some are cut amid a message.
+        let cut = world.chance(30).then(|| world.dice.usize(1..20_000));
+        (number, cut.unwrap_or(usize::MAX))
+    };
+    let walsender = Walsender {
+        shared: shared.clone(),
+        number,
+        stream: server,
+        left: cut,
+        input: BytesMut::new(),
+        sent: Lsn::ZERO,
+        described: false,
+    };
+    tokio::spawn(walsender.run());
+    client
+}
+
+struct Walsender {
+    shared: Shared,
+    number: u64,
+    stream: DuplexStream,
+    /// Bytes until the connection is cut.
+    left: usize,
+    input: BytesMut,
+    /// The end of what was sent.
+    sent: Lsn,
+    /// The table was described on this connection.
+    described: bool,
+}
+
+/// The connection has ended.
+struct Ended;
+
+type Going<T> = Result<T, Ended>;
+
+impl Walsender {
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        let number = self.number;
+        let _ = self.serve().await;
+        let mut world = shared.lock();
+        if world.database.active == Some(number) {
+            world.database.active = None;
+        }
+    }
+
+    async fn serve(&mut self) -> Going<()> {
+        loop {
+            let query = self.query().await?;
+            if query == "IDENTIFY_SYSTEM" {
+                let (timeline, end) = {
+                    let world = self.shared.lock();
+                    (world.database.timeline, world.database.end)
+                };
+                let row = [SYSTEM_ID, &timeline.to_string(), &end.to_string(), "sim"];
+                self.answer(&row).await?;
+            } else if query.starts_with("TIMELINE_HISTORY") {
+                let history: String = {
+                    let world = self.shared.lock();
+                    let line = |switch: &crate::pipeline::checkpoint::Switch| {
+                        format!("{}\t{}\tno recovery target\n", switch.timeline, switch.at)
+                    };
+                    world.database.history.iter().map(line).collect()
+                };
+                self.answer(&["history", &history]).await?;
+            } else {
+                return self.replicate().await;
+            }
+        }
+    }
+
+    async fn replicate(&mut self) -> Going<()> {
+        let taken = {
+            let mut world = self.shared.lock();
+            let free = world.database.active.is_none();
+            if free {
+                world.database.active = Some(self.number);
+            }
+            (!free)
+                .then_some(())
+                .map_or(Ok(world.database.confirmed), Err)
+        };
+        let start = match taken {
+            Ok(start) => start,
+            Err(()) => {
+                let error = b"SERROR\0VERROR\0C55006\0Mslot is active for PID 1\0\0";
+                return self.send(b'E', error).await;
+            }
+        };
+        self.send(b'W', &[0, 0, 0]).await?;
+        self.sent = start;
+        let mut next = {
+            let world = self.shared.lock();
+            let skipped = |transaction: &&Transaction| transaction.commit < start;
+            world.database.log.iter().take_while(skipped).count()
+        };
+        let mut idle_at = start;
+        loop {
+            self.hear(Duration::ZERO).await?;
+            let (transaction, end, active, reply, pause) = {
+                let mut world = self.shared.lock();
+                let reply = world.chance(5);
+                let pause = world.dice.u64(0..300);
+                (
+                    world.database.log.get(next).cloned(),
+                    world.database.end,
+                    world.database.active == Some(self.number),
+                    reply,
+                    pause,
+                )
+            };
+            if !active {
+                return Err(Ended);
+            }
+            match transaction {
+                Some(transaction) => {
+                    self.transaction(&transaction).await?;
+                    next += 1;
+                    idle_at = transaction.end;
+                    if reply {
+                        self.keepalive(self.sent, true).await?;
+                    }
+                }
+                None if end > idle_at || reply => {
+                    idle_at = end;
+                    self.sent = self.sent.max(end);
+                    self.keepalive(end, reply).await?;
+                }
+                None => {
+                    let changed = self.shared.changed.clone();
+                    tokio::select! {
+                        () = changed.notified() => {}
+                        heard = self.hear(Duration::from_millis(50)) => heard?,
+                    }
+                }
+            }
+            sleep(Duration::from_micros(pause)).await;
+        }
+    }
+
+    async fn transaction(&mut self, transaction: &Transaction) -> Going<()> {
+        let commit = transaction.commit.0.to_be_bytes();
+        let time = i64::from(transaction.xid).to_be_bytes();
+        let xid = transaction.xid.to_be_bytes();
+        self.sent = self.sent.max(transaction.commit);
+        self.data(&[b"B", &commit[..], &time, &xid].concat())
+            .await?;
+        if !transaction.events.is_empty() && !std::mem::replace(&mut self.described, true) {
+            self.data(&relation()).await?;
+        }
+        for event in &transaction.events {
+            let (id, key) = (event.id.to_string(), event.partition.to_string());
+            let row = [id.as_str(), "order", &key, &id];
+            self.data(&insert(&row)).await?;
+            if self.shared.lock().chance(3) {
+                self.keepalive(transaction.commit, true).await?;
+            }
+            self.hear(Duration::ZERO).await?;
+        }
+        let end = transaction.end.0.to_be_bytes();
+        self.sent = self.sent.max(transaction.end);
+        self.data(&[b"C\0", &commit[..], &end, &time].concat())
+            .await
+    }
+
+    async fn data(&mut self, message: &[u8]) -> Going<()> {
+        let head = [&b"w"[..], &[0; 24]].concat();
+        self.send(b'd', &[&head, message].concat()).await
+    }
+
+    async fn keepalive(&mut self, end: Lsn, reply: bool) -> Going<()> {
+        let body = [&b"k"[..], &end.0.to_be_bytes(), &[0; 8], &[u8::from(reply)]];
+        self.send(b'd', &body.concat()).await
+    }
+
+    async fn answer(&mut self, row: &[&str]) -> Going<()> {
+        let mut body = u16::try_from(row.len())
+            .expect("few")
+            .to_be_bytes()
+            .to_vec();
+        for value in row {
+            body.extend(u32::try_from(value.len()).expect("short").to_be_bytes());
+            body.extend(value.as_bytes());
+        }
+        self.send(b'D', &body).await?;
+        self.send(b'C', b"SIM\0").await?;
+        self.send(b'Z', b"I").await
+    }
+
+    async fn send(&mut self, tag: u8, body: &[u8]) -> Going<()> {
+        let len = u32::try_from(body.len() + 4).expect("short");
+        let message = [&[tag][..], &len.to_be_bytes(), body].concat();
+        let part = &message[..message.len().min(self.left)];
+        self.left -= part.len();
+        // The client reads nothing while it waits for Kafka, but it goes on talking.
+        let mut rest = part;
+        while !rest.is_empty() {
+            match timeout(Duration::from_millis(20), self.stream.write(rest)).await {
+                Ok(Ok(count)) => rest = &rest[count..],
+                Ok(Err(_)) => return Err(Ended),
+                Err(_) => self.hear(Duration::ZERO).await?,
+            }
+        }
+        if self.left == 0 { Err(Ended) } else { Ok(()) }
+    }
+
+    /// Reads what the client says, for so long.
+    async fn hear(&mut self, within: Duration) -> Going<()> {
+        match timeout(within, self.stream.read_buf(&mut self.input)).await {
+            Ok(Ok(1..)) => {}
+            Ok(_) => return Err(Ended),
+            Err(_) => return Ok(()),
+        }
+        while let Some((tag, body)) = self.next_message() {
+            match (tag, body.first()) {
+                (b'd', Some(b'r')) => {
+                    let flushed: [u8; 8] = body[9..17].try_into().expect("a status update");
+                    let lsn = Lsn(u64::from_be_bytes(flushed));
+                    self.shared.lock().confirm(self.number, lsn, self.sent);
+                }
+                (b'c', _) => {
+                    self.send_end().await?;
+                    return Err(Ended);
+                }
+                _ => return Err(Ended),
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_end(&mut self) -> Going<()> {
+        let end = b"c\0\0\0\x04C\0\0\0\x0eCOPY 0 0\0\0Z\0\0\0\x05I";
+        self.stream.write_all(end).await.map_err(|_| Ended)
+    }
+
+    async fn query(&mut self) -> Going<String> {
+        loop {
+            if let Some((tag, body)) = self.next_message() {
+                if tag != b'Q' {
+                    return Err(Ended);
+                }
+                let text = &body[..body.len() - 1];
+                return Ok(String::from_utf8_lossy(text).into_owned());
+            }
+            match self.stream.read_buf(&mut self.input).await {
+                Ok(1..) => {}
+                _ => return Err(Ended),
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Option<(u8, BytesMut)> {
+        let len = self.input.get(1..5)?.try_into().ok()?;
+        let len = usize::try_from(u32::from_be_bytes(len)).ok()? + 1;
+        (self.input.len() >= len).then_some(())?;
+        let message = self.input.split_to(len);
+        let tag = message[0];
+        Some((tag, BytesMut::from(&message[5..])))
+    }
+}
+
+fn relation() -> Vec<u8> {
+    let columns: [(&str, u32); 4] = [
+        ("id", 20),
+        ("aggregatetype", 25),
+        ("aggregateid", 25),
+        ("payload", 25),
+    ];
+    let mut out = [b"R", &OUTBOX.to_be_bytes()[..], b"public\0outbox\0d\0\x04"].concat();
+    for (name, oid) in columns {
+        out.push(0);
+        out.extend(name.as_bytes());
+        out.push(0);
+        out.extend(oid.to_be_bytes());
+        out.extend([255; 4]);
+    }
+    out
+}
+
+fn insert(values: &[&str; 4]) -> Vec<u8> {
+    let mut out = [b"I", &OUTBOX.to_be_bytes()[..], b"N\0\x04"].concat();
+    for value in values {
+        out.push(b't');
+        out.extend(u32::try_from(value.len()).expect("short").to_be_bytes());
+        out.extend(value.as_bytes());
+    }
+    out
+}

@@ -1,0 +1,363 @@
+//! The simulated servers' state, and what is asked of them after each step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::pipeline::checkpoint::{Checkpoint, Switch};
+use crate::postgres::lsn::Lsn;
+
+pub(super) const PARTITIONS: usize = 2;
+pub(super) const SYSTEM_ID: &str = "7000000000000000001";
+
+/// A committed transaction in the log.
+#[derive(Clone, Debug)]
+pub(super) struct Transaction {
+    pub(super) commit: Lsn,
+    pub(super) end: Lsn,
+    pub(super) xid: u32,
+    pub(super) events: Vec<Event>,
+}
+
+/// An event: a number that no other has, and the partition it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) id: u64,
+    pub(super) partition: usize,
+}
+
+/// PostgreSQL.
+pub(super) struct Database {
+    pub(super) timeline: u32,
+    pub(super) history: Vec<Switch>,
+    pub(super) log: Vec<Transaction>,
+    /// The end of the log.
+    pub(super) end: Lsn,
+    next_xid: u32,
+    next_id: u64,
+    /// The slot, as the server knows it, and as it is on its disk.
+    pub(super) confirmed: Lsn,
+    pub(super) on_disk: Lsn,
+    /// The walsender that holds the slot.
+    pub(super) active: Option<u64>,
+    pub(super) next_connection: u64,
+    pub(super) is_up: bool,
+}
+
+/// A record in a partition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stored {
+    pub(super) id: u64,
+    /// The Kafka transaction it is in; none is always visible.
+    transaction: Option<u64>,
+}
+
+/// What became of a Kafka transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Open,
+    Committed,
+    Aborted,
+}
+
+/// Kafka.
+pub(super) struct Cluster {
+    pub(super) partitions: [Vec<Stored>; PARTITIONS],
+    transactions: BTreeMap<u64, Fate>,
+    next_transaction: u64,
+    /// The epoch of the producer that has taken over last.
+    pub(super) epoch: u64,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) is_up: bool,
+}
+
+/// Everything.
+pub(super) struct World {
+    pub(super) dice: fastrand::Rng,
+    pub(super) exactly_once: bool,
+    pub(super) database: Database,
+    pub(super) cluster: Cluster,
+    /// Events of transactions that a failover has lost.
+    pub(super) lost: BTreeSet<u64>,
+    /// What a rule found broken; the first is what counts.
+    pub(super) broken: Option<String>,
+}
+
+/// The world, shared by the tasks of one simulation.
+#[derive(Clone)]
+pub(super) struct Shared {
+    world: Arc<Mutex<World>>,
+    /// Something has changed that a walsender waits for.
+    pub(super) changed: Arc<Notify>,
+}
+
+impl Shared {
+    pub(super) fn new(seed: u64, exactly_once: bool) -> Self {
+        let start = Lsn(0x1000);
+        Self {
+            world: Arc::new(Mutex::new(World {
+                dice: fastrand::Rng::with_seed(seed),
+                exactly_once,
+                database: Database {
+                    timeline: 1,
+                    history: Vec::new(),
+                    log: Vec::new(),
+                    end: start,
+                    next_xid: 700,
+                    next_id: 1,
+                    confirmed: start,
+                    on_disk: start,
+                    active: None,
+                    next_connection: 1,
+                    is_up: true,
+                },
+                cluster: Cluster {
+                    partitions: Default::default(),
+                    transactions: BTreeMap::new(),
+                    next_transaction: 1,
+                    epoch: 0,
+                    checkpoint: None,
+                    is_up: true,
+                },
+                lost: BTreeSet::new(),
+                broken: None,
+            })),
+            changed: Arc::default(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl World {
+    pub(super) fn chance(&mut self, percent: u8) -> bool {
+        self.dice.u8(0..100) < percent
+    }
+
+    pub(super) fn break_rule(&mut self, what: String) {
+        self.broken.get_or_insert(what);
+    }
+
+    /// Commits a transaction.
+    pub(super) fn commit(&mut self) {
+        let count = match self.dice.u8(0..10) {
+            0 => 0,
+            1..8 => self.dice.usize(1..5),
+            _ => self.dice.usize(5..40),
+        };
+        let database = &mut self.database;
+        let events = (0..count)
+            .map(|_| {
+                database.next_id += 1;
+                Event {
+                    id: database.next_id,
+                    partition: self.dice.usize(0..PARTITIONS),
+                }
+            })
+            .collect();
+        // Commit records of neighbours touch each other now and then.
+        let gap = self.dice.u64(0..3) * 8;
+        let commit = Lsn(database.end.0 + gap);
+        let end = Lsn(commit.0 + 0x20);
+        database.next_xid += 1;
+        database.end = end;
+        database.log.push(Transaction {
+            commit,
+            end,
+            xid: database.next_xid,
+            events,
+        });
+    }
+
+    /// Writes log that is nobody's event.
+    pub(super) fn write_other_log(&mut self) {
+        self.database.end.0 += self.dice.u64(1..20) * 8;
+    }
+
+    /// The server crashes: what it knew of the slot is what is on its disk.
+    pub(super) fn crash_database(&mut self) {
+        self.database.confirmed = self.database.on_disk;
+        self.database.active = None;
+    }
+
+    /// A standby is promoted that has the log up to some place, but all that the slot on it knows.
+    pub(super) fn fail_over(&mut self) {
+        // One that had not come as far as an earlier failover would be another history.
+        let since = self
+            .database
+            .history
+            .last()
+            .map_or(Lsn::ZERO, |last| last.at);
+        let log = &self.database.log;
+        let may_go = log.iter().rev().take_while(|t| t.commit >= since).count();
+        let keep = log.len() - self.dice.usize(0..4).min(may_go);
+        let database = &mut self.database;
+        let at = match database.log.get(keep) {
+            Some(first_lost) => first_lost.commit,
+            None => database.end,
+        };
+        for transaction in database.log.drain(keep..) {
+            self.lost
+                .extend(transaction.events.iter().map(|event| event.id));
+        }
+        database.history.push(Switch {
+            timeline: database.timeline,
+            at,
+        });
+        database.timeline += 1;
+        database.end = at;
+        database.confirmed = database.confirmed.min(at);
+        database.on_disk = database.on_disk.min(database.confirmed);
+        database.active = None;
+    }
+
+    /// A client says what is durable.
+    pub(super) fn confirm(&mut self, connection: u64, lsn: Lsn, sent: Lsn) {
+        if self.database.active != Some(connection) || lsn == Lsn::ZERO {
+            return;
+        }
+        if lsn > sent {
+            self.break_rule(format!("{lsn} was confirmed, and {sent} sent"));
+        }
+        let visible = self.visible();
+        let lacking = self.database.log.iter().find_map(|transaction| {
+            let lacks = |event: &&Event| !visible.contains(&event.id);
+            (transaction.end <= lsn).then_some(())?;
+            transaction.events.iter().find(lacks)
+        });
+        if let Some(event) = lacking {
+            let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
+            self.break_rule(text);
+        }
+        self.database.confirmed = self.database.confirmed.max(lsn);
+        if self.chance(30) {
+            self.database.on_disk = self.database.confirmed;
+        }
+    }
+
+    /// The ids of records that a reader of committed records can see.
+    fn visible(&self) -> BTreeSet<u64> {
+        let all = self.cluster.partitions.iter().flatten();
+        all.filter(|stored| self.cluster.is_visible(stored))
+            .map(|stored| stored.id)
+            .collect()
+    }
+
+    /// Everything that was committed is delivered and confirmed.
+    pub(super) fn is_settled(&self) -> bool {
+        let visible = self.visible();
+        let mut events = self.database.log.iter().flat_map(|t| &t.events);
+        events.all(|event| visible.contains(&event.id))
+            && self.database.confirmed >= self.database.end
+    }
+
+    /// Judges what is in Kafka.
+    pub(super) fn judge(&mut self) {
+        for partition in 0..PARTITIONS {
+            if let Err(what) = self.judge_partition(partition) {
+                self.break_rule(format!("partition {partition}: {what}"));
+            }
+        }
+    }
+
+    fn judge_partition(&self, partition: usize) -> Result<(), String> {
+        let events = self.database.log.iter().flat_map(|t| &t.events);
+        let expected: Vec<u64> = events
+            .filter(|event| event.partition == partition)
+            .map(|event| event.id)
+            .collect();
+        let found: Vec<u64> = self.cluster.partitions[partition]
+            .iter()
+            .filter(|stored| self.cluster.is_visible(stored))
+            .map(|stored| stored.id)
+            .filter(|id| !self.lost.contains(id))
+            .collect();
+        if self.exactly_once {
+            return match found == expected {
+                true => Ok(()),
+                false => Err(difference(&found, &expected)),
+            };
+        }
+        let mut furthest = 0;
+        let mut next = 0;
+        for id in &found {
+            let rank = expected.iter().position(|other| other == id);
+            let rank = rank.ok_or_else(|| format!("event {id} was never committed"))?;
+            if rank > next {
+                return Err(format!("event {id} comes before those that it follows"));
+            }
+            next = rank + 1;
+            furthest = furthest.max(next);
+        }
+        match furthest == expected.len() {
+            true => Ok(()),
+            false => Err(format!("event {} is missing", expected[furthest])),
+        }
+    }
+}
+
+fn difference(found: &[u64], expected: &[u64]) -> String {
+    let at = found.iter().zip(expected).position(|(a, b)| a != b);
+    let at = at.unwrap_or(found.len().min(expected.len()));
+    let from = at.saturating_sub(2);
+    let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
+    format!(
+        "from number {from} on it has {} instead of {}; {} instead of {} in all",
+        part(found),
+        part(expected),
+        found.len(),
+        expected.len()
+    )
+}
+
+impl Cluster {
+    fn is_visible(&self, stored: &Stored) -> bool {
+        match stored.transaction {
+            None => true,
+            Some(number) => self.transactions.get(&number) == Some(&Fate::Committed),
+        }
+    }
+
+    /// A producer takes over: whatever an earlier one left open is aborted.
+    pub(super) fn take_over(&mut self) -> u64 {
+        self.epoch += 1;
+        for fate in self.transactions.values_mut() {
+            if *fate == Fate::Open {
+                *fate = Fate::Aborted;
+            }
+        }
+        self.epoch
+    }
+
+    /// Opens a transaction.
+    pub(super) fn begin(&mut self) -> u64 {
+        let number = self.next_transaction;
+        self.next_transaction += 1;
+        self.transactions.insert(number, Fate::Open);
+        number
+    }
+
+    /// Ends one, if it is open still.
+    pub(super) fn end(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
+        match self.transactions.get_mut(&number) {
+            Some(fate @ Fate::Open) => {
+                *fate = match checkpoint {
+                    Some(checkpoint) => {
+                        self.checkpoint = Some(checkpoint);
+                        Fate::Committed
+                    }
+                    None => Fate::Aborted,
+                };
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn append(&mut self, partition: usize, id: u64, transaction: Option<u64>) {
+        self.partitions[partition].push(Stored { id, transaction });
+    }
+}
