@@ -470,3 +470,6 @@ fn clock_micros() -> i64 {
         .unwrap_or_default();
     i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX) - FROM_1970
 }
+
+#[cfg(test)]
+mod tests;

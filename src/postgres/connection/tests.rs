@@ -1,0 +1,139 @@
+//! Servers that mean no good, or are none.
+
+use proptest::prelude::*;
+use tokio::io::DuplexStream;
+
+use super::*;
+
+const ROW_MAX: usize = 10_000;
+
+/// A connection in `CopyBoth`, and the server's end of it.
+fn streaming() -> (Connection, DuplexStream) {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let session = dial::Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::new(),
+        parameters: std::collections::HashMap::default(),
+        backend_pid: 1,
+        secret: 1,
+        host: "here".to_owned(),
+    };
+    (Connection::over(session, ROW_MAX), server)
+}
+
+/// Reads frames of what the server sends until something is wrong with it; then how many there were.
+async fn read(sent: &[u8]) -> (usize, ConnectionError) {
+    let (mut connection, mut server) = streaming();
+    let sent = sent.to_vec();
+    let sending = tokio::spawn(async move {
+        // The client may have gone before all was sent.
+        let _ = server.write_all(&sent).await;
+    });
+    let mut frames = 0;
+    let error = loop {
+        match connection.peek() {
+            Ok(Some(_)) => {
+                frames += 1;
+                connection.consume();
+            }
+            Ok(None) => {
+                if let Err(error) = connection.fill().await {
+                    break error;
+                }
+            }
+            Err(error) => break error,
+        }
+        let room = connection.buffer.capacity();
+        assert!(room <= 4 * (READ_BYTES + ROW_MAX), "{room} bytes are held");
+    };
+    sending.abort();
+    (frames, error)
+}
+
+fn message(tag: u8, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len() + 4).expect("short");
+    [&[tag][..], &len.to_be_bytes(), body].concat()
+}
+
+fn keepalive() -> Vec<u8> {
+    message(b'd', &[&b"k"[..], &[0; 17]].concat())
+}
+
+#[tokio::test]
+async fn a_length_that_no_message_can_have_is_refused() {
+    let with_length = |len: [u8; 4]| [&b"d"[..], &len, b"w"].concat();
+    let error = read(&with_length([0x7f, 0xff, 0xff, 0xff])).await.1;
+    assert!(
+        matches!(error, ConnectionError::TooLarge { bytes, max: ROW_MAX } if bytes == 1 << 31),
+        "{error:?}"
+    );
+    for len in [[0x80, 0, 0, 0], [0xff; 4], [0; 4], [0, 0, 0, 3]] {
+        let error = read(&with_length(len)).await.1;
+        assert!(
+            matches!(error, ConnectionError::Io(_) | ConnectionError::Protocol(_)),
+            "{len:?}: {error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_frame_is_refused() {
+    for body in [
+        &b""[..],
+        b"x",
+        b"w",
+        b"w1234567",
+        b"k",
+        b"k12345678123456781x",
+    ] {
+        let error = read(&message(b'd', body)).await.1;
+        assert!(matches!(error, ConnectionError::Frame(_)), "{error:?}");
+    }
+    for tag in *b"DTZ1QX\0\xff" {
+        let (frames, error) = read(&[keepalive(), message(tag, b"")].concat()).await;
+        assert_eq!(frames, 1);
+        assert!(
+            matches!(error, ConnectionError::Io(_) | ConnectionError::Protocol(_)),
+            "{tag}: {error:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_anywhere_is_closed() {
+    let whole = [
+        keepalive(),
+        message(b'N', b"SWARNING\0C01000\0Mhm\0\0"),
+        keepalive(),
+    ]
+    .concat();
+    for len in 0..=whole.len() {
+        let (frames, error) = read(&whole[..len]).await;
+        assert!(matches!(error, ConnectionError::Closed), "{len}: {error:?}");
+        let complete = usize::from(len >= keepalive().len()) + usize::from(len == whole.len());
+        assert_eq!(frames, complete, "{len}");
+    }
+}
+
+#[tokio::test]
+async fn notices_without_end_take_no_memory() {
+    let notice = message(b'N', b"SWARNING\0C01000\0Mhm\0\0");
+    let (frames, error) = read(&notice.repeat(50_000)).await;
+    assert_eq!(frames, 0);
+    assert!(matches!(error, ConnectionError::Closed), "{error:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    #[test]
+    fn any_bytes_are_frames_or_an_error(
+        good in 0..3_usize,
+        bytes in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let sent = [keepalive().repeat(good), bytes].concat();
+        let (frames, _) = runtime.block_on(read(&sent));
+        prop_assert!(frames >= good);
+    }
+}
