@@ -43,7 +43,8 @@ impl Checkpoints {
             .map_err(|_| KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut))??;
         let admin: AdminClient<DefaultClientContext> =
             leave_producers(self.config.clone()).create()?;
-        let mut wanted = vec![ResourceSpecifier::Broker(shape.broker)];
+        let no_broker = KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerNotAvailable);
+        let mut wanted = vec![ResourceSpecifier::Broker(shape.broker.ok_or(no_broker)?)];
         if shape.replicas.is_some() {
             wanted.push(ResourceSpecifier::Topic(self.topic()));
         }
@@ -81,7 +82,7 @@ impl Checkpoints {
         };
         Ok(Shape {
             brokers: metadata.brokers().len(),
-            broker: metadata.orig_broker_id(),
+            broker: metadata.brokers().first().map(|broker| broker.id()),
             replicas,
         })
     }
@@ -89,8 +90,8 @@ impl Checkpoints {
 
 struct Shape {
     brokers: usize,
-    /// The one that answered.
-    broker: i32,
+    /// One of them.
+    broker: Option<i32>,
     replicas: Option<usize>,
 }
 

@@ -154,6 +154,11 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
         "partitioner",
         "transactional.id",
         "transaction.timeout.ms",
+        "compression.type",
+        "linger.ms",
+        "batch.size",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.kbytes",
     ] {
         config.remove(name);
     }

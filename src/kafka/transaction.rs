@@ -31,6 +31,8 @@ const CALL: Duration = Duration::from_secs(10);
 /// How long others that use the same topic may have a transaction open in it.
 const OTHERS: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
+/// So long a broker may take to hear of a topic that another one has made, or to answer again.
+const NEWS: Duration = Duration::from_secs(10);
 /// After the answer to a commit the brokers still write its markers. A transaction that begins
 /// meanwhile is put off by librdkafka for 20 ms.
 const MARKERS: Duration = Duration::from_millis(2);
@@ -144,7 +146,15 @@ impl Checkpoints {
                 remedy: "name another topic in checkpoint".to_owned(),
             });
         }
-        self.check_policy(topics).await
+        let began = Instant::now();
+        loop {
+            match self.check_policy(topics).await {
+                Err(SinkError::Broken(_)) if began.elapsed() < NEWS => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Asks the cluster for the topic; nothing where no broker answers.
@@ -247,8 +257,18 @@ impl Checkpoints {
         })
     }
 
-    /// The last checkpoint of the pipeline that was committed.
+    /// The last checkpoint of the pipeline that was committed. A reader that fails is made anew.
     fn read(&self) -> Result<Option<Checkpoint>, SinkError> {
+        let began = Instant::now();
+        loop {
+            match self.read_once() {
+                Err(SinkError::Broken(_)) if began.elapsed() < NEWS => std::thread::sleep(PAUSE),
+                result => return result,
+            }
+        }
+    }
+
+    fn read_once(&self) -> Result<Option<Checkpoint>, SinkError> {
         let broken = |error: KafkaError| {
             SinkError::Broken(format!(
                 "checkpoints can't be read from topic {:?}: {}",

@@ -260,7 +260,8 @@ impl Finished {
         assert_eq!(
             self.code,
             Some(code),
-            "exit code; standard error:\n{}",
+            "exit code; standard output and error:\n{}\n{}",
+            self.stdout,
             self.stderr
         );
         self
