@@ -311,48 +311,49 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
     }
 }
 
+/// What checks of that mode are called.
+const EXACTLY_ONCE: &str = "exactly-once";
+
 /// What the mode needs beside what every pipeline needs.
 async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
-    const CHECK: &str = "exactly-once";
     let Some(checkpoints) = Checkpoints::of(settings) else {
         return;
     };
     let examined = match checkpoints.clone().examine().await {
         Ok(examined) => examined,
-        Err(error) => return report.add(CHECK, Outcome::Unreachable, describe(&error)),
+        Err(error) => return report.add(EXACTLY_ONCE, Outcome::Unreachable, describe(&error)),
     };
     brokers_for_transactions(&examined, report);
     if examined.topic_replicas.is_none() {
         let message =
             "the topic for checkpoints is missing and will be created by walpost checkpoint adopt";
-        return report.add(CHECK, Outcome::Failure, message);
+        return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
     match checkpoints.look().await {
         Ok(Some(checkpoint)) => {
             let slot = &settings.target.slot;
             if checkpoint.slot == *slot {
                 let message = format!("there is a checkpoint, safe up to {}", checkpoint.safe_lsn);
-                report.add(CHECK, Outcome::Ok, message);
+                report.add(EXACTLY_ONCE, Outcome::Ok, message);
             } else {
                 let (found, expected) = (slot.clone(), checkpoint.slot);
                 let error = HistoryError::OtherSlot { found, expected };
-                report.add(CHECK, Outcome::Failure, error);
+                report.add(EXACTLY_ONCE, Outcome::Failure, error);
             }
         }
         Ok(None) => report.add(
-            CHECK,
+            EXACTLY_ONCE,
             Outcome::Failure,
             format!(
                 "there is no checkpoint. Before the first start: walpost checkpoint adopt --pipeline {}",
                 settings.name
             ),
         ),
-        Err(error) => report.add(CHECK, of(recovery::of_sink(&error)), error),
+        Err(error) => report.add(EXACTLY_ONCE, of(recovery::of_sink(&error)), error),
     }
 }
 
 fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
-    const CHECK: &str = "exactly-once";
     let Examined {
         brokers, timeout, ..
     } = *examined;
@@ -362,7 +363,7 @@ fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
              transaction.max.timeout.ms of the brokers",
             examined.timeout_max.unwrap_or_default()
         );
-        report.add(CHECK, Outcome::Failure, message);
+        report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
     let mut warnings = Vec::new();
     if brokers > 1 && examined.topic_replicas == Some(1) {
@@ -384,11 +385,11 @@ fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
         );
     }
     for warning in &warnings {
-        report.add(CHECK, Outcome::Warning, warning);
+        report.add(EXACTLY_ONCE, Outcome::Warning, warning);
     }
     if warnings.is_empty() {
         report.add(
-            CHECK,
+            EXACTLY_ONCE,
             Outcome::Ok,
             "the brokers' settings for transactions fit",
         );

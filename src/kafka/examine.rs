@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
-use rdkafka::client::DefaultClientContext;
+use rdkafka::admin::{AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::consumer::Consumer;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
-use super::properties::leave_producers;
 use super::topics::{Lookup, judge};
 use super::transaction::Checkpoints;
 
@@ -41,8 +39,7 @@ impl Checkpoints {
         let shape = asked
             .await
             .map_err(|_| KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut))??;
-        let admin: AdminClient<DefaultClientContext> =
-            leave_producers(self.config.clone()).create()?;
+        let admin = self.topics().admin()?;
         let no_broker = KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerNotAvailable);
         let mut wanted = vec![ResourceSpecifier::Broker(shape.broker.ok_or(no_broker)?)];
         if shape.replicas.is_some() {

@@ -18,7 +18,9 @@ use super::topics::{CreateTopics, Topics};
 use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
 use crate::pipeline::checkpoint::Checkpoint;
-use crate::pipeline::sink::{Commit, Preparation, Produced, Sink, SinkError, TakeOver};
+use crate::pipeline::sink::{
+    Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
+};
 use crate::pipeline::watermark::{Deliveries, Tag};
 
 /// Kafka as a [`Sink`].
@@ -46,7 +48,7 @@ struct Transactions {
     checkpoints: Checkpoints,
     /// The topic for checkpoints, once it has been opened.
     topic: Option<Topic>,
-    /// Partitions of the topics that records were sent to.
+    /// Partitions of topics that no checkpoint has been told of yet.
     partitions: BTreeMap<String, usize>,
     /// The producer has taken over; it can do so only once.
     taken_over: bool,
@@ -167,8 +169,7 @@ impl Sink for KafkaSink {
     }
 
     fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
-        let opened = Topic::open(&self.producer, topic)
-            .map_err(|code| SinkError::Broken(code.to_string()))?;
+        let opened = open(&self.producer, topic)?;
         self.known.insert(topic.into(), opened);
         if let Some(transactions) = &mut self.transactions {
             transactions.partitions.insert(topic.to_owned(), partitions);
@@ -185,7 +186,7 @@ impl Sink for KafkaSink {
             return Box::pin(std::future::ready(Err(SinkError::Broken(again))));
         }
         let checkpoints = transactions.checkpoints.clone();
-        Box::pin(checkpoints.take_over(Arc::clone(&self.producer), self.topics.clone()))
+        Box::pin(checkpoints.take_over(Arc::clone(&self.producer)))
     }
 
     fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
@@ -224,11 +225,11 @@ impl Transactions {
         producer: &Arc<BaseProducer<Context>>,
         checkpoint: &mut Checkpoint,
     ) -> Result<(), SinkError> {
-        for (topic, found) in &self.partitions {
-            let Some(before) = checkpoint.partitions.insert(topic.clone(), *found) else {
-                continue;
-            };
-            if before != *found {
+        for (topic, found) in std::mem::take(&mut self.partitions) {
+            let before = checkpoint.partitions.insert(topic.clone(), found);
+            if let Some(before) = before
+                && before != found
+            {
                 warn!(
                     pipeline = self.checkpoints.pipeline,
                     topic,
@@ -241,18 +242,14 @@ impl Transactions {
         }
         let topic = match &self.topic {
             Some(topic) => topic,
-            None => {
-                let opened = Topic::open(producer, self.checkpoints.topic())
-                    .map_err(|code| SinkError::Broken(code.to_string()))?;
-                self.topic.insert(opened)
-            }
+            None => self.topic.insert(open(producer, self.checkpoints.topic())?),
         };
         self.checkpoints.produce(topic, checkpoint)
     }
 }
 
-fn no_transactions() -> SinkError {
-    SinkError::Broken("this sink has no transactions".to_owned())
+fn open(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Topic, SinkError> {
+    Topic::open(producer, topic).map_err(|code| SinkError::Broken(code.to_string()))
 }
 
 #[cfg(test)]

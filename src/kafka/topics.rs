@@ -6,14 +6,14 @@ use std::time::Duration;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::error::{KafkaResult, RDKafkaErrorCode as Code};
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 use tracing::info;
 
 use super::context::Context;
-use super::properties::describe;
+use super::properties::{describe, leave_producers};
 use crate::pipeline::sink::SinkError;
 
 /// How long a broker that creates topics by itself may take for it.
@@ -148,25 +148,33 @@ impl Topics {
     }
 
     async fn create(&self, topic: &str, create: CreateTopics) -> Result<(), SinkError> {
+        let replication = TopicReplication::Fixed(create.replication);
+        self.make(&NewTopic::new(topic, create.partitions, replication))
+            .await
+    }
+
+    /// A client for what is no record.
+    pub(super) fn admin(&self) -> KafkaResult<AdminClient<DefaultClientContext>> {
+        leave_producers(self.config.clone()).create()
+    }
+
+    /// Makes a topic. That another instance was faster is no failure.
+    pub(super) async fn make(&self, new: &NewTopic<'_>) -> Result<(), SinkError> {
+        let (topic, partitions) = (new.name, new.num_partitions);
         let failed = |reason: String| SinkError::TopicNotCreated {
             topic: topic.to_owned(),
             brokers: self.brokers(),
             reason,
         };
-        let admin: AdminClient<DefaultClientContext> = self
-            .config
-            .create()
-            .map_err(|error| failed(describe(&error)))?;
-        let replication = TopicReplication::Fixed(create.replication);
-        let new = NewTopic::new(topic, create.partitions, replication);
+        let admin = self.admin().map_err(|error| failed(describe(&error)))?;
         let options = AdminOptions::new().operation_timeout(Some(METADATA));
         let answer = admin
-            .create_topics([&new], &options)
+            .create_topics([new], &options)
             .await
             .map_err(|error| failed(describe(&error)))?;
         match answer.into_iter().next() {
             Some(Ok(_)) => {
-                info!(topic, partitions = create.partitions, "topic created");
+                info!(topic, partitions, "topic created");
                 Ok(())
             }
             // Another instance was faster.

@@ -6,15 +6,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
-use rdkafka::client::DefaultClientContext;
+use rdkafka::admin::{AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::{Offset, TopicPartitionList};
-use tracing::info;
 
 use super::context::Context;
 use super::native::{self, Topic};
@@ -92,9 +90,8 @@ impl Checkpoints {
     pub(super) async fn take_over(
         self,
         producer: Arc<BaseProducer<Context>>,
-        topics: Topics,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        self.prepare_topic(&topics).await?;
+        self.prepare_topic().await?;
         blocking(move || {
             init(&producer)?;
             begin(&producer)?;
@@ -107,7 +104,7 @@ impl Checkpoints {
     pub(super) fn produce(&self, to: &Topic, checkpoint: &Checkpoint) -> Result<(), SinkError> {
         let text = checkpoint.encode();
         let record = Record {
-            topic: &self.settings.topic,
+            topic: self.topic(),
             partition: Some(0),
             timestamp_millis: None,
             key: Some(self.pipeline.as_bytes()),
@@ -119,7 +116,8 @@ impl Checkpoints {
     }
 
     /// The topic is there, and keeps the last checkpoint for ever.
-    async fn prepare_topic(&self, topics: &Topics) -> Result<(), SinkError> {
+    async fn prepare_topic(&self) -> Result<(), SinkError> {
+        let topics = self.topics();
         let mut made = false;
         let partitions = loop {
             let asking = self.clone();
@@ -133,7 +131,7 @@ impl Checkpoints {
                     });
                 }
                 Some(Lookup::Missing) if !made => {
-                    self.make_topic(topics).await?;
+                    self.make_topic(&topics).await?;
                     made = true;
                 }
                 Some(Lookup::Missing) | None => tokio::time::sleep(PAUSE).await,
@@ -148,7 +146,7 @@ impl Checkpoints {
         }
         let began = Instant::now();
         loop {
-            match self.check_policy(topics).await {
+            match self.check_policy(&topics).await {
                 Err(SinkError::Broken(_)) if began.elapsed() < NEWS => {
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -180,59 +178,33 @@ impl Checkpoints {
             .create()
     }
 
-    fn admin(&self, topics: &Topics) -> Result<AdminClient<DefaultClientContext>, SinkError> {
-        let config = leave_producers(self.config.clone());
-        config
-            .create()
-            .map_err(|error| self.not_created(topics, describe(&error)))
-    }
-
-    fn not_created(&self, topics: &Topics, reason: String) -> SinkError {
-        SinkError::TopicNotCreated {
-            topic: self.settings.topic.clone(),
-            brokers: topics.brokers(),
-            reason,
-        }
+    /// The cluster's topics.
+    pub(super) fn topics(&self) -> Topics {
+        Topics::new(self.config.clone(), None)
     }
 
     async fn make_topic(&self, topics: &Topics) -> Result<(), SinkError> {
-        let admin = self.admin(topics)?;
-        let new = NewTopic::new(
-            &self.settings.topic,
-            1,
-            TopicReplication::Fixed(self.settings.replication),
-        )
-        .set("cleanup.policy", "compact")
-        .set("segment.bytes", SEGMENT_BYTES);
-        let options = AdminOptions::new().operation_timeout(Some(CALL));
-        let answer = admin
-            .create_topics([&new], &options)
-            .await
-            .map_err(|error| self.not_created(topics, describe(&error)))?;
-        match answer.into_iter().next() {
-            Some(Ok(_)) => {
-                info!(topic = self.settings.topic, "topic for checkpoints created");
-                Ok(())
-            }
-            // Another instance was faster.
-            None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(()),
-            Some(Err((_, code))) => Err(self.not_created(topics, code.to_string())),
-        }
+        let replication = TopicReplication::Fixed(self.settings.replication);
+        let new = NewTopic::new(self.topic(), 1, replication)
+            .set("cleanup.policy", "compact")
+            .set("segment.bytes", SEGMENT_BYTES);
+        topics.make(&new).await
     }
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {
         const POLICY: &str = "cleanup.policy";
-        let admin = self.admin(topics)?;
         let options = AdminOptions::new().request_timeout(Some(CALL));
-        let topic = ResourceSpecifier::Topic(&self.settings.topic);
-        let answer = admin.describe_configs([&topic], &options).await;
+        let topic = ResourceSpecifier::Topic(self.topic());
         let unknown = |reason: String| {
             SinkError::Broken(format!(
                 "the settings of topic {:?} can't be looked up: {reason}",
-                self.settings.topic
+                self.topic()
             ))
         };
-        let found = answer
+        let admin = topics.admin().map_err(|error| unknown(describe(&error)))?;
+        let found = admin
+            .describe_configs([&topic], &options)
+            .await
             .map_err(|error| unknown(describe(&error)))?
             .into_iter()
             .next()
@@ -246,13 +218,13 @@ impl Checkpoints {
             return Ok(());
         }
         Err(SinkError::CheckpointTopic {
-            topic: self.settings.topic.clone(),
+            topic: self.topic().to_owned(),
             found: format!("its {POLICY} is {policy}, expected compact"),
             remedy: format!(
                 "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {} --add-config \
                  {POLICY}=compact",
                 topics.brokers(),
-                self.settings.topic
+                self.topic()
             ),
         })
     }
@@ -272,20 +244,20 @@ impl Checkpoints {
         let broken = |error: KafkaError| {
             SinkError::Broken(format!(
                 "checkpoints can't be read from topic {:?}: {}",
-                self.settings.topic,
+                self.topic(),
                 describe(&error)
             ))
         };
         let (low, end) = self
             .consumer("read_uncommitted")
-            .and_then(|any| any.fetch_watermarks(&self.settings.topic, 0, CALL))
+            .and_then(|any| any.fetch_watermarks(self.topic(), 0, CALL))
             .map_err(broken)?;
         let committed = self.consumer("read_committed").map_err(broken)?;
         // What is behind a transaction that is open is not shown, and it could be our last
         // checkpoint behind another pipeline's.
         let began = Instant::now();
         while committed
-            .fetch_watermarks(&self.settings.topic, 0, CALL)
+            .fetch_watermarks(self.topic(), 0, CALL)
             .map_err(broken)?
             .1
             < end
@@ -294,7 +266,7 @@ impl Checkpoints {
                 return Err(SinkError::Broken(format!(
                     "a transaction is open in topic {:?} for more than {OTHERS:?}: see kafka-transactions.sh \
                      find-hanging",
-                    self.settings.topic
+                    self.topic()
                 )));
             }
             std::thread::sleep(PAUSE);
@@ -307,7 +279,7 @@ impl Checkpoints {
                 return Checkpoint::decode(&text).map(Some).map_err(|error| {
                     SinkError::Checkpoint {
                         pipeline: self.pipeline.clone(),
-                        place: format!("topic {:?}, offset {offset}", self.settings.topic),
+                        place: format!("topic {:?}, offset {offset}", self.topic()),
                         error,
                     }
                 });
@@ -331,7 +303,7 @@ impl Checkpoints {
             return Ok(found);
         }
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(&self.settings.topic, 0, Offset::Offset(from))?;
+        list.add_partition_offset(self.topic(), 0, Offset::Offset(from))?;
         consumer.assign(&list)?;
         loop {
             match consumer.poll(CALL) {

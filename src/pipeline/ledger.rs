@@ -60,7 +60,7 @@ impl Ledger {
         if self.is_committing() {
             return None;
         }
-        let moved = core.watermark.received() > self.checkpoint.safe_lsn;
+        let moved = self.has_moved(core);
         let due = self.commits.due(now, core.watermark.sent(), moved, busy)?;
         if due > now {
             return Some(due);
@@ -84,8 +84,12 @@ impl Ledger {
 
     /// There is something that was not committed.
     pub(super) fn is_behind(&self, core: &Core) -> bool {
+        self.has_moved(core) || self.commits.has_records(core.watermark.sent())
+    }
+
+    /// More may be confirmed after the next checkpoint than after the last one.
+    fn has_moved(&self, core: &Core) -> bool {
         core.watermark.received() > self.checkpoint.safe_lsn
-            || self.commits.has_records(core.watermark.sent())
     }
 
     /// Resolves when the commit that is under way has succeeded; never without one.

@@ -345,10 +345,13 @@ impl Session<'_> {
         let mut wait = Wait::Nothing;
         let mut drain_until: Option<Instant> = None;
         loop {
-            let many = core.watermark.in_flight().records > COMPANY;
-            if matches!(wait, Wait::Nothing) && !self.is_committing() {
+            let takes = matches!(wait, Wait::Nothing) && !self.is_committing();
+            if takes {
                 wait = self.frames(core, sink, drain_until.is_some())?;
-                let busy = many || self.pace.is_fast(Instant::now());
+            }
+            let many = core.watermark.in_flight().records > COMPANY;
+            let busy = many || self.pace.is_fast(Instant::now());
+            if takes {
                 sink.flush(busy)?;
             }
             let reads = matches!(wait, Wait::Nothing)
@@ -370,7 +373,7 @@ impl Session<'_> {
             let mut next = self.keep_in_touch(core, memory, now).await?;
             sink.tend();
             if let Some(ledger) = &mut self.ledger
-                && let Some(due) = ledger.tend(core, sink, now, many || self.pace.is_fast(now))
+                && let Some(due) = ledger.tend(core, sink, now, busy)
             {
                 next = next.min(due);
             }

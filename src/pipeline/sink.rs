@@ -62,7 +62,8 @@ pub type TakeOver = Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkE
 /// Resolves when the transaction is committed.
 pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
-fn no_transactions() -> SinkError {
+/// What a sink says that was made without transactions.
+pub(crate) fn no_transactions() -> SinkError {
     SinkError::Configuration("the sink has no transactions".to_owned())
 }
 

@@ -76,10 +76,7 @@ fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbo
     let broker = Broker::private();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
 
     broker.freeze();
     for _ in 0..100 {

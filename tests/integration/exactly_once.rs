@@ -72,10 +72,7 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
 fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
     let scene = Scene::of(outbox).exactly_once();
     let aggregate = scene.aggregate(1);
-    let mut frozen = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let mut frozen = scene.start_and_confirm_one(&aggregate, "k");
     frozen.freeze();
     scene.insert(&aggregate, "k");
     wait_until("the walsender to end", || {
@@ -160,10 +157,7 @@ fn what_is_not_committed_is_not_confirmed() {
     let broker = Broker::private();
     let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
     broker.freeze();
     scene.insert(&aggregate, "k");
     let event = scene.history().pop().unwrap().end;

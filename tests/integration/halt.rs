@@ -11,10 +11,7 @@ use crate::support::wait::wait_until;
 fn publication_is_dropped(major: u32) {
     let scene = Scene::on(Server::shared(major), Broker::shared());
     let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "before");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
     let publication = scene.slot();
     scene.db.run(&format!("DROP PUBLICATION {publication}"));
     scene.insert(&aggregate, "after");
@@ -79,10 +76,7 @@ for_each_outbox! {
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "before");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
     walpost.freeze();
     let slot = scene.slot();
     wait_until("the walsender to end", || {

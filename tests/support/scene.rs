@@ -228,6 +228,15 @@ impl<'a> Scene<'a> {
         walpost
     }
 
+    /// Walpost that has delivered and confirmed one event.
+    pub(crate) fn start_and_confirm_one(&self, aggregate: &str, key: &str) -> Walpost {
+        let walpost = self.start();
+        self.insert(aggregate, key);
+        self.wait_for_records(1);
+        self.wait_until_confirmed();
+        walpost
+    }
+
     /// Walpost with its settings and more of them in walpost.toml, already streaming.
     pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
         let outbox = match self.events {
