@@ -367,6 +367,9 @@ fn again(call: impl Fn() -> Result<(), KafkaError>, name: &str) -> Result<(), Si
             Code::TransactionalIdAuthorizationFailed | Code::ClusterAuthorizationFailed => {
                 SinkError::TransactionDenied(reason)
             }
+            Code::InvalidTransactionTimeout => SinkError::Configuration(format!(
+                "{reason}. Lower transaction.timeout.ms, or raise transaction.max.timeout.ms of the brokers"
+            )),
             _ => SinkError::Broken(reason),
         });
     }

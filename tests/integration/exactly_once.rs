@@ -287,6 +287,30 @@ fn checkpoint_topic_that_could_lose_one_halts() {
 }
 
 #[test]
+fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
+    let scene = Scene::new().exactly_once();
+    let run = |millis: &str| {
+        scene
+            .run()
+            .args(["-X", &format!("transaction.timeout.ms={millis}")])
+    };
+    run("3600000")
+        .finish()
+        .expect_code(3)
+        .expect_says(&["Lower transaction.timeout.ms", "transaction.max.timeout.ms"]);
+    let found = scene
+        .check()
+        .args(["--exactly-once", "-X", "transaction.timeout.ms=3600000"])
+        .finish()
+        .expect_code(3);
+    assert!(
+        found.stdout.contains("the brokers allow 900000"),
+        "{}",
+        found.stdout
+    );
+}
+
+#[test]
 fn checkpoint_that_is_none_halts() {
     let broker = Broker::private();
     let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();

@@ -36,6 +36,7 @@ mod log;
 mod mapping;
 mod matrix;
 mod missing;
+mod network;
 mod order;
 mod outage;
 mod partitions;

@@ -9,7 +9,19 @@ use crate::support::scene::Scene;
 /// init, run, kill, restart of the connector and of the server, all under load.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
-    let mut scene = Scene::of_on(outbox, &server, Broker::shared());
+    let scene = Scene::of_on(outbox, &server, Broker::shared());
+    go(scene, Resends::AtMost);
+}
+
+fn main_path_exactly_once(major: u32) {
+    let server = Server::private(major, "");
+    let scene = Scene::on(&server, Broker::shared()).exactly_once();
+    go(scene, |_| Resends::Never);
+}
+
+/// `resends` says what may be repeated after so many breaks.
+fn go(mut scene: Scene<'_>, resends: impl Fn(usize) -> Resends) {
+    let server = scene.server;
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     scene.check().finish().expect_code(0);
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -21,7 +33,7 @@ fn main_path(outbox: Outbox, major: u32) {
     }
     let walpost = scene.start();
     load.stop();
-    scene.settle(walpost, &deaths, Resends::AtMost(deaths.len()));
+    scene.settle(walpost, &deaths, resends(deaths.len()));
 
     // Up to 16 a server does not write the slot when it shuts down, and afterwards sends again
     // what was confirmed since the last checkpoint.
@@ -34,11 +46,11 @@ fn main_path(outbox: Outbox, major: u32) {
     load.wait_for_transactions(40);
     load.stop();
     scene.reconnect();
-    scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
+    scene.settle(walpost, &[], resends(deaths.len() + 1));
 
     let walpost = scene.start();
     scene.insert(&aggregates[0], "after all");
-    scene.settle(walpost, &[], Resends::AtMost(deaths.len() + 1));
+    scene.settle(walpost, &[], resends(deaths.len() + 1));
 }
 
 for_each_outbox! {
@@ -67,4 +79,29 @@ fn main_path_on_17(outbox: Outbox) {
 
 fn main_path_on_18(outbox: Outbox) {
     main_path(outbox, 18);
+}
+
+#[test]
+fn exactly_once_on_14() {
+    main_path_exactly_once(14);
+}
+
+#[test]
+fn exactly_once_on_15() {
+    main_path_exactly_once(15);
+}
+
+#[test]
+fn exactly_once_on_16() {
+    main_path_exactly_once(16);
+}
+
+#[test]
+fn exactly_once_on_17() {
+    main_path_exactly_once(17);
+}
+
+#[test]
+fn exactly_once_on_18() {
+    main_path_exactly_once(18);
 }

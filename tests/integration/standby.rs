@@ -12,7 +12,15 @@ for_each_outbox! {
 }
 
 fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    take_over_in_turn(&Scene::of(outbox), Resends::AtMost(5));
+}
+
+#[test]
+fn second_instance_takes_over_exactly_once() {
+    take_over_in_turn(&Scene::new().exactly_once(), Resends::Never);
+}
+
+fn take_over_in_turn(scene: &Scene, resends: Resends) {
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut first = scene.start();
@@ -27,7 +35,7 @@ fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Out
         first = second;
     }
     load.stop();
-    scene.settle(first, &[], Resends::AtMost(5));
+    scene.settle(first, &[], resends);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use tokio::runtime::Builder;
 
 use super::postgres::{AUTHORITY, SECRET, copy_owned, dependencies};
 use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
+use super::proxy::Proxy;
 use super::reaper::{self, Ending};
 use super::wait::{PATIENCE, wait_for};
 
@@ -54,6 +55,9 @@ struct Ports {
     plain: u16,
     sasl: u16,
     tls: u16,
+    /// A listener that is advertised as `proxy`, which is where a proxy to it listens.
+    proxied: u16,
+    proxy: u16,
     controller: u16,
 }
 
@@ -76,6 +80,8 @@ impl Broker {
             plain: free_port(),
             sasl: free_port(),
             tls: free_port(),
+            proxied: free_port(),
+            proxy: free_port(),
             controller: free_port(),
         };
         copy_owned(&formatted(), &folder.join("data"));
@@ -104,6 +110,11 @@ impl Broker {
     /// The listener for TLS, with a certificate for `localhost`.
     pub(crate) fn tls_address(&self) -> String {
         format!("localhost:{}", self.ports.tls)
+    }
+
+    /// A proxy to the broker. Whoever asks there is sent to no other address of it.
+    pub(crate) fn proxy(&self) -> Proxy {
+        Proxy::start(self.ports.proxy, self.ports.proxied)
     }
 
     /// Starts the broker, and returns when it answers.
@@ -283,6 +294,8 @@ fn formatted() -> PathBuf {
                     plain: 9092,
                     sasl: 9094,
                     tls: 9095,
+                    proxied: 9096,
+                    proxy: 9097,
                     controller: 9093,
                 },
             );
@@ -316,6 +329,8 @@ fn write_settings(folder: &Path, ports: Ports) {
         plain,
         sasl,
         tls,
+        proxied,
+        proxy,
         controller,
     } = ports;
     let data = folder.join("data");
@@ -330,9 +345,9 @@ fn write_settings(folder: &Path, ports: Ports) {
         "process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256

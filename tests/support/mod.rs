@@ -23,6 +23,7 @@ pub(crate) mod load;
 pub(crate) mod oracle;
 pub(crate) mod postgres;
 pub(crate) mod process;
+pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod records;
 pub(crate) mod scene;

@@ -182,19 +182,22 @@ impl<'a> Scene<'a> {
 
     /// `walpost run` from this database to this broker.
     pub(crate) fn run(&self) -> Invocation {
-        self.invoke("run")
-            .args(["--kafka", &self.broker.address()])
-            .args(if self.exactly_once {
-                &["--exactly-once"][..]
-            } else {
-                &[]
-            })
+        self.run_as(&self.conninfo())
     }
 
     /// `walpost run` from this database, reached in another way, to this broker.
     pub(crate) fn run_as(&self, conninfo: &str) -> Invocation {
         self.invoke_as("run", conninfo)
             .args(["--kafka", &self.broker.address()])
+            .args(self.delivery_arguments())
+    }
+
+    fn delivery_arguments(&self) -> &'static [&'static str] {
+        if self.exactly_once {
+            &["--exactly-once"]
+        } else {
+            &[]
+        }
     }
 
     /// A subcommand with the database and the pipeline's name.
