@@ -46,6 +46,7 @@ mod readme;
 mod refused;
 mod relation;
 mod servers;
+mod soak;
 mod standby;
 mod stdout;
 mod supervisor;

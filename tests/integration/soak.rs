@@ -1,0 +1,525 @@
+//! Faults drawn from a seed, several at a time, until the time is up: `./dev soak`.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt::{self, Write as _};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::checker::{Committed, Resends, Summary};
+use crate::support::event::{Outbox, Writer};
+use crate::support::kafka::Broker;
+use crate::support::load::seed;
+use crate::support::postgres::{MAJORS, Server, Stop};
+use crate::support::process::free_port;
+use crate::support::proxy::{Manner, Proxy};
+use crate::support::scene::Scene;
+use crate::support::wait::poll_until;
+use crate::support::walpost::{Finished, Walpost};
+
+/// How long faults are injected until all that was committed meanwhile is judged.
+const ROUND: Duration = Duration::from_secs(45);
+
+/// With its faults overcome, a Walpost has this long to deliver and confirm what is left: more than
+/// the longest pause between two attempts, and than a Kafka transaction that nobody ends.
+const RECOVERY: Duration = Duration::from_secs(120);
+
+/// More than this is a leak: the window is 8 MiB.
+const MEMORY: u64 = 128 << 20;
+
+#[test]
+#[ignore = "lasts as long as it is told: ./dev soak --minutes N"]
+fn soak() {
+    let minutes = env::var("WALPOST_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
+    let until = Instant::now() + Duration::from_secs(60 * minutes);
+    let broker = Broker::private();
+    let kafka = broker.proxy();
+    let mut report = Report::default();
+    for round in 0.. {
+        if Instant::now() >= until {
+            break;
+        }
+        let seed = seed().wrapping_add(round);
+        let diary = Diary::new(seed);
+        let mut dice = fastrand::Rng::with_seed(seed);
+        let server = Server::private(*dice.choice(&MAJORS).unwrap(), "");
+        let stage = Stage {
+            postgres: Proxy::start(free_port(), server.port),
+            server: &server,
+            broker: &broker,
+            kafka: &kafka,
+            in_flight: Mutex::default(),
+            diary: &diary,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| stage.round(&mut dice)));
+        match outcome {
+            Ok(summaries) => report.add(&summaries, diary),
+            Err(reason) => {
+                diary.keep(&server, &broker);
+                eprintln!("{report}");
+                resume_unwind(reason);
+            }
+        }
+    }
+    eprintln!("{report}");
+}
+
+/// What the faults of a round have to do with.
+struct Stage<'a> {
+    server: &'a Server,
+    broker: &'a Broker,
+    postgres: Proxy,
+    kafka: &'a Proxy,
+    /// Held while something keeps back what was sent to Kafka.
+    in_flight: Mutex<()>,
+    diary: &'a Diary,
+}
+
+/// One of the two pipelines of a round.
+struct Pipeline<'a> {
+    scene: Scene<'a>,
+    aggregates: [String; 2],
+    is_exactly_once: bool,
+}
+
+impl Stage<'_> {
+    /// Breaks things for a while, waits until all is delivered, and judges it; for at least once
+    /// and for exactly once.
+    fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
+        let pipelines = [false, true].map(|is_exactly_once| {
+            let outbox = *dice.choice(&[Outbox::Table, Outbox::Log]).unwrap();
+            let scene = Scene::of_on(outbox, self.server, self.broker);
+            let aggregates = [scene.aggregate(3), scene.aggregate(1)];
+            let scene = if is_exactly_once {
+                scene.exactly_once()
+            } else {
+                scene
+            };
+            Pipeline {
+                scene,
+                aggregates,
+                is_exactly_once,
+            }
+        });
+        let loads = pipelines.each_ref().map(|pipeline| {
+            let [first, second] = &pipeline.aggregates;
+            pipeline.scene.load(&[first, second])
+        });
+        let writers = pipelines
+            .each_ref()
+            .map(|Pipeline { scene, .. }| (scene.name.clone(), scene.events().clone()));
+        let aggregates = pipelines.each_ref().map(|p| p.aggregates[0].clone());
+        let until = Instant::now() + ROUND;
+        let mut seeded = || fastrand::Rng::with_seed(dice.u64(..));
+        let (mut servers, mut network, mut kills) = (seeded(), seeded(), [seeded(), seeded()]);
+        let [at_least_once, exactly_once] = pipelines;
+        let ended = thread::scope(|scope| {
+            scope.spawn(|| self.break_servers(&mut servers, until, &writers, &aggregates));
+            scope.spawn(|| self.break_network(&mut network, until));
+            let [first, second] = &mut kills;
+            let tormented = [(at_least_once, first), (exactly_once, second)]
+                .map(|(pipeline, dice)| scope.spawn(move || self.torment(pipeline, dice, until)));
+            tormented.map(|thread| thread.join())
+        });
+        for load in loads {
+            load.stop();
+        }
+        let ended = ended.map(|outcome| outcome.unwrap_or_else(|reason| resume_unwind(reason)));
+        ended.map(|(pipeline, walpost)| self.judge(pipeline, walpost))
+    }
+
+    /// Starts Walpost for a pipeline, behind both proxies.
+    fn start(&self, pipeline: &Pipeline) -> Walpost {
+        let postgres = format!(
+            "host=127.0.0.1 port={} user=postgres dbname={} sslmode=disable",
+            self.postgres.port(),
+            pipeline.scene.name
+        );
+        let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
+        pipeline
+            .scene
+            .run_as(&postgres)
+            .args(["-X", &kafka, "--window-bytes", "8MiB"])
+            .args(["--link-timeout", "5s", "--drain-timeout", "5s"])
+            .start()
+    }
+
+    /// Kills, freezes and replaces a pipeline's Walpost. The last one goes on.
+    fn torment<'s>(
+        &self,
+        pipeline: Pipeline<'s>,
+        dice: &mut fastrand::Rng,
+        until: Instant,
+    ) -> (Pipeline<'s>, Walpost) {
+        let name = &pipeline.scene.name;
+        let mut walpost = self.start(&pipeline);
+        while rest(dice, 100..5_000, until) {
+            match dice.u32(..6) {
+                0 | 1 => {
+                    self.diary.fault("Walpost killed", name);
+                    self.kill(&pipeline, walpost);
+                    self.wait_for_stragglers(&pipeline);
+                    walpost = self.start(&pipeline);
+                }
+                2 => {
+                    self.diary.fault("Walpost stopped", name);
+                    self.diary.log(name, &walpost.terminate().expect_code(0));
+                    self.wait_for_stragglers(&pipeline);
+                    walpost = self.start(&pipeline);
+                }
+                3 => {
+                    self.diary
+                        .fault("Walpost killed, a standby takes over", name);
+                    let held = (!pipeline.is_exactly_once).then(|| lock(&self.in_flight));
+                    let second = self.start(&pipeline);
+                    rest(dice, 0..2_000, until);
+                    self.kill(&pipeline, walpost);
+                    drop(held);
+                    walpost = second;
+                }
+                4 if pipeline.is_exactly_once => {
+                    self.diary
+                        .fault("Walpost frozen, a standby takes over, both go on", name);
+                    let second = self.start(&pipeline);
+                    rest(dice, 0..1_000, until);
+                    walpost.freeze();
+                    rest(dice, 0..10_000, until);
+                    walpost.thaw();
+                    rest(dice, 0..2_000, until);
+                    let (stays, goes) = if dice.bool() {
+                        (walpost, second)
+                    } else {
+                        (second, walpost)
+                    };
+                    self.kill(&pipeline, goes);
+                    walpost = stays;
+                }
+                _ => {
+                    self.diary.fault("Walpost frozen", name);
+                    walpost.freeze();
+                    rest(dice, 0..8_000, until);
+                    walpost.thaw();
+                }
+            }
+        }
+        (pipeline, walpost)
+    }
+
+    fn kill(&self, pipeline: &Pipeline, mut walpost: Walpost) {
+        self.diary.weigh(&mut walpost);
+        self.diary.log(&pipeline.scene.name, &walpost.kill());
+    }
+
+    /// Returns when nothing that a dead Walpost has sent can reach the broker any more. Without
+    /// fencing it may come after what its successor sends, and nobody can help that.
+    fn wait_for_stragglers(&self, pipeline: &Pipeline) {
+        if !pipeline.is_exactly_once {
+            self.kafka.cut();
+            drop(lock(&self.in_flight));
+        }
+    }
+
+    /// Stops, kills and freezes the servers, and has them write much at once. In the end both are
+    /// there.
+    fn break_servers(
+        &self,
+        dice: &mut fastrand::Rng,
+        until: Instant,
+        writers: &[(String, Writer); 2],
+        aggregates: &[String; 2],
+    ) {
+        while rest(dice, 500..4_000, until) {
+            let which = dice.usize(..2);
+            let (database, events) = &writers[which];
+            match dice.u32(..8) {
+                0 => {
+                    self.diary.fault("PostgreSQL stopped immediately", "");
+                    self.server.stop(Stop::Immediate);
+                    rest(dice, 0..3_000, until);
+                    self.server.start();
+                }
+                1 => {
+                    self.diary.fault("PostgreSQL stopped fast", "");
+                    self.server.stop(Stop::Fast);
+                    rest(dice, 0..3_000, until);
+                    self.server.start();
+                }
+                2 | 3 => {
+                    self.diary.fault("walsender terminated", database);
+                    self.server.session("postgres").run(&format!(
+                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+                         WHERE database = '{database}'"
+                    ));
+                }
+                4 => {
+                    if dice.bool() {
+                        self.diary.fault("broker killed", "");
+                        self.broker.kill();
+                    } else {
+                        self.diary.fault("broker stopped", "");
+                        self.broker.stop();
+                    }
+                    rest(dice, 0..5_000, until);
+                    self.broker.start();
+                }
+                5 => {
+                    self.diary.fault("broker frozen", "");
+                    let held = lock(&self.in_flight);
+                    self.broker.freeze();
+                    rest(dice, 0..15_000, until);
+                    self.broker.thaw();
+                    drop(held);
+                }
+                6 => {
+                    self.diary.fault("large transaction", database);
+                    let many = events.many(&aggregates[which], dice.usize(1..20_000), "'{}'");
+                    let end = dice.choice(&["COMMIT", "ROLLBACK"]).unwrap();
+                    self.server
+                        .session(database)
+                        .run(&format!("BEGIN; {many} {end}"));
+                }
+                _ => {
+                    self.diary.fault("checkpoint of PostgreSQL", "");
+                    self.server.session("postgres").run("CHECKPOINT");
+                }
+            }
+        }
+    }
+
+    /// Cuts, holds up and slows down the connections. In the end all passes.
+    fn break_network(&self, dice: &mut fastrand::Rng, until: Instant) {
+        while rest(dice, 500..4_000, until) {
+            let is_kafka = dice.bool();
+            let (proxy, what) = if is_kafka {
+                (self.kafka, "to Kafka")
+            } else {
+                (&self.postgres, "to PostgreSQL")
+            };
+            let manner = match dice.u32(..6) {
+                0 => {
+                    self.diary.fault("connections cut", what);
+                    proxy.cut();
+                    continue;
+                }
+                1 | 2 => {
+                    self.diary.fault("connections cut at a byte", what);
+                    proxy.cut_after(dice.usize(1..50_000));
+                    continue;
+                }
+                3 => Manner::Swallow,
+                4 => Manner::Delay(Duration::from_millis(dice.u64(1..200))),
+                _ => Manner::Throttle(dice.usize(10_000..500_000)),
+            };
+            let held = is_kafka.then(|| lock(&self.in_flight));
+            self.diary.fault(
+                match manner {
+                    Manner::Swallow => "connections swallowed",
+                    Manner::Delay(_) => "connections late",
+                    _ => "connections slow",
+                },
+                what,
+            );
+            proxy.set(manner);
+            rest(dice, 500..8_000, until);
+            proxy.set(Manner::Pass);
+            drop(held);
+        }
+    }
+
+    /// Waits until a pipeline has delivered and confirmed everything, and judges it.
+    fn judge(&self, pipeline: Pipeline, mut walpost: Walpost) -> Summary {
+        let Pipeline {
+            mut scene,
+            is_exactly_once,
+            ..
+        } = pipeline;
+        scene.reconnect();
+        let goal = scene.wal_position();
+        let confirmed = poll_until(RECOVERY, || {
+            self.diary.weigh(&mut walpost);
+            (scene.confirmed() >= goal).then_some(())
+        });
+        assert!(
+            confirmed.is_some(),
+            "not confirmed {RECOVERY:?} after the last fault:\n{}",
+            walpost.log()
+        );
+        let finished = walpost.terminate().expect_code(0);
+        self.diary.log(&scene.name, &finished);
+        self.diary.list(&scene);
+        let resends = if is_exactly_once {
+            Resends::Never
+        } else {
+            Resends::AtMost(self.diary.sessions(&scene.name))
+        };
+        scene.judge(&[], resends)
+    }
+}
+
+/// What happened in a round. Its folder goes when the round ends well.
+struct Diary {
+    began: Instant,
+    folder: PathBuf,
+    faults: Mutex<Vec<Fault>>,
+    memory: AtomicU64,
+}
+
+struct Fault {
+    at: Duration,
+    what: &'static str,
+    whom: String,
+}
+
+impl Diary {
+    fn new(seed: u64) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("soak-{seed}"));
+        fs::create_dir_all(&folder).unwrap();
+        Self {
+            began: Instant::now(),
+            folder,
+            faults: Mutex::default(),
+            memory: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that `what` is done to `whom` now.
+    fn fault(&self, what: &'static str, whom: &str) {
+        lock(&self.faults).push(Fault {
+            at: self.began.elapsed(),
+            what,
+            whom: whom.to_owned(),
+        });
+    }
+
+    /// Asserts that a Walpost runs, and takes no more memory than it may.
+    fn weigh(&self, walpost: &mut Walpost) {
+        let log = walpost.log();
+        assert!(walpost.is_running(), "it ended by itself:\n{log}");
+        let bytes = walpost.resident_bytes();
+        assert!(bytes < MEMORY, "{bytes} bytes resident:\n{log}");
+        self.memory.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Keeps what a pipeline's Walpost has logged.
+    fn log(&self, pipeline: &str, finished: &Finished) {
+        let path = self.log_of(pipeline);
+        let mut log = File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
+        log.write_all(finished.stderr.as_bytes()).unwrap();
+    }
+
+    /// How often a pipeline's Walposts began to stream.
+    fn sessions(&self, pipeline: &str) -> usize {
+        let log = fs::read_to_string(self.log_of(pipeline)).unwrap();
+        log.lines()
+            .filter(|line| line.contains("streaming"))
+            .count()
+    }
+
+    fn log_of(&self, pipeline: &str) -> PathBuf {
+        self.folder.join(format!("{pipeline}.log"))
+    }
+
+    /// Lists what was committed, and what was delivered.
+    fn list(&self, scene: &Scene) {
+        let mut text = String::new();
+        for Committed { id, end, index } in scene.history() {
+            writeln!(text, "{id} {end:X} {index}").unwrap();
+        }
+        let name = &scene.name;
+        fs::write(self.folder.join(format!("{name}.committed")), text).unwrap();
+        let mut text = String::new();
+        for record in scene.records() {
+            let (topic, partition) = record.place();
+            let (id, position) = (record.header("id"), record.header("walpost-position"));
+            writeln!(
+                text,
+                "{id} {position} {topic} {partition} {}",
+                record.offset
+            )
+            .unwrap();
+        }
+        fs::write(self.folder.join(format!("{name}.delivered")), text).unwrap();
+    }
+
+    /// Leaves the folder there, with the faults and the servers' logs.
+    fn keep(&self, server: &Server, broker: &Broker) {
+        let mut text = String::new();
+        for Fault { at, what, whom } in &*lock(&self.faults) {
+            writeln!(text, "{:7.3} {what} {whom}", at.as_secs_f64()).unwrap();
+        }
+        fs::write(self.folder.join("faults"), text).unwrap();
+        fs::write(self.folder.join("postgresql.log"), server.log()).unwrap();
+        fs::write(self.folder.join("kafka.log"), broker.log()).unwrap();
+        eprintln!("what happened is in {}", self.folder.display());
+    }
+}
+
+/// All rounds together.
+#[derive(Default)]
+struct Report {
+    rounds: usize,
+    time: Duration,
+    faults: BTreeMap<String, usize>,
+    /// For at least once and for exactly once.
+    committed: [usize; 2],
+    repeated: [usize; 2],
+    memory: u64,
+}
+
+impl Report {
+    fn add(&mut self, summaries: &[Summary; 2], diary: Diary) {
+        self.rounds += 1;
+        self.time += diary.began.elapsed();
+        for fault in diary.faults.into_inner().unwrap() {
+            *self.faults.entry(fault.what.to_owned()).or_default() += 1;
+        }
+        for (mode, summary) in summaries.iter().enumerate() {
+            self.committed[mode] += summary.committed;
+            self.repeated[mode] += summary.repeated;
+        }
+        self.memory = self.memory.max(diary.memory.into_inner());
+        eprintln!(
+            "round {} in {:.0?}: {summaries:?}",
+            self.rounds,
+            diary.began.elapsed()
+        );
+        fs::remove_dir_all(diary.folder).unwrap();
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} rounds in {:.0?}", self.rounds, self.time)?;
+        for (mode, name) in ["at least once", "exactly once"].iter().enumerate() {
+            let (committed, repeated) = (self.committed[mode], self.repeated[mode]);
+            writeln!(f, "{name}: {committed} events, {repeated} repeated")?;
+        }
+        writeln!(f, "memory: at most {} MiB", self.memory >> 20)?;
+        for (what, times) in &self.faults {
+            writeln!(f, "{times:6} {what}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Sleeps for a time that is drawn, at most until `until`; false when it has come.
+fn rest(dice: &mut fastrand::Rng, millis: std::ops::Range<u64>, until: Instant) -> bool {
+    let wanted = Duration::from_millis(dice.u64(millis));
+    let left = until.saturating_duration_since(Instant::now());
+    thread::sleep(wanted.min(left));
+    wanted < left
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
