@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use crate::crash::{kill_at_random_points, kill_while_it_starts};
+use crate::standby::take_over_from_a_frozen_one;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::stays;
 
 for_each_outbox! {
     killed_at_random_points_under_load_each_event_is_there_once
@@ -71,25 +72,7 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
 
 fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
     let scene = Scene::of(outbox).exactly_once();
-    let aggregate = scene.aggregate(1);
-    let mut frozen = scene.start_and_confirm_one(&aggregate, "k");
-    frozen.freeze();
-    scene.insert(&aggregate, "k");
-    wait_until("the walsender to end", || {
-        scene.end_walsender();
-        !scene.slot_is_active()
-    });
-    let walpost = scene.start();
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
-    let confirmed = scene.confirmed();
-    frozen.thaw();
-    frozen.wait_for_log("standing by");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(3);
-    assert!(scene.confirmed() >= confirmed);
-    frozen.terminate().expect_code(0);
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    take_over_from_a_frozen_one(&scene, Resends::Never);
 }
 
 fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {

@@ -3,12 +3,13 @@
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
-use crate::support::wait::stays;
+use crate::support::wait::{stays, wait_until};
 
 use std::time::Duration;
 
 for_each_outbox! {
     second_instance_stands_by_and_takes_over_when_the_first_is_killed
+    frozen_instance_confirms_nothing_when_another_has_taken_over
 }
 
 fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
@@ -36,6 +37,33 @@ fn take_over_in_turn(scene: &Scene, resends: Resends) {
     }
     load.stop();
     scene.settle(first, &[], resends);
+}
+
+fn frozen_instance_confirms_nothing_when_another_has_taken_over(outbox: Outbox) {
+    take_over_from_a_frozen_one(&Scene::of(outbox), Resends::AtMost(1));
+}
+
+/// Freezes a leader until another has its slot. Then it goes on, and must find that out.
+pub(crate) fn take_over_from_a_frozen_one(scene: &Scene, resends: Resends) {
+    let aggregate = scene.aggregate(1);
+    let mut frozen = scene.start_and_confirm_one(&aggregate, "k");
+    frozen.freeze();
+    scene.insert(&aggregate, "k");
+    wait_until("the walsender to end", || {
+        scene.end_walsender();
+        !scene.slot_is_active()
+    });
+    let walpost = scene.start();
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    let confirmed = scene.confirmed();
+    frozen.thaw();
+    frozen.wait_for_log("standing by");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(3);
+    assert!(scene.confirmed() >= confirmed);
+    frozen.terminate().expect_code(0);
+    scene.settle(walpost, &[], resends);
 }
 
 #[test]
