@@ -301,6 +301,7 @@ async fn run_into<S: Sink>(
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
     loop {
+        let mut held = None;
         let Carrier { core, sink } = &mut carrier;
         let opened = session::open(settings, database, core, sink, &mut memory, &mut orders).await;
         let error = match opened {
@@ -328,6 +329,9 @@ async fn run_into<S: Sink>(
                         }
                         if session.has_progressed() {
                             backoff = Backoff::default();
+                        }
+                        if exactly_once && recovery::remedy(&error) == Remedy::RebuildSink {
+                            held = Some(session);
                         }
                         error
                     }
@@ -368,6 +372,15 @@ async fn run_into<S: Sink>(
                     drop(carrier);
                     carrier = make()?;
                     carrier.core.go_on_counting(left_alone);
+                    if let Some(mut session) = held {
+                        // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
+                        // up a slot that nobody has (idle_replication_slot_timeout).
+                        tokio::select! {
+                            biased;
+                            () = drain_ordered(&mut orders) => {}
+                            () = session.hold(carrier.sink.answers()) => {}
+                        }
+                    }
                 }
                 delay
             }

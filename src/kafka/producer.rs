@@ -19,7 +19,7 @@ use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
 use crate::pipeline::checkpoint::Checkpoint;
 use crate::pipeline::sink::{
-    Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
+    Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
 };
 use crate::pipeline::watermark::{Deliveries, Tag};
 
@@ -200,6 +200,22 @@ impl Sink for KafkaSink {
         }
     }
 
+    fn answers(&mut self) -> Answer {
+        let producer = Arc::clone(&self.producer);
+        Box::pin(async move {
+            loop {
+                let asking = Arc::clone(&producer);
+                let asked = tokio::task::spawn_blocking(move || {
+                    ask(&asking, None) || asking.context().refusal().is_some()
+                });
+                if asked.await.unwrap_or(true) {
+                    return;
+                }
+                tokio::time::sleep(ASK).await;
+            }
+        })
+    }
+
     /// Without records nobody would notice that an outage has ended.
     fn tend(&mut self) {
         if !self.producer.context().is_down() || self.asked_at.elapsed() < ASK {
@@ -208,14 +224,18 @@ impl Sink for KafkaSink {
         self.asked_at = Instant::now();
         let producer = Arc::clone(&self.producer);
         let topic = self.known.keys().next().cloned();
-        tokio::task::spawn_blocking(move || {
-            let client = producer.client();
-            match client.fetch_metadata(topic.as_deref(), ANSWER) {
-                Ok(_) => client.context().answered(),
-                Err(error) => client.context().unreachable(&describe(&error)),
-            }
-        });
+        tokio::task::spawn_blocking(move || ask(&producer, topic.as_deref()));
     }
+}
+
+/// Asks the brokers for something, and says whether one has answered.
+fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
+    let client = producer.client();
+    match client.fetch_metadata(topic, ANSWER) {
+        Ok(_) => client.context().answered(),
+        Err(error) => client.context().unreachable(&describe(&error)),
+    }
+    !client.context().is_down()
 }
 
 impl Transactions {

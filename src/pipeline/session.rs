@@ -526,6 +526,35 @@ impl Session<'_> {
         }
     }
 
+    /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to
+    /// be let go. Reads and confirms nothing more.
+    pub(super) async fn hold(&mut self, ready: impl Future<Output = ()>) {
+        let Some(told) = self.told else { return };
+        let limit = self.settings.link_timeout;
+        let held = async {
+            loop {
+                sleep_until(self.status_due).await;
+                if self.connection.confirm(told, false, limit).await.is_err() {
+                    return;
+                }
+                self.status_due = Instant::now() + STATUS_MAX.min(limit / 3);
+            }
+        };
+        let released = async {
+            while let Some(sighting) = self.lookout.join_next().await {
+                if matches!(sighting, Ok(Sighting::Stopping)) {
+                    return;
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = ready => {}
+            () = held => {}
+            () = released => {}
+        }
+    }
+
     /// Something was confirmed beyond where the session began.
     pub(super) fn has_progressed(&self) -> bool {
         self.told.is_some_and(|told| told.lsn() > self.resume)

@@ -51,6 +51,11 @@ pub trait Sink {
         Box::pin(std::future::ready(Err(no_transactions())))
     }
 
+    /// Resolves when somebody answers at the other end, be it with a refusal.
+    fn answers(&mut self) -> Answer {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Called now and then, at least every ten seconds: the place for what the sink has to do when
     /// there are no records. Never blocks.
     fn tend(&mut self) {}
@@ -66,6 +71,9 @@ pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 pub(crate) fn no_transactions() -> SinkError {
     SinkError::Configuration("the sink has no transactions".to_owned())
 }
+
+/// Resolves when somebody answers.
+pub type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Resolves when the topic is there, with its number of partitions.
 pub type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;

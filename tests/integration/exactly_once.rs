@@ -124,6 +124,27 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
+/// A slot without a connection can be invalidated, and Kafka may be away for longer than a
+/// transaction of its lasts.
+#[test]
+fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let settings = ["-X", "transaction.timeout.ms=2000", "--link-timeout", "3s"];
+    let mut walpost = scene.start_with(&settings);
+    scene.insert(&aggregate, "k");
+    scene.wait_until_confirmed();
+    broker.freeze();
+    scene.insert(&aggregate, "k");
+    walpost.wait_for_log("reconnecting");
+    stays("connected", Duration::from_secs(8), || {
+        scene.slot_is_active()
+    });
+    broker.thaw();
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
 #[test]
 fn idle_outbox_in_a_busy_database_is_confirmed() {
     let scene = Scene::of(Outbox::Table).exactly_once();

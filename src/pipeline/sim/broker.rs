@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::world::{PARTITIONS, Shared};
 use crate::outbox::Record;
 use crate::pipeline::checkpoint::Checkpoint;
-use crate::pipeline::sink::{Commit, Preparation, Produced, Sink, SinkError, TakeOver};
+use crate::pipeline::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
 /// A producer. When it is dropped, what it still has may or may not arrive.
@@ -218,6 +218,15 @@ impl Sink for SimSink {
     fn prepared(&mut self, topic: &str, _partitions: usize) -> Result<(), SinkError> {
         self.known.insert(topic.to_owned());
         Ok(())
+    }
+
+    fn answers(&mut self) -> Answer {
+        let producer = Arc::clone(&self.producer);
+        Box::pin(async move {
+            while !producer.shared.lock().cluster.is_up {
+                producer.pause(100..20_000).await;
+            }
+        })
     }
 
     fn take_over(&mut self) -> TakeOver {
