@@ -23,8 +23,10 @@ macro_rules! for_each_outbox {
 }
 
 mod checker;
+mod cluster;
 mod commands;
 mod crash;
+mod disk;
 mod drain;
 mod exactly_once;
 mod golden;

@@ -1,6 +1,8 @@
-//! Real Kafka brokers: KRaft, one node each.
+//! Real Kafka brokers: KRaft, each with a controller in the same process; alone, or the nodes of a
+//! [cluster](super::cluster).
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,13 +10,14 @@ use std::sync::{LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
+use super::disk::Disk;
 use super::postgres::{AUTHORITY, SECRET, copy_owned, dependencies};
 use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
 use super::proxy::Proxy;
@@ -22,7 +25,7 @@ use super::reaper::{self, Ending};
 use super::wait::{PATIENCE, wait_for};
 
 /// For tests: a small heap, and no second compiler that competes for two cores.
-const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+pub(super) const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
 const LOGGING: &str = "
 status=WARN
@@ -45,13 +48,14 @@ pub(crate) fn sasl_password() -> String {
 /// A broker of its own, or the shared one. Topics are not made by themselves.
 pub(crate) struct Broker {
     ports: Ports,
+    seat: Seat,
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
 }
 
 #[derive(Clone, Copy)]
-struct Ports {
+pub(super) struct Ports {
     plain: u16,
     sasl: u16,
     tls: u16,
@@ -59,6 +63,45 @@ struct Ports {
     proxied: u16,
     proxy: u16,
     controller: u16,
+}
+
+impl Ports {
+    pub(super) fn free() -> Self {
+        Self {
+            plain: free_port(),
+            sasl: free_port(),
+            tls: free_port(),
+            proxied: free_port(),
+            proxy: free_port(),
+            controller: free_port(),
+        }
+    }
+}
+
+/// One node's place among the nodes of its cluster.
+#[derive(Clone)]
+pub(super) struct Seat {
+    /// Which one it is, from 0.
+    index: usize,
+    /// The ports of all.
+    nodes: Vec<Ports>,
+}
+
+impl Seat {
+    pub(super) fn of(index: usize, nodes: Vec<Ports>) -> Self {
+        Self { index, nodes }
+    }
+
+    /// `node.id`
+    fn id(&self) -> i32 {
+        i32::try_from(self.index + 1).unwrap()
+    }
+
+    fn voters(&self) -> String {
+        let voters = self.nodes.iter().zip(1..);
+        let voters = voters.map(|(ports, id)| format!("{id}@127.0.0.1:{}", ports.controller));
+        voters.collect::<Vec<_>>().join(",")
+    }
 }
 
 impl Broker {
@@ -75,31 +118,63 @@ impl Broker {
 
     /// A private broker with other options of the Java virtual machine.
     pub(crate) fn with_jvm(options: &[&str]) -> Broker {
-        let folder = reaper::folder("kafka");
-        let ports = Ports {
-            plain: free_port(),
-            sasl: free_port(),
-            tls: free_port(),
-            proxied: free_port(),
-            proxy: free_port(),
-            controller: free_port(),
-        };
-        copy_owned(&formatted(), &folder.join("data"));
-        write_settings(&folder, ports);
-        let jvm = options.iter().map(|&option| option.to_owned()).collect();
-        let broker = Broker {
-            ports,
-            folder,
-            jvm,
-            process: Mutex::new(None),
-        };
+        let broker = Self::prepared(Seat::of(0, vec![Ports::free()]), options, None);
         broker.start();
         broker
     }
 
-    /// `bootstrap.servers` of the listener without security.
+    /// A private broker that has its data on the disk.
+    pub(crate) fn on_disk(disk: &Disk) -> Broker {
+        let alone = Seat::of(0, vec![Ports::free()]);
+        let broker = Self::prepared(alone, &JVM, Some(disk));
+        broker.start();
+        broker
+    }
+
+    /// A node that is not started yet.
+    pub(super) fn prepared(seat: Seat, options: &[&str], disk: Option<&Disk>) -> Broker {
+        let folder = reaper::folder("kafka");
+        let data = folder.join("data");
+        match disk {
+            None => copy_owned(&formatted(), &data),
+            Some(disk) => {
+                let there = disk.path().join("kafka");
+                copy_owned(&formatted(), &there);
+                symlink(there, &data).unwrap();
+            }
+        }
+        let identity = data.join("meta.properties");
+        let mut properties = fs::read_to_string(&identity).unwrap();
+        for name in ["node.id=", "directory.id="] {
+            properties = properties
+                .lines()
+                .filter(|line| !line.starts_with(name))
+                .fold(String::new(), |text, line| text + line + "\n");
+        }
+        // An id of a folder is 16 bytes in URL-safe base64.
+        let (id, directory) = (seat.id(), format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + seat.id()));
+        properties.push_str(&format!("node.id={id}\ndirectory.id={directory}\n"));
+        fs::write(&identity, properties).unwrap();
+        write_settings(&folder, &seat);
+        Broker {
+            ports: seat.nodes[seat.index],
+            seat,
+            folder,
+            jvm: options.iter().map(|&option| option.to_owned()).collect(),
+            process: Mutex::new(None),
+        }
+    }
+
+    /// `node.id`
+    pub(crate) fn id(&self) -> i32 {
+        self.seat.id()
+    }
+
+    /// `bootstrap.servers` of the listener without security, with all nodes of the cluster.
     pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.ports.plain)
+        let nodes = self.seat.nodes.iter();
+        let nodes = nodes.map(|ports| format!("127.0.0.1:{}", ports.plain));
+        nodes.collect::<Vec<_>>().join(",")
     }
 
     /// The listener for SASL without TLS; PLAIN and SCRAM-SHA-256.
@@ -119,6 +194,12 @@ impl Broker {
 
     /// Starts the broker, and returns when it answers.
     pub(crate) fn start(&self) {
+        self.begin_start();
+        self.wait_until_up();
+    }
+
+    /// Starts the broker, and returns at once.
+    pub(super) fn begin_start(&self) {
         let log = File::options()
             .create(true)
             .append(true)
@@ -138,7 +219,16 @@ impl Broker {
         let child = command.spawn().expect("java starts");
         reaper::register(child.id(), Ending::Kill);
         *self.process.lock().unwrap() = Some(child);
-        let client: BaseConsumer = self.client().create().unwrap();
+    }
+
+    /// Waits until the broker is one of its cluster.
+    pub(super) fn wait_until_up(&self) {
+        let mut config = self.client();
+        config.set(
+            "bootstrap.servers",
+            format!("127.0.0.1:{}", self.ports.plain),
+        );
+        let client: BaseConsumer = config.create().unwrap();
         wait_for("Kafka to answer", || {
             if let Some(status) = self
                 .process
@@ -152,8 +242,25 @@ impl Broker {
                 panic!("Kafka ended with {status}:\n{}", self.log());
             }
             let metadata = client.fetch_metadata(None, Duration::from_secs(2)).ok()?;
-            (!metadata.brokers().is_empty()).then_some(())
+            let known = metadata.brokers().iter();
+            known
+                .map(|broker| broker.id())
+                .any(|id| id == self.id())
+                .then_some(())
         });
+    }
+
+    /// Whether its process is there, frozen or not.
+    pub(crate) fn is_running(&self) -> bool {
+        let mut process = self.process.lock().unwrap();
+        let Some(child) = process.as_mut() else {
+            return false;
+        };
+        let ended = wait_for_exit(child, Duration::ZERO).is_some();
+        if ended {
+            *process = None;
+        }
+        !ended
     }
 
     /// Ends the broker without a word.
@@ -199,7 +306,7 @@ impl Broker {
     /// Makes a topic. `settings` are topic configurations.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
-        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let mut topic = NewTopic::new(name, partitions, self.replication());
         for (key, value) in settings {
             topic = topic.set(key, value);
         }
@@ -223,6 +330,25 @@ impl Broker {
                     .iter()
                     .all(|partition| partition.error().is_none() && partition.leader() >= 0);
             ready.then_some(())
+        });
+    }
+
+    /// On every node.
+    fn replication(&self) -> TopicReplication<'static> {
+        TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())
+    }
+
+    /// Adds partitions to a topic.
+    pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
+        let made = runtime
+            .block_on(admin.create_partitions([&NewPartitions::new(topic, total)], &options))
+            .expect("the broker answers");
+        made[0].as_ref().expect("more partitions");
+        wait_for("the partitions to be known", || {
+            (self.partitions(topic) == total).then_some(())
         });
     }
 
@@ -288,17 +414,7 @@ fn formatted() -> PathBuf {
     FORMATTED
         .get_or_init(|| {
             let folder = reaper::folder("formatted");
-            write_settings(
-                &folder,
-                Ports {
-                    plain: 9092,
-                    sasl: 9094,
-                    tls: 9095,
-                    proxied: 9096,
-                    proxy: 9097,
-                    controller: 9093,
-                },
-            );
+            write_settings(&folder, &Seat::of(0, vec![Ports::free()]));
             let scram = format!(
                 "SCRAM-SHA-256=[name={SASL_USER},password={}]",
                 sasl_password()
@@ -324,7 +440,7 @@ fn formatted() -> PathBuf {
         .clone()
 }
 
-fn write_settings(folder: &Path, ports: Ports) {
+fn write_settings(folder: &Path, seat: &Seat) {
     let Ports {
         plain,
         sasl,
@@ -332,7 +448,9 @@ fn write_settings(folder: &Path, ports: Ports) {
         proxied,
         proxy,
         controller,
-    } = ports;
+    } = seat.nodes[seat.index];
+    let (id, voters, nodes) = (seat.id(), seat.voters(), seat.nodes.len());
+    let in_sync = nodes.div_ceil(2);
     let data = folder.join("data");
     let key_store = folder.join("key_store.pem");
     let identity = AUTHORITY.sign("localhost", &["localhost"]);
@@ -343,8 +461,11 @@ fn write_settings(folder: &Path, ports: Ports) {
     let module = "org.apache.kafka.common.security";
     let properties = format!(
         "process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
+node.id={id}
+controller.quorum.voters={voters}
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
+replica.lag.time.max.ms=3000
 listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
@@ -358,13 +479,15 @@ listener.name.ssl.ssl.keystore.location={}
 log.dirs={}
 auto.create.topics.enable=false
 num.partitions=1
-offsets.topic.replication.factor=1
+default.replication.factor={nodes}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={nodes}
 offsets.topic.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={nodes}
+transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor={nodes}
+share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=4194304
 ",

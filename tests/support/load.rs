@@ -111,7 +111,7 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
                 Err(error) => {
                     let refused = error
                         .as_db_error()
-                        .is_some_and(|db| !is_shutdown(db.code().code()));
+                        .is_some_and(|db| !can_happen(db.code().code()));
                     assert!(!refused, "{error}: {:?}\n{sql}", error.as_db_error());
                     session = None;
                 }
@@ -121,9 +121,12 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
     }
 }
 
-/// Class 57: the server shuts down, starts, or was crashed.
-fn is_shutdown(code: &str) -> bool {
-    code.starts_with("57")
+/// Class 53: the disk is full. Class 57: the server shuts down, starts, or was crashed. 25006: it is
+/// a standby. 58: it can't write.
+fn can_happen(code: &str) -> bool {
+    ["53", "57", "58", "25006"]
+        .iter()
+        .any(|class| code.starts_with(class))
 }
 
 /// One transaction of one to five events, and whether it commits.

@@ -1,7 +1,7 @@
 //! Real servers and the tools to judge what Walpost does with them.
 //!
 //! [`postgres`] and [`kafka`] start servers, [`scene`] puts a database, topics and a pipeline
-//! together, [`event`] writes events to either kind of outbox, [`walpost`] runs the built binary,
+//! together, [`under_load`] streams under load in both modes, [`event`] writes events to either kind of outbox, [`walpost`] runs the built binary,
 //! [`oracle`] knows what was committed, [`checker`] judges what was delivered. Whatever is started here ends with the process that started it, however that
 //! ends: see [`reaper`].
 //!
@@ -17,6 +17,8 @@
 
 pub(crate) mod certificates;
 pub(crate) mod checker;
+pub(crate) mod cluster;
+pub(crate) mod disk;
 pub(crate) mod event;
 pub(crate) mod kafka;
 pub(crate) mod load;
@@ -28,5 +30,6 @@ pub(crate) mod reaper;
 pub(crate) mod records;
 pub(crate) mod scene;
 pub(crate) mod session;
+pub(crate) mod under_load;
 pub(crate) mod wait;
 pub(crate) mod walpost;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +11,7 @@ use std::sync::{LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::certificates::{Authority, Identity, write_private};
+use super::disk::Disk;
 use super::process::{account, effective_user, free_port, signal, try_signal, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::session::Session;
@@ -54,7 +55,7 @@ ssl_key_file = 'server.key'
 
 /// The method of authentication follows from the role's name.
 const ACCESS: &str = "
-local   all all         trust
+local   all,replication all trust
 hostssl all cert_only   127.0.0.1/32 cert
 host    all md5_user    127.0.0.1/32 md5
 host    all scram_user  127.0.0.1/32 scram-sha-256
@@ -98,22 +99,51 @@ impl Server {
     /// A server that a test may stop and break; it goes when dropped. `settings` are lines of
     /// postgresql.conf.
     pub(crate) fn private(major: u32, settings: &str) -> Server {
-        let folder = reaper::folder(&format!("pg{major}-"));
-        let owner = server_account();
-        copy_owned(&cluster(major), &folder.join("data"));
-        let data = folder.join("data");
-        let socket = folder.join("s");
-        fs::create_dir(&socket).unwrap();
-        give(&socket, owner);
-        give(&folder, owner);
+        let server = Self::initialised(major, settings);
+        server.start();
+        server
+    }
 
-        let port = free_port();
-        let mut config = fs::read_to_string(data.join("postgresql.conf")).unwrap();
-        config.push_str(SETTINGS);
-        writeln!(config, "port = {port}").unwrap();
-        writeln!(config, "unix_socket_directories = '{}'", socket.display()).unwrap();
-        config.push_str(settings);
-        fs::write(data.join("postgresql.conf"), config).unwrap();
+    /// A private server that has its write-ahead log on the disk.
+    pub(crate) fn with_log_on(disk: &Disk, major: u32, settings: &str) -> Server {
+        let server = Self::initialised(major, settings);
+        let (here, there) = (server.data().join("pg_wal"), disk.path().join("pg_wal"));
+        copy_owned(&here, &there);
+        fs::remove_dir_all(&here).unwrap();
+        symlink(there, here).unwrap();
+        server.start();
+        server
+    }
+
+    /// A hot standby that streams from this private server, which is restarted for it: a cold copy.
+    /// `name` is that of the slot it uses.
+    pub(crate) fn standby(&self, name: &str, settings: &str) -> Server {
+        self.session("postgres").run(&format!(
+            "SELECT pg_create_physical_replication_slot('{name}', true)"
+        ));
+        self.stop(Stop::Fast);
+        let standby = Self::copied(self.major, &self.data(), "");
+        self.start();
+        for slot in fs::read_dir(standby.data().join("pg_replslot")).unwrap() {
+            fs::remove_dir_all(slot.unwrap().path()).unwrap();
+        }
+        let own = format!(
+            "primary_conninfo = '{}'\nprimary_slot_name = '{name}'\n{settings}",
+            self.conninfo("postgres")
+        );
+        // What is told with ALTER SYSTEM has the last word.
+        let file = standby.data().join("postgresql.auto.conf");
+        fs::write(&file, fs::read_to_string(&file).unwrap() + &own).unwrap();
+        fs::write(standby.data().join("standby.signal"), "").unwrap();
+        give(&standby.data().join("standby.signal"), server_account());
+        standby.start();
+        standby
+    }
+
+    /// A new cluster, not started.
+    fn initialised(major: u32, settings: &str) -> Server {
+        let server = Self::copied(major, &cluster(major), &format!("{SETTINGS}{settings}"));
+        let (data, owner) = (server.data(), server_account());
         fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
         let identity = &*SERVER_IDENTITY;
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
@@ -123,16 +153,37 @@ impl Server {
         let client_root = "ssl_ca_file = 'root.pem'\n";
         fs::write(data.join("postgresql.auto.conf"), client_root).unwrap();
         give(&data.join("postgresql.auto.conf"), owner);
+        server
+    }
 
-        let server = Server {
+    /// The copy of a data folder, on a port and a socket of its own, not started. `settings` are
+    /// more lines of postgresql.conf.
+    fn copied(major: u32, from: &Path, settings: &str) -> Server {
+        let folder = reaper::folder(&format!("pg{major}-"));
+        let owner = server_account();
+        copy_owned(from, &folder.join("data"));
+        let socket = folder.join("s");
+        fs::create_dir(&socket).unwrap();
+        give(&socket, owner);
+        give(&folder, owner);
+        let port = free_port();
+        let file = folder.join("data/postgresql.conf");
+        let mut config = fs::read_to_string(&file).unwrap();
+        config.push_str(settings);
+        writeln!(config, "port = {port}").unwrap();
+        writeln!(config, "unix_socket_directories = '{}'", socket.display()).unwrap();
+        fs::write(file, config).unwrap();
+        Server {
             major,
             socket,
             port,
             folder,
             postmaster: Mutex::new(None),
-        };
-        server.start();
-        server
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
     }
 
     /// Starts the server, and returns when it takes connections.
@@ -170,6 +221,12 @@ impl Server {
             Stop::Immediate => "QUIT",
         };
         signal(postmaster.as_ref().expect("a running server").id(), name);
+    }
+
+    /// Makes a standby a primary, and returns when it takes writes.
+    pub(crate) fn promote(&self) {
+        let session = self.session("postgres");
+        assert!(session.is_true("SELECT pg_promote()"), "{}", self.log());
     }
 
     /// Whether the server has stopped within the time.

@@ -1,8 +1,8 @@
 //! Ends servers and removes folders when this process is gone, even by SIGKILL.
 //!
 //! A child shell reads commands from a pipe whose only writer is this process. The kernel closes
-//! the pipe when the process ends; the shell then ends every process still registered and removes
-//! the scratch folder.
+//! the pipe when the process ends; the shell then ends every process still registered, unmounts every
+//! [disk](super::disk) and removes the scratch folder.
 
 use std::fmt::Display;
 use std::fs::{self, Permissions};
@@ -37,6 +37,7 @@ while [ "$tries" -gt 0 ]; do
   tries=$((tries - 1))
 done
 for p in $processes; do kill -s KILL "${p#*:}"; done
+for disk in "$1"/disk*; do [ -d "$disk" ] && umount -l "$disk"; done
 rm -rf "$1" || { sleep 1; rm -rf "$1"; }
 "#;
 

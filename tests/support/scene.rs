@@ -1,5 +1,6 @@
 //! A test's own database, topics and pipeline on a server and a broker.
 
+use std::collections::HashSet;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +31,8 @@ pub(crate) struct Scene<'a> {
     oracle: Oracle,
     topics: Mutex<Vec<String>>,
     exactly_once: bool,
+    /// Events that a failover has lost: they may have been delivered.
+    taken_back: HashSet<String>,
 }
 
 impl Scene<'static> {
@@ -104,6 +107,7 @@ impl<'a> Scene<'a> {
             oracle,
             topics: Mutex::default(),
             exactly_once: false,
+            taken_back: HashSet::new(),
         }
     }
 
@@ -115,6 +119,22 @@ impl<'a> Scene<'a> {
             .finish()
             .expect_code(0);
         self
+    }
+
+    /// As [`Scene::exactly_once`], or not.
+    pub(crate) fn in_mode(self, exactly_once: bool) -> Self {
+        match exactly_once {
+            true => self.exactly_once(),
+            false => self,
+        }
+    }
+
+    /// What the mode allows to be repeated after something broke so often.
+    pub(crate) fn resends(&self, breaks: usize) -> Resends {
+        match self.exactly_once {
+            true => Resends::Never,
+            false => Resends::AtMost(breaks),
+        }
     }
 
     /// `walpost checkpoint` with one of its words, for this database and broker.
@@ -134,6 +154,14 @@ impl<'a> Scene<'a> {
     /// Opens the session in the database again, after the server was restarted.
     pub(crate) fn reconnect(&mut self) {
         self.db = self.server.session(&self.name);
+    }
+
+    /// Has it go on with another server of the cluster, which has become the primary and lacks some
+    /// events.
+    pub(crate) fn fail_over(&mut self, to: &'a Server, lost: impl IntoIterator<Item = String>) {
+        self.server = to;
+        self.taken_back.extend(lost);
+        self.reconnect();
     }
 
     /// Name of the slot and of the publication.
@@ -403,7 +431,12 @@ impl<'a> Scene<'a> {
     /// Judges what is delivered by now.
     pub(crate) fn judge(&self, deaths: &[Death], resends: Resends) -> Summary {
         let history = self.history();
-        let delivery: Vec<Delivered> = self.records().iter().map(Delivered::from).collect();
+        let records = self.records();
+        let delivery: Vec<Delivered> = records
+            .iter()
+            .map(Delivered::from)
+            .filter(|delivered| !self.taken_back.contains(&delivered.id))
+            .collect();
         let verdict = checker::check(&history, &delivery, deaths, resends);
         verdict.unwrap_or_else(|violations| panic!("{violations}"))
     }

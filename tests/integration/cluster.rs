@@ -1,0 +1,103 @@
+//! A cluster of three brokers that loses some: both modes go on, and lose nothing.
+
+use crate::support::cluster::Cluster;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::under_load::{UnderLoad, settle};
+use crate::support::wait::wait_until;
+
+const SOME: usize = 40;
+
+fn wait_for_transactions(streams: &[UnderLoad]) {
+    for stream in streams {
+        stream.wait_for_transactions(SOME);
+    }
+}
+
+/// Waits until what is committed by now is confirmed.
+fn wait_for_progress(streams: &[UnderLoad]) {
+    for stream in streams {
+        stream.scene.wait_until_confirmed();
+    }
+}
+
+fn first_topic(streams: &[UnderLoad]) -> String {
+    streams[0].scene.topics()[0].clone()
+}
+
+#[test]
+fn leader_that_is_killed_under_load_costs_nothing() {
+    let cluster = Cluster::shared();
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    let topic = first_topic(&streams);
+    for _ in 0..2 {
+        wait_for_transactions(&streams);
+        cluster.leader(&topic).kill();
+        wait_for_progress(&streams);
+        cluster.start_all();
+    }
+    settle(streams, 2);
+}
+
+/// It takes itself for the leader still when it wakes.
+#[test]
+fn leader_that_is_frozen_until_another_leads_costs_nothing() {
+    let cluster = Cluster::shared();
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    let topic = first_topic(&streams);
+    wait_for_transactions(&streams);
+    let zombie = cluster.leader(&topic);
+    zombie.freeze();
+    wait_until("another leader", || {
+        cluster.leader(&topic).id() != zombie.id()
+    });
+    wait_for_progress(&streams);
+    zombie.thaw();
+    wait_for_transactions(&streams);
+    cluster.wait_until_in_sync();
+    settle(streams, 1);
+}
+
+/// First the brokers refuse to write, then there is no controller and nobody who could answer.
+#[test]
+fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
+    let cluster = Cluster::shared();
+    let streams = [false, true].map(|exactly_once| {
+        let scene = Scene::on(Server::shared(MAJOR), cluster.entry()).in_mode(exactly_once);
+        let conninfo = scene.conninfo();
+        UnderLoad::start(scene, &conninfo, &[("min.insync.replicas", "3")])
+    });
+    let topic = first_topic(&streams);
+    wait_for_transactions(&streams);
+    let leader = cluster.leader(&topic).id();
+    let mut followers = cluster.nodes().iter().filter(|node| node.id() != leader);
+    for refused in ["NotEnoughReplicas", ""] {
+        followers.next().unwrap().kill();
+        wait_until("writes to be refused", || {
+            cluster
+                .nodes()
+                .iter()
+                .any(|node| node.log().contains(refused))
+        });
+        let reached = streams.each_ref().map(|stream| stream.scene.wal_position());
+        wait_for_transactions(&streams);
+        for (stream, reached) in streams.iter().zip(reached) {
+            assert!(stream.scene.confirmed() <= reached);
+        }
+    }
+    cluster.start_all();
+    settle(streams, 2);
+}
+
+#[test]
+fn rolling_restart_of_all_nodes_under_load_costs_nothing() {
+    let cluster = Cluster::shared();
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    for node in cluster.nodes() {
+        wait_for_transactions(&streams);
+        node.stop();
+        wait_for_progress(&streams);
+        cluster.start_all();
+    }
+    settle(streams, 3);
+}

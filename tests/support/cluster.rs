@@ -1,0 +1,90 @@
+//! Three Kafka nodes, of which a test may break some.
+
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+
+use super::kafka::{Broker, Ports, Seat};
+use super::wait::wait_until;
+
+const NODES: usize = 3;
+
+/// Topics have a replica on each node, and need two of them in sync, unless they say otherwise.
+pub(crate) struct Cluster {
+    nodes: Vec<Broker>,
+}
+
+impl Cluster {
+    /// The cluster that tests share, whole again; whoever has it may break its nodes.
+    pub(crate) fn shared() -> MutexGuard<'static, Cluster> {
+        static SHARED: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::new()));
+        let cluster = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        cluster.mend();
+        cluster
+    }
+
+    /// Not started.
+    fn new() -> Cluster {
+        let ports: Vec<_> = (0..NODES).map(|_| Ports::free()).collect();
+        let nodes = (0..NODES)
+            .map(|index| {
+                let jvm = ["-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+                Broker::prepared(Seat::of(index, ports.clone()), &jvm, None)
+            })
+            .collect();
+        Cluster { nodes }
+    }
+
+    /// Brings back what another test may have left broken.
+    fn mend(&self) {
+        let up = self.nodes.iter().filter(|node| node.is_running());
+        up.for_each(Broker::thaw);
+        self.start_all();
+    }
+
+    /// Starts the nodes that do not run, and returns when all replicas are in sync.
+    pub(crate) fn start_all(&self) {
+        let down = self.nodes.iter().filter(|node| !node.is_running());
+        down.for_each(Broker::begin_start);
+        self.wait_until_in_sync();
+    }
+
+    /// Any node; its address is that of the cluster.
+    pub(crate) fn entry(&self) -> &Broker {
+        &self.nodes[0]
+    }
+
+    /// The nodes.
+    pub(crate) fn nodes(&self) -> &[Broker] {
+        &self.nodes
+    }
+
+    /// The node that leads the first partition of a topic.
+    pub(crate) fn leader(&self, topic: &str) -> &Broker {
+        let client: BaseConsumer = self.entry().client().create().unwrap();
+        let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(30));
+        let leader = metadata.expect("the cluster answers").topics()[0].partitions()[0].leader();
+        let mut nodes = self.nodes.iter();
+        nodes.find(|node| node.id() == leader).expect("a leader")
+    }
+
+    /// Waits until every replica of every partition is in sync.
+    pub(crate) fn wait_until_in_sync(&self) {
+        self.nodes.iter().for_each(Broker::wait_until_up);
+        let client: BaseConsumer = self.entry().client().create().unwrap();
+        wait_until("all replicas to be in sync", || {
+            let Ok(metadata) = client.fetch_metadata(None, Duration::from_secs(5)) else {
+                return false;
+            };
+            let mut partitions = metadata
+                .topics()
+                .iter()
+                .flat_map(|topic| topic.partitions());
+            metadata.brokers().len() == NODES
+                && partitions.all(|partition| {
+                    partition.leader() >= 0 && partition.isr().len() == partition.replicas().len()
+                })
+        });
+    }
+}

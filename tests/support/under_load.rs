@@ -1,0 +1,78 @@
+//! A pipeline at work while something is broken.
+
+use super::kafka::Broker;
+use super::load::Load;
+use super::postgres::Server;
+use super::scene::Scene;
+use super::walpost::Walpost;
+
+/// A scene with writers, and Walpost that streams.
+pub(crate) struct UnderLoad<'a> {
+    pub(crate) scene: Scene<'a>,
+    pub(crate) walpost: Walpost,
+    load: Option<Load>,
+    aggregates: [String; 2],
+}
+
+impl<'a> UnderLoad<'a> {
+    /// Both modes side by side, so that one fault tries both: at least once, and exactly once.
+    pub(crate) fn in_both_modes(server: &'a Server, broker: &'a Broker) -> [Self; 2] {
+        [false, true].map(|exactly_once| {
+            let scene = Scene::on(server, broker).in_mode(exactly_once);
+            let conninfo = scene.conninfo();
+            Self::start(scene, &conninfo, &[])
+        })
+    }
+
+    /// Walpost with that way to the database, into topics with these settings.
+    pub(crate) fn start(scene: Scene<'a>, conninfo: &str, settings: &[(&str, &str)]) -> Self {
+        let aggregates = [("many", 3), ("one", 1)].map(|(name, partitions)| {
+            let aggregate = format!("{}.{name}", scene.name);
+            scene.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
+            aggregate
+        });
+        let mut walpost = scene.run_as(conninfo).start();
+        walpost.wait_for_log("streaming");
+        let mut stream = Self {
+            scene,
+            walpost,
+            load: None,
+            aggregates,
+        };
+        stream.start_load();
+        stream
+    }
+
+    /// Starts the writers again.
+    pub(crate) fn start_load(&mut self) {
+        let [many, one] = &self.aggregates;
+        self.load = Some(self.scene.load(&[many, one]));
+    }
+
+    /// Ends the writers.
+    pub(crate) fn stop_load(&mut self) {
+        if let Some(load) = self.load.take() {
+            load.stop();
+        }
+    }
+
+    /// Waits until that many more transactions are committed.
+    pub(crate) fn wait_for_transactions(&self, more: usize) {
+        let load = self.load.as_ref().expect("writers at work");
+        load.wait_for_transactions(more);
+    }
+
+    /// Judges everything, after so many breaks.
+    fn settle(mut self, breaks: usize) {
+        self.stop_load();
+        let resends = self.scene.resends(breaks);
+        self.scene.settle(self.walpost, &[], resends);
+    }
+}
+
+/// Judges both modes, after so many breaks.
+pub(crate) fn settle(streams: [UnderLoad; 2], breaks: usize) {
+    for stream in streams {
+        stream.settle(breaks);
+    }
+}
