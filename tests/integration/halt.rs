@@ -2,14 +2,14 @@
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
-use crate::support::postgres::Server;
+use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::{Scene, parse_position};
 use crate::support::wait::wait_until;
 
 /// The publication is dropped while Walpost streams; what is committed afterwards must not be
 /// passed over.
-fn publication_is_dropped(major: u32) {
-    let scene = Scene::on(Server::shared(major), Broker::shared());
+fn publication_is_dropped(major: u32, exactly_once: bool) {
+    let scene = Scene::on(Server::shared(major), Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     let publication = scene.slot();
@@ -27,29 +27,33 @@ fn publication_is_dropped(major: u32) {
     assert_eq!(scene.records().len(), 1);
 }
 
-#[test]
-fn publication_dropped_mid_stream_on_14() {
-    publication_is_dropped(14);
+in_both_modes! {
+    publication_dropped_mid_stream_on_15
+    publication_dropped_mid_stream_on_18
+    slot_that_has_lost_its_log_halts
 }
 
 #[test]
-fn publication_dropped_mid_stream_on_15() {
-    publication_is_dropped(15);
+fn publication_dropped_mid_stream_on_14() {
+    publication_is_dropped(14, false);
+}
+
+fn publication_dropped_mid_stream_on_15(exactly_once: bool) {
+    publication_is_dropped(15, exactly_once);
 }
 
 #[test]
 fn publication_dropped_mid_stream_on_16() {
-    publication_is_dropped(16);
+    publication_is_dropped(16, false);
 }
 
 #[test]
 fn publication_dropped_mid_stream_on_17() {
-    publication_is_dropped(17);
+    publication_is_dropped(17, false);
 }
 
-#[test]
-fn publication_dropped_mid_stream_on_18() {
-    publication_is_dropped(18);
+fn publication_dropped_mid_stream_on_18(exactly_once: bool) {
+    publication_is_dropped(18, exactly_once);
 }
 
 #[test]
@@ -70,6 +74,36 @@ for_each_outbox! {
     slot_dropped_and_made_anew_halts
     slot_moved_by_somebody_else_halts
     slot_dropped_while_away_halts
+}
+
+/// While Walpost is away, the server removes log that the slot still needs.
+fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
+    let settings = "max_slot_wal_keep_size = 16MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n";
+    let server = Server::private(MAJOR, settings);
+    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "lost");
+    wait_until("the slot to be lost", || {
+        scene
+            .db
+            .run("SELECT pg_switch_wal(); CREATE TABLE x (); DROP TABLE x; CHECKPOINT");
+        scene.db.is_true(&format!(
+            "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{}'",
+            scene.slot()
+        ))
+    });
+    let confirmed = scene.confirmed();
+    scene.run().finish().expect_code(3).expect_says(&[
+        "halted",
+        &scene.slot(),
+        "is lost",
+        "max_slot_wal_keep_size",
+        "pg_drop_replication_slot",
+    ]);
+    assert_eq!(scene.confirmed(), confirmed);
+    assert_eq!(scene.records().len(), 1);
 }
 
 /// Runs `meddle` on the slot while Walpost is frozen and its walsender ended.

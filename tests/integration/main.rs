@@ -22,6 +22,51 @@ macro_rules! for_each_outbox {
     )* };
 }
 
+/// Makes a test for each mode of functions that are told whether it is exactly-once:
+/// `name::at_least_once` and `name::exactly_once`.
+macro_rules! in_both_modes {
+    ($($name:ident)*) => { $(
+        mod $name {
+            #[test]
+            fn at_least_once() {
+                super::$name(false);
+            }
+
+            #[test]
+            fn exactly_once() {
+                super::$name(true);
+            }
+        }
+    )* };
+}
+
+/// Makes a test for each way of delivery of functions that take a
+/// [`Scene`](support::scene::Scene) on the shared servers: `name::table` and `name::log` at least
+/// once, and `name::exactly_once`.
+macro_rules! for_each_scene {
+    ($($name:ident)*) => { $(
+        mod $name {
+            use $crate::support::event::Outbox;
+            use $crate::support::scene::Scene;
+
+            #[test]
+            fn table() {
+                super::$name(Scene::of(Outbox::Table));
+            }
+
+            #[test]
+            fn log() {
+                super::$name(Scene::of(Outbox::Log));
+            }
+
+            #[test]
+            fn exactly_once() {
+                super::$name(Scene::new().exactly_once());
+            }
+        }
+    )* };
+}
+
 mod checker;
 mod cluster;
 mod commands;
@@ -41,6 +86,7 @@ mod missing;
 mod network;
 mod order;
 mod outage;
+mod partition_count;
 mod partitions;
 mod payload;
 mod postgres_security;

@@ -1,20 +1,24 @@
 //! Records come in commit order, whole transactions, and nothing that was not committed.
 
 use crate::support::checker::Resends;
-use crate::support::event::{Event, Outbox};
+use crate::support::event::Event;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
+use crate::support::walpost::Walpost;
 
 const FIRST: &str = "00000000-0000-0000-0000-000000000001";
 const SECOND: &str = "00000000-0000-0000-0000-000000000002";
 const THIRD: &str = "00000000-0000-0000-0000-000000000003";
 
-for_each_outbox! {
+for_each_scene! {
     lower_id_that_commits_last_is_delivered_last
     what_is_rolled_back_is_never_delivered
     prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not
     concurrent_sessions_are_delivered_in_commit_order
     transaction_larger_than_the_window_is_delivered_whole
+    transaction_with_many_savepoints_is_delivered_whole
+    transaction_that_is_open_for_long_holds_up_nobody
+    adjacent_transactions_with_a_death_between_are_all_delivered
 }
 
 /// A statement that writes an event.
@@ -30,8 +34,7 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.header("id")).collect()
 }
 
-fn lower_id_that_commits_last_is_delivered_last(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+fn lower_id_that_commits_last_is_delivered_last(scene: Scene) {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let slow = scene.server.session(&scene.name);
@@ -44,8 +47,7 @@ fn lower_id_that_commits_last_is_delivered_last(outbox: Outbox) {
     assert_eq!(ids(&scene.records()), [SECOND, FIRST]);
 }
 
-fn what_is_rolled_back_is_never_delivered(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+fn what_is_rolled_back_is_never_delivered(scene: Scene) {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.db.run(&format!(
@@ -72,8 +74,7 @@ fn what_is_rolled_back_is_never_delivered(outbox: Outbox) {
     assert_eq!(indexes, ["0000000000", "0000000001"]);
 }
 
-fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(scene: Scene) {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let name = &scene.name;
@@ -94,8 +95,7 @@ fn prepared_transaction_is_delivered_when_it_is_committed_and_never_when_not(out
     assert_eq!(ids(&scene.records()), [THIRD, FIRST]);
 }
 
-fn concurrent_sessions_are_delivered_in_commit_order(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+fn concurrent_sessions_are_delivered_in_commit_order(scene: Scene) {
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -106,8 +106,7 @@ fn concurrent_sessions_are_delivered_in_commit_order(outbox: Outbox) {
     assert!(summary.committed >= 500, "{summary:?}");
 }
 
-fn transaction_larger_than_the_window_is_delivered_whole(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+fn transaction_larger_than_the_window_is_delivered_whole(scene: Scene) {
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-records", "100", "--window-bytes", "1MiB"]);
     let payload = "jsonb_build_object('n', n)";
@@ -116,6 +115,88 @@ fn transaction_larger_than_the_window_is_delivered_whole(outbox: Outbox) {
         .run(&scene.events().many(&aggregate, 20_000, payload));
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000);
+}
+
+/// More subtransactions than PostgreSQL keeps in shared memory, half of them rolled back.
+fn transaction_with_many_savepoints_is_delivered_whole(scene: Scene) {
+    const SAVEPOINTS: usize = 10_000;
+    let aggregate = scene.aggregate(2);
+    let walpost = scene.start_with(&["--window-records", "100"]);
+    let before = walpost.resident_bytes();
+    let writes = scene.events().one(Event::new(&aggregate, "k", "{}"));
+    let (writes, last) = (
+        writes.trim_end_matches(';'),
+        event(&scene, FIRST, &aggregate),
+    );
+    let run = match writes.strip_prefix("SELECT") {
+        Some(call) => format!("PERFORM {call};"),
+        None => format!("{writes};"),
+    };
+    scene.db.run(&format!(
+        "BEGIN;
+         DO $$ BEGIN
+             FOR n IN 1..{SAVEPOINTS} LOOP
+                 BEGIN
+                     {run}
+                     IF n % 2 = 0 THEN RAISE 'rolled back'; END IF;
+                 EXCEPTION WHEN raise_exception THEN NULL;
+                 END;
+             END LOOP;
+         END $$;
+         {last}
+         COMMIT"
+    ));
+    let grown = |walpost: &Walpost| walpost.resident_bytes().saturating_sub(before);
+    scene.wait_until_confirmed();
+    let grown = grown(&walpost);
+    assert!(grown < 50 << 20, "grown by {grown} bytes");
+    let summary = scene.settle(walpost, &[], Resends::Never);
+    assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
+}
+
+/// Its rows are older than everything that is confirmed when it commits at last.
+fn transaction_that_is_open_for_long_holds_up_nobody(scene: Scene) {
+    let aggregate = scene.aggregate(1);
+    let long = scene.server.session(&scene.name);
+    long.run(&format!("BEGIN; {}", event(&scene, FIRST, &aggregate)));
+    let mut deaths = Vec::new();
+    for _ in 0..3 {
+        let walpost = scene.start();
+        let load = scene.load(&[&aggregate]);
+        load.wait_for_transactions(20);
+        load.stop();
+        scene.wait_until_confirmed();
+        deaths.push(scene.kill(walpost));
+    }
+    long.run("COMMIT");
+    let walpost = scene.start();
+    let resends = scene.resends(deaths.len());
+    scene.settle(walpost, &deaths, resends);
+}
+
+/// Each begins at the byte at which the one before it ended: a place that is off by one transaction
+/// would skip it or repeat it.
+fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
+    const EACH: usize = 20;
+    let aggregate = scene.aggregate(1);
+    let mut deaths = Vec::new();
+    let mut commit = |count| {
+        let event = scene.events().one(Event::new(&aggregate, "k", "{}"));
+        scene
+            .db
+            .run(&format!("BEGIN; {event} COMMIT;").repeat(count));
+    };
+    for round in 1..=5 {
+        commit(EACH / 2);
+        let walpost = scene.start();
+        commit(EACH / 2);
+        scene.wait_for_records(round * EACH - EACH / 2);
+        deaths.push(scene.kill(walpost));
+    }
+    let walpost = scene.start();
+    let resends = scene.resends(deaths.len());
+    let summary = scene.settle(walpost, &deaths, resends);
+    assert_eq!(summary.committed, 5 * EACH);
 }
 
 #[test]

@@ -9,7 +9,12 @@ const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text,
 /// Creates the table, has Walpost stream it under load, adds partitions meanwhile, and checks the
 /// delivery.
 fn deliver(create: &str, add: &[&str]) {
+    deliver_in_mode(create, add, false);
+}
+
+fn deliver_in_mode(create: &str, add: &[&str], exactly_once: bool) {
     let scene = Scene::with_table(&format!("CREATE TABLE outbox ({COLUMNS}) {create}"));
+    let scene = scene.in_mode(exactly_once);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -28,9 +33,12 @@ fn deliver(create: &str, add: &[&str]) {
     assert!(filled > 1, "the test must fill more than one partition");
 }
 
-#[test]
-fn range_partitions() {
-    deliver(
+in_both_modes! {
+    range_partitions
+}
+
+fn range_partitions(exactly_once: bool) {
+    deliver_in_mode(
         "PARTITION BY RANGE (shard);
          CREATE TABLE outbox_low PARTITION OF outbox FOR VALUES FROM (0) TO (3);
          CREATE TABLE outbox_default PARTITION OF outbox DEFAULT",
@@ -38,7 +46,10 @@ fn range_partitions() {
             "CREATE TABLE outbox_high PARTITION OF outbox FOR VALUES FROM (100) TO (200);
              ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT (random() * 8)::int % 2 * 100",
             "ALTER TABLE outbox DETACH PARTITION outbox_high; DROP TABLE outbox_high",
+            "ALTER TABLE outbox ADD COLUMN note text DEFAULT 'new'",
+            "ALTER TABLE outbox DROP COLUMN note",
         ],
+        exactly_once,
     );
 }
 

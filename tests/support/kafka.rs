@@ -376,6 +376,8 @@ impl Broker {
     pub(crate) fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.address());
+        // Tests wait for brokers that were just started.
+        config.set("reconnect.backoff.max.ms", "200");
         config
     }
 
