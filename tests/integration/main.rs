@@ -74,6 +74,7 @@ mod crash;
 mod disk;
 mod drain;
 mod exactly_once;
+mod failover;
 mod golden;
 mod halt;
 mod idle;

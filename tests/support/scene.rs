@@ -359,9 +359,7 @@ impl<'a> Scene<'a> {
             .filter(|record| record.key() == self.name);
         let last = ours.next_back().expect("a checkpoint");
         let json: serde_json::Value = serde_json::from_str(last.text()).unwrap();
-        let (high, low) = json["safe_lsn"].as_str().unwrap().split_once('/').unwrap();
-        let half = |digits| u64::from_str_radix(digits, 16).unwrap();
-        half(high) << 32 | half(low)
+        parse_lsn(json["safe_lsn"].as_str().unwrap())
     }
 
     /// How many committed records the topics of this test hold.
@@ -432,6 +430,9 @@ impl<'a> Scene<'a> {
     /// it did.
     pub(crate) fn settle(&self, walpost: Walpost, deaths: &[Death], resends: Resends) -> Summary {
         let history = self.history();
+        // Cheaper to ask for than records, and late enough for most of them.
+        let goal = self.wal_position();
+        poll_until(PATIENCE, || (self.confirmed() >= goal).then_some(()));
         self.wait_for_ids(&history);
         self.wait_until_confirmed();
         walpost.terminate().expect_code(0);
@@ -503,6 +504,13 @@ impl From<&Record> for Delivered {
             position: parse_position(record.header("walpost-position")),
         }
     }
+}
+
+/// Reads `0/16B3748`.
+pub(crate) fn parse_lsn(text: &str) -> u64 {
+    let (high, low) = text.split_once('/').expect("an LSN");
+    let half = |digits| u64::from_str_radix(digits, 16).expect("an LSN");
+    half(high) << 32 | half(low)
 }
 
 /// Reads `00000000/016B3748:0000000002`.

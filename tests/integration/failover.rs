@@ -1,0 +1,169 @@
+//! A standby of PostgreSQL is promoted. Its slots are those of the primary, kept up to date by slot
+//! synchronisation, which is there from 17 on.
+
+use std::collections::HashSet;
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{Server, Stop};
+use crate::support::scene::{Scene, parse_lsn, parse_position};
+use crate::support::under_load::{UnderLoad, settle};
+use crate::support::wait::{PATIENCE, poll_until, wait_until};
+
+const SOME: usize = 40;
+
+/// The slot through which the standby streams.
+const STANDBY: &str = "standby";
+
+/// A primary on which nothing passes the standby.
+const WAITS_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
+
+const OF_STANDBY: &str = "hot_standby_feedback = on
+sync_replication_slots = on
+synchronized_standby_slots = ''
+";
+
+/// Both modes, with slots that follow a failover.
+fn scenes(primary: &Server) -> [Scene<'_>; 2] {
+    let scenes = [(); 2].map(|()| Scene::on(primary, Broker::shared()));
+    // `walpost init` makes a slot without failover. A standby takes a slot over only if it needs
+    // nothing from before the standby, and a slot needs what any other needs that was there first.
+    primary
+        .session("postgres")
+        .run("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
+    for scene in &scenes {
+        let oracle = format!("oracle_{}", scene.name);
+        for (slot, plugin) in [(scene.slot(), "pgoutput"), (oracle, "test_decoding")] {
+            scene.db.run(&format!(
+                "SELECT pg_create_logical_replication_slot('{slot}', '{plugin}', failover => true)"
+            ));
+        }
+    }
+    let [at_least_once, exactly_once] = scenes;
+    [at_least_once, exactly_once.exactly_once()]
+}
+
+/// A standby that has the slots, and both modes at work on the primary.
+fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [UnderLoad<'a>; 2] {
+    let session = standby.session("postgres");
+    let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
+    let found = poll_until(PATIENCE, || (session.number(synced) == 4).then_some(()));
+    assert!(
+        found.is_some(),
+        "no slots on the standby:\n{}",
+        standby.log()
+    );
+    scenes.map(|mut scene| {
+        scene.reconnect();
+        let conninfo = format!(
+            "host={},{} port={},{} user=postgres dbname={} target_session_attrs=read-write",
+            primary.socket.display(),
+            standby.socket.display(),
+            primary.port,
+            standby.port,
+            scene.name
+        );
+        let stream = UnderLoad::start(scene, &conninfo, &[]);
+        stream.wait_for_transactions(SOME);
+        stream
+    })
+}
+
+/// Goes on with the standby, which has become the primary.
+fn go_on<'a>(streams: &mut [UnderLoad<'a>; 2], standby: &'a Server, lost: [HashSet<String>; 2]) {
+    for (stream, lost) in streams.iter_mut().zip(lost) {
+        stream.scene.fail_over(standby, lost);
+        stream.start_load();
+    }
+    for stream in streams {
+        stream.walpost.wait_for_logs("streaming", 2);
+        stream.wait_for_transactions(SOME);
+    }
+}
+
+/// However the primary ends: what Walpost publishes the standby has.
+fn standby_is_promoted(major: u32, end: Stop) {
+    let primary = Server::private(major, WAITS_FOR_STANDBY);
+    let scenes = scenes(&primary);
+    let standby = primary.standby(STANDBY, OF_STANDBY);
+    let mut streams = start(&primary, &standby, scenes);
+    primary.stop(end);
+    streams.iter_mut().for_each(UnderLoad::stop_load);
+    standby.promote();
+    go_on(&mut streams, &standby, Default::default());
+    for stream in &streams {
+        assert_eq!(stream.walpost.logged("never happened"), 0);
+    }
+    settle(streams, 1);
+}
+
+#[test]
+fn standby_that_has_everything_is_promoted() {
+    standby_is_promoted(18, Stop::Fast);
+}
+
+#[test]
+fn standby_without_the_last_commits_is_promoted_and_nothing_of_them_was_published() {
+    standby_is_promoted(17, Stop::Immediate);
+}
+
+/// The ids of what was committed.
+fn ids(stream: &UnderLoad) -> HashSet<String> {
+    let history = stream.scene.history();
+    history.into_iter().map(|event| event.id).collect()
+}
+
+/// The primary did not wait for the standby: what was published is more than the new primary has.
+#[test]
+fn standby_that_lacks_what_was_published_is_promoted() {
+    let primary = Server::private(18, "");
+    let scenes = scenes(&primary);
+    let standby = primary.standby(STANDBY, OF_STANDBY);
+    let mut streams = start(&primary, &standby, scenes);
+    let session = standby.session("postgres");
+    session.run("ALTER SYSTEM SET primary_conninfo = ''");
+    session.run("SELECT pg_reload_conf()");
+    wait_until("the standby to stay behind", || {
+        session.number("SELECT count(*) FROM pg_stat_wal_receiver") == 0
+    });
+    for stream in &mut streams {
+        stream.wait_for_transactions(SOME);
+        stream.stop_load();
+        stream.scene.wait_until_confirmed();
+    }
+    let before = streams.each_ref().map(ids);
+    primary.stop(Stop::Immediate);
+    standby.promote();
+    for stream in &mut streams {
+        stream.scene.fail_over(&standby, []);
+    }
+    let after = streams.each_ref().map(ids);
+    let lost = [&before[0] - &after[0], &before[1] - &after[1]];
+    assert!(lost.iter().all(|lost| lost.len() >= SOME), "{lost:?}");
+    let phantoms = lost[1].clone();
+    go_on(&mut streams, &standby, lost);
+
+    let [at_least_once, exactly_once] = &mut streams;
+    let said = at_least_once
+        .walpost
+        .wait_for_log("PostgreSQL has a new timeline");
+    assert!(said.contains("WARN"), "{said}");
+    let said = exactly_once
+        .walpost
+        .wait_for_log("never happened in the database");
+    assert!(said.contains("ERROR") && said.contains("epoch=2"), "{said}");
+    let value = |name: &str| {
+        let (_, rest) = said.split_once(&format!("{name}=")).expect(name);
+        rest.split([' ', '"']).next().unwrap().to_owned()
+    };
+    let (from, to) = (parse_lsn(&value("from")), parse_position(&value("to")));
+    let records = exactly_once.scene.records();
+    let positions: Vec<_> = records
+        .iter()
+        .filter(|record| phantoms.contains(record.header("id")))
+        .map(|record| parse_position(record.header("walpost-position")))
+        .collect();
+    assert_eq!(positions.len(), phantoms.len(), "each was published once");
+    assert!(positions.iter().all(|(commit, _)| *commit >= from));
+    assert_eq!(positions.iter().max(), Some(&to));
+    settle(streams, 1);
+}
