@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::support::disk::Disk;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::wait_until;
 
@@ -32,9 +33,9 @@ fn broker_with_a_full_disk_that_gets_room_has_everything() {
 }
 
 #[test]
-fn postgresql_with_a_full_disk_that_gets_room_goes_on() {
+fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
     let disk = Disk::new(256);
-    let server = Server::with_log_on(&disk, MAJOR, "");
+    let server = Server::on_disk(&disk, "pg_wal", MAJOR, "");
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
     streams
         .iter()
@@ -59,4 +60,40 @@ fn postgresql_with_a_full_disk_that_gets_room_goes_on() {
         stream.wait_for_transactions(SOME);
     }
     settle(streams, 2);
+}
+
+/// The walsender puts large transactions on disk while it reads them; slots are kept there too.
+#[test]
+fn walsender_with_a_full_disk_goes_on_when_there_is_room() {
+    const EVENTS: usize = 20_000;
+    let disk = Disk::new(64);
+    let server = Server::on_disk(
+        &disk,
+        "pg_replslot",
+        MAJOR,
+        "logical_decoding_work_mem = 64kB\n",
+    );
+    let pairs = [false, true].map(|exactly_once| {
+        let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+        let aggregate = scene.aggregate(2);
+        let walpost = scene.start_and_confirm_one(&aggregate, "before");
+        (scene, aggregate, walpost)
+    });
+    disk.fill();
+    for (scene, aggregate, _) in &pairs {
+        scene
+            .db
+            .run(&scene.events().many(aggregate, EVENTS, "'{}'"));
+    }
+    let pairs = pairs.map(|(scene, _, mut walpost)| {
+        let said = walpost.wait_for_log("reconnecting");
+        assert!(said.contains("No space left on device"), "{said}");
+        (scene, walpost)
+    });
+    disk.make_room();
+    for (scene, mut walpost) in pairs {
+        walpost.wait_for_logs("streaming", 2);
+        let summary = scene.settle(walpost, &[], scene.resends(1));
+        assert_eq!(summary.committed, EVENTS + 1);
+    }
 }

@@ -180,7 +180,7 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
     const EACH: usize = 20;
     let aggregate = scene.aggregate(1);
     let mut deaths = Vec::new();
-    let mut commit = |count| {
+    let commit = |count| {
         let event = scene.events().one(Event::new(&aggregate, "k", "{}"));
         scene
             .db

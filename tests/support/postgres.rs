@@ -104,10 +104,11 @@ impl Server {
         server
     }
 
-    /// A private server that has its write-ahead log on the disk.
-    pub(crate) fn with_log_on(disk: &Disk, major: u32, settings: &str) -> Server {
+    /// A private server that has one of its folders on the disk: `pg_wal`, its log, or
+    /// `pg_replslot`, what slots need.
+    pub(crate) fn on_disk(disk: &Disk, name: &str, major: u32, settings: &str) -> Server {
         let server = Self::initialised(major, settings);
-        let (here, there) = (server.data().join("pg_wal"), disk.path().join("pg_wal"));
+        let (here, there) = (server.data().join(name), disk.path().join(name));
         copy_owned(&here, &there);
         fs::remove_dir_all(&here).unwrap();
         symlink(there, here).unwrap();
