@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::{Offset, TopicPartitionList};
+use tracing::debug;
 
 use super::context::Context;
 use super::native::{self, Topic};
@@ -49,6 +51,18 @@ pub struct Checkpoints {
     /// The producer's configuration.
     pub(super) config: ClientConfig,
 }
+
+/// A reader of checkpoints: what it asks for has answers of its own, so errors are told there.
+pub(super) struct Reader;
+
+impl ClientContext for Reader {
+    /// Else the end of a partition, which is awaited, would be logged as an error.
+    fn error(&self, error: KafkaError, reason: &str) {
+        debug!(%error, reason, "while checkpoints are read");
+    }
+}
+
+impl ConsumerContext for Reader {}
 
 impl Checkpoints {
     /// Those of `pipeline`; none where it has none.
@@ -165,7 +179,7 @@ impl Checkpoints {
     }
 
     /// A consumer; unlike a producer's, its questions do not create a topic.
-    pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer, KafkaError> {
+    pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer<Reader>, KafkaError> {
         leave_producers(self.config.clone())
             .set("allow.auto.create.topics", "false")
             .set("group.id", format!("walpost-{}", self.pipeline))
@@ -175,7 +189,7 @@ impl Checkpoints {
             .set("fetch.wait.max.ms", "10")
             .set("auto.offset.reset", "error")
             .set("isolation.level", isolation)
-            .create()
+            .create_with_context(Reader)
     }
 
     /// The cluster's topics.
@@ -294,7 +308,7 @@ impl Checkpoints {
     /// The last record with our key from `from` to before `end`, and its offset.
     fn last_since(
         &self,
-        consumer: &BaseConsumer,
+        consumer: &BaseConsumer<Reader>,
         from: i64,
         end: i64,
     ) -> Result<Option<(i64, Vec<u8>)>, KafkaError> {

@@ -62,7 +62,8 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
         let walpost = scene.start();
         load.wait_for_transactions(40);
         walpost.signal(signal);
-        walpost.finish().expect_code(0);
+        let finished = walpost.finish().expect_code(0);
+        assert!(!finished.stderr.contains("ERROR"), "{}", finished.stderr);
         stops.push(scene.note_death());
     }
     load.stop();

@@ -15,23 +15,6 @@ use crate::support::walpost::Walpost;
 /// How often a connection is broken in a test.
 const CUTS: usize = 8;
 
-/// Both modes: at least once, and exactly once.
-macro_rules! in_both_modes {
-    ($($name:ident)*) => { $(
-        mod $name {
-            #[test]
-            fn at_least_once() {
-                super::$name(false);
-            }
-
-            #[test]
-            fn exactly_once() {
-                super::$name(true);
-            }
-        }
-    )* };
-}
-
 in_both_modes! {
     connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing
     connection_to_kafka_that_is_cut_at_any_byte_costs_nothing
