@@ -3,11 +3,12 @@
 pub mod args;
 pub mod check;
 pub mod checkpoint;
+pub mod exposed;
 pub mod init;
 pub mod run;
 
-use clap::{CommandFactory, Parser, Subcommand};
-use tracing::error;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing::{error, warn};
 
 use self::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
@@ -70,12 +71,27 @@ impl Exit {
     }
 }
 
-/// Does what the command line says.
+/// Does what the command line says. A command line that can't be read, or that asks for help, ends
+/// the process.
 #[must_use]
-pub fn run(cli: Cli) -> Exit {
+pub fn main() -> Exit {
+    let read = Cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    match read {
+        Ok((cli, matches)) => run(cli, &matches),
+        Err(error) => exposed::without_stray_values(error).exit(),
+    }
+}
+
+fn run(cli: Cli, matches: &ArgMatches) -> Exit {
     if let Err(reason) = cli.log.start() {
         eprintln!("walpost: {reason}");
         return Exit::Usage;
+    }
+    for exposed in exposed::passwords(matches) {
+        warn!("{exposed}");
     }
     match cli.command {
         Command::Init(args) => init::run(&args),
@@ -130,5 +146,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_line_printed_for_debugging_shows_no_password() {
+        let flags = [
+            "--postgres=host=h user=u password=hunter2",
+            "-Xsasl.password=hunter2",
+        ];
+        for command in [["check"].as_slice(), &["run"], &["checkpoint", "adopt"]] {
+            let words = ["walpost"].iter().chain(command).chain(&flags);
+            let cli = Cli::try_parse_from(words).expect("parses");
+            assert!(!format!("{cli:?}").contains("hunter2"), "{command:?}");
+        }
+        let cli = Cli::try_parse_from(["walpost", "init", flags[0]]).expect("parses");
+        assert!(!format!("{cli:?}").contains("hunter2"));
     }
 }

@@ -476,9 +476,10 @@ fn sink(
         }
         for property in &records.kafka_property {
             let (name, value) = property.split_once('=').ok_or_else(|| {
-                ConfigError::Flag(format!(
-                    "--kafka-property {property:?}: expected NAME=VALUE"
-                ))
+                // What follows the name can be a password.
+                let is_name = |c: &char| c.is_ascii_alphanumeric() || ".-_".contains(*c);
+                let name: String = property.chars().take_while(is_name).collect();
+                ConfigError::Flag(format!("--kafka-property {name:?}: expected NAME=VALUE"))
             })?;
             properties.insert(name.trim().to_owned(), value.to_owned());
         }

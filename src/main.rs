@@ -7,8 +7,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 /// Also for librdkafka, whose `malloc` this replaces when the binary is linked. It allocates each
 /// record on one thread and frees it on another, which the system's allocator is slow at.
 #[global_allocator]
@@ -20,5 +18,5 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
 fn main() -> ExitCode {
-    ExitCode::from(walpost::cli::run(walpost::cli::Cli::parse()).code())
+    ExitCode::from(walpost::cli::main().code())
 }

@@ -1,5 +1,6 @@
 //! Flags that several commands share. Each has an environment variable.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -43,7 +44,7 @@ impl LogArgs {
 }
 
 /// Where the outbox is.
-#[derive(Debug, Default, Args)]
+#[derive(Default, Args)]
 pub struct ConnectionArgs {
     /// Configuration file (walpost.toml)
     #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]
@@ -83,7 +84,7 @@ pub struct ConnectionArgs {
 }
 
 /// How records are made and delivered.
-#[derive(Debug, Default, Args)]
+#[derive(Default, Args)]
 pub struct RecordArgs {
     /// Kafka's bootstrap servers
     #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]")]
@@ -135,6 +136,23 @@ pub struct RecordArgs {
         value_name = "PARTITIONS[:REPLICATION]"
     )]
     pub create_topics: Option<CreateTopics>,
+}
+
+impl fmt::Debug for ConnectionArgs {
+    // Connection strings have passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionArgs")
+            .field("config", &self.config)
+            .field("pipeline", &self.pipeline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RecordArgs {
+    // Kafka's properties have passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordArgs").finish_non_exhaustive()
+    }
 }
 
 impl ConnectionArgs {

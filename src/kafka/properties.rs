@@ -173,15 +173,27 @@ pub fn leaves_linger(properties: &Properties) -> bool {
         .all(|name| !properties.contains_key(*name))
 }
 
+/// The property's value is a secret, or would be if its name were spelt rightly.
+#[must_use]
+pub fn is_secret(name: &str) -> bool {
+    [
+        "password",
+        "secret",
+        "key.pem",
+        "sasl.jaas",
+        "oauthbearer.config",
+    ]
+    .iter()
+    .any(|part| name.contains(part))
+}
+
 /// An error of librdkafka without Rust's names for it.
 #[must_use]
 pub fn describe(error: &rdkafka::error::KafkaError) -> String {
     match error {
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
-            // A value can be a password: librdkafka's descriptions quote those of names it knows,
-            // and a name it doesn't know can be a password's misspelt.
-            let secret = ["password", "secret", "key.pem", "sasl.jaas"];
-            match secret.iter().any(|part| name.contains(part)) {
+            // librdkafka's descriptions quote values of names it knows.
+            match is_secret(name) {
                 true => format!("{name} is not accepted"),
                 false => format!("{name}: {description}"),
             }

@@ -298,6 +298,13 @@ impl Conninfo {
         })
     }
 
+    /// Whether a connection string has a password in it.
+    #[must_use]
+    pub fn holds_password(text: &str) -> bool {
+        let secret = |name: &str| ["password", "sslpassword"].contains(&name);
+        syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| secret(name)))
+    }
+
     /// Database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as
     /// walpost`.
     pub fn describe(&self) -> String {

@@ -2,8 +2,9 @@
 
 use crate::support::certificates::Authority;
 use crate::support::kafka::{SASL_USER, sasl_password};
-use crate::support::postgres::{AUTHORITY, SECRET};
+use crate::support::postgres::AUTHORITY;
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
 /// `walpost run` to that listener of the shared broker, with these properties.

@@ -1,8 +1,9 @@
 //! What the database or Kafka has not, or has wrong: exit code 3, and the command that mends it.
 
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, SECRET, Server};
+use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::walpost::{Finished, Invocation};
 
 fn halts(finished: Finished, texts: &[&str]) {

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::support::certificates::{Authority, Identity, write_private};
-use crate::support::postgres::{AUTHORITY, MAJOR, SECRET, Server};
+use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::process::free_port;
 use crate::support::reaper;
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::walpost::{Finished, Invocation};
 
 /// Roles of the shared server; their names choose the method in pg_hba.conf.

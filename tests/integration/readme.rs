@@ -9,8 +9,9 @@ use std::fs;
 use self::markdown::{README, blocks, examples};
 use self::place::{Place, Service};
 use crate::support::kafka::Broker;
-use crate::support::postgres::{SECRET, Stop};
+use crate::support::postgres::Stop;
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 
 /// Everything that a fenced block in a language may be, by the heading it stands under; each is run

@@ -18,10 +18,11 @@ use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
 use super::disk::Disk;
-use super::postgres::{AUTHORITY, SECRET, copy_owned, dependencies};
+use super::postgres::{AUTHORITY, copy_owned, dependencies};
 use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
 use super::proxy::Proxy;
 use super::reaper::{self, Ending};
+use super::secrets::SECRET;
 use super::wait::{PATIENCE, wait_for};
 
 /// For tests: a small heap, and no second compiler that competes for two cores.

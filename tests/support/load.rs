@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::event::{Event, Writer};
+use super::secrets::PAYLOAD_MARK;
 use super::session::Session;
-use super::walpost::PAYLOAD_MARK;
 
 /// What a load is made of.
 #[derive(Clone, Debug)]

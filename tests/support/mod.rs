@@ -29,6 +29,7 @@ pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod records;
 pub(crate) mod scene;
+pub(crate) mod secrets;
 pub(crate) mod session;
 pub(crate) mod under_load;
 pub(crate) mod wait;

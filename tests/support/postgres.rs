@@ -23,10 +23,6 @@ pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 /// The version that tests use where any would do: the one that Debian has.
 pub(crate) const MAJOR: u32 = 15;
 
-/// The passwords of test roles contain this, so that it can be searched for where no password may
-/// be.
-pub(crate) const SECRET: &str = "s3cr3t";
-
 /// Who signed the servers' certificates. They are for the host `localhost`, not for its address.
 pub(crate) static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::new("Walpost test CA"));

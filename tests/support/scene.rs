@@ -14,9 +14,10 @@ use super::oracle::Oracle;
 use super::postgres::{MAJOR, Server};
 use super::reaper;
 use super::records::Record;
+use super::secrets::PAYLOAD_MARK;
 use super::session::Session;
 use super::wait::{PATIENCE, poll_until, wait_until};
-use super::walpost::{Invocation, PAYLOAD_MARK, Walpost};
+use super::walpost::{Invocation, Walpost};
 
 /// Everything one test works with. The database and its slots go when dropped.
 pub(crate) struct Scene<'a> {

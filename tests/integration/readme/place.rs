@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::support::kafka::Broker;
-use crate::support::postgres::{AUTHORITY, MAJOR, SECRET, Server, dependencies};
+use crate::support::postgres::{AUTHORITY, MAJOR, Server, dependencies};
 use crate::support::process::{signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
 use crate::support::records::Record;
 use crate::support::scene::unique_name;
+use crate::support::secrets::{self, SECRET};
 use crate::support::session::Session;
 use crate::support::wait::{PATIENCE, wait_for};
 
@@ -210,8 +211,11 @@ impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.child.kill();
         wait_for_exit(&mut self.child, PATIENCE);
+        let log = read(&self.log);
         if std::thread::panicking() {
-            eprintln!("--- walpost ---\n{}", read(&self.log));
+            eprintln!("--- walpost ---\n{log}");
+        } else {
+            secrets::expect_none(secrets::Stream::Error, &log);
         }
     }
 }
@@ -222,12 +226,13 @@ fn read(path: &Path) -> String {
 
 fn succeeded(what: &str, output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
+    let (out, err) = (String::from_utf8_lossy(out), String::from_utf8_lossy(err));
     assert!(
         output.status.success(),
-        "{}:\n{what}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
+        "{}:\n{what}\n{out}{err}",
+        output.status
     );
-    String::from_utf8_lossy(out).trim().to_owned()
+    secrets::expect_none(secrets::Stream::Output, &out);
+    secrets::expect_none(secrets::Stream::Error, &err);
+    out.trim().to_owned()
 }

@@ -1,0 +1,143 @@
+//! Passwords on the command line, which every user of the machine can read (`ps`, `/proc/PID/cmdline`).
+
+use clap::ArgMatches;
+use clap::error::{ContextKind, ContextValue};
+use clap::parser::ValueSource;
+
+use crate::kafka::properties::is_secret;
+use crate::postgres::conninfo::Conninfo;
+
+/// What to say of each flag that has a password in it.
+#[must_use]
+pub fn passwords(matches: &ArgMatches) -> Vec<String> {
+    let mut flags = matches;
+    // Flags are those of the innermost subcommand.
+    while let Some((_, inner)) = flags.subcommand() {
+        flags = inner;
+    }
+    let is_flag = |id| {
+        // Not every command has it.
+        flags.try_contains_id(id).unwrap_or_default()
+            && flags.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let mut found = Vec::new();
+    if is_flag("postgres")
+        && let Some(text) = flags.get_one::<String>("postgres")
+        && Conninfo::holds_password(text)
+    {
+        found.push(warning(
+            "--postgres",
+            "PGPASSWORD, ~/.pgpass, or postgres in walpost.toml with mode 0600",
+        ));
+    }
+    if is_flag("kafka_property") {
+        let given = flags
+            .get_many::<String>("kafka_property")
+            .unwrap_or_default();
+        let names = given.filter_map(|property| Some(property.split_once('=')?.0.trim()));
+        found.extend(names.filter(|name| is_secret(name)).map(|name| {
+            let variable = name.to_uppercase().replace('.', "_");
+            warning(
+                &format!("-X {name}"),
+                &format!("WALPOST_KAFKA_{variable}, or [kafka] in walpost.toml with mode 0600"),
+            )
+        }));
+    }
+    found
+}
+
+fn warning(flag: &str, remedy: &str) -> String {
+    format!(
+        "{flag}: a password is on the command line, where every user of this machine can read it. \
+         Give it in {remedy}"
+    )
+}
+
+/// A usage error without the argument that has no place, where that could be a value whose flag was
+/// forgotten: a connection string or a property.
+#[must_use]
+pub fn without_stray_values(mut error: clap::Error) -> clap::Error {
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+        if let Some(ContextValue::String(text)) = error.get(kind)
+            && !text.starts_with('-')
+            && text.contains(['=', '@'])
+        {
+            error.insert(kind, ContextValue::String("...".to_owned()));
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn found(words: &[&str]) -> String {
+        let matches = Cli::command().try_get_matches_from(words).expect("parses");
+        passwords(&matches).join("\n")
+    }
+
+    #[test]
+    fn a_password_in_a_flag_is_told_with_a_better_place() {
+        for string in [
+            "postgresql://u:hunter2@h/d",
+            "host=h password=hunter2",
+            "postgresql://h/d?sslpassword=hunter2",
+        ] {
+            for command in ["init", "check", "run"] {
+                let told = found(&["walpost", command, "--postgres", string]);
+                assert!(
+                    told.contains("--postgres") && told.contains("PGPASSWORD"),
+                    "{told}"
+                );
+                assert!(!told.contains("hunter2"), "{told}");
+            }
+        }
+        let told = found(&[
+            "walpost",
+            "checkpoint",
+            "show",
+            "-X",
+            "linger.ms=5",
+            "-Xsasl.password=hunter2",
+            "--kafka-property=ssl.key.password=hunter2",
+        ]);
+        assert_eq!(told.lines().count(), 2, "{told}");
+        assert!(told.contains("WALPOST_KAFKA_SASL_PASSWORD,"), "{told}");
+        assert!(told.contains("WALPOST_KAFKA_SSL_KEY_PASSWORD,"), "{told}");
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+
+    #[test]
+    fn flags_without_a_password_are_not_told_of() {
+        let told = found(&[
+            "walpost",
+            "run",
+            "--postgres",
+            "postgresql://u@h/d",
+            "-Xacks=all",
+        ]);
+        assert_eq!(told, "");
+        assert_eq!(found(&["walpost", "completions", "bash"]), "");
+    }
+
+    #[test]
+    fn a_value_whose_flag_was_forgotten_is_not_repeated() {
+        for words in [
+            ["walpost", "run", "postgresql://u:hunter2@h/d"].as_slice(),
+            &["walpost", "run", "sasl.password=hunter2"],
+            &["walpost", "postgresql://u:hunter2@h/d"],
+            &["walpost", "run", "--postgers=postgresql://u:hunter2@h/d"],
+            &["walpost", "run", "--kafka=a:1=", "-Yhunter2"],
+        ] {
+            let error = Cli::command()
+                .try_get_matches_from(words)
+                .expect_err("refused");
+            let error = without_stray_values(error).to_string();
+            assert!(!error.contains("hunter2"), "{words:?}: {error}");
+        }
+    }
+}
