@@ -94,6 +94,7 @@ mod postgres_security;
 mod readme;
 mod refused;
 mod relation;
+mod secrets;
 mod servers;
 mod soak;
 mod standby;

@@ -1,0 +1,341 @@
+//! No password is ever printed, whatever goes wrong and however much is logged.
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use openssl::pkey::PKey;
+use openssl::symm::Cipher;
+
+use crate::support::certificates::{Identity, write_private};
+use crate::support::kafka::{SASL_USER, sasl_password};
+use crate::support::postgres::AUTHORITY;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::secrets::{PAYLOAD_MARK, SECRET, Stream, expect_none, is_leak};
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation};
+
+/// Percent-encodes every byte.
+fn percent_encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// A scene on which everything takes a password or a passphrase.
+struct Locked {
+    scene: Scene<'static>,
+    identity: Identity,
+    /// The identity's key, which takes a passphrase to read.
+    key: PathBuf,
+    password: String,
+    passphrase: String,
+}
+
+impl Locked {
+    fn new() -> Self {
+        let scene = Scene::new();
+        let role = &scene.name;
+        let password = format!("{SECRET} of the role");
+        scene.db.run(&format!(
+            "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{password}'"
+        ));
+        let passphrase = format!("{SECRET} of the key");
+        let identity = AUTHORITY.sign(role, &[]);
+        let key = PKey::private_key_from_pem(&fs::read(&identity.key).unwrap()).unwrap();
+        let pem = key
+            .private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), passphrase.as_bytes())
+            .unwrap();
+        let key = reaper::folder("key").join("client.key");
+        write_private(&key, &pem);
+        Self {
+            scene,
+            identity,
+            key,
+            password,
+            passphrase,
+        }
+    }
+
+    /// The database as a URL in which every byte of password and passphrase is encoded.
+    fn url(&self, password: &str, passphrase: &str) -> String {
+        format!(
+            "postgresql://{role}:{}@localhost:{}/{role}?sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}\
+             &sslpassword={}",
+            percent_encoded(password),
+            self.scene.server.port,
+            AUTHORITY.root.display(),
+            self.identity.certificate.display(),
+            self.key.display(),
+            percent_encoded(passphrase),
+            role = self.scene.name,
+        )
+    }
+
+    /// A command that logs all there is to log.
+    fn command(&self, words: &[&str], url: &str) -> Invocation {
+        Invocation::new(words)
+            .args(["--pipeline", &self.scene.name, "--postgres", url])
+            .args(["--log-level", "trace"])
+    }
+
+    fn with_right_url(&self, words: &[&str]) -> Invocation {
+        self.command(words, &self.url(&self.password, &self.passphrase))
+    }
+
+    /// Has it connect to Kafka with a password, on which librdkafka logs all it can too.
+    fn by_sasl(&self, command: Invocation, password: &str) -> Invocation {
+        command
+            .args(["--kafka", &self.scene.broker.sasl_address()])
+            .args(["-Xdebug=all", "-Xsecurity.protocol=sasl_plaintext"])
+            .args(["-Xsasl.mechanism=PLAIN"])
+            .args([
+                format!("-Xsasl.username={SASL_USER}"),
+                format!("-Xsasl.password={password}"),
+            ])
+    }
+
+    /// Has it connect to Kafka over TLS, with the key.
+    fn by_key(&self, command: Invocation, passphrase: &str) -> Invocation {
+        let file = |name, path: &Path| format!("-X{name}={}", path.display());
+        command
+            .args(["--kafka", &self.scene.broker.tls_address()])
+            .args(["-Xdebug=all", "-Xsecurity.protocol=ssl"])
+            .args([
+                file("ssl.ca.location", &AUTHORITY.root),
+                file("ssl.key.location", &self.key),
+                file("ssl.certificate.location", &self.identity.certificate),
+                format!("-Xssl.key.password={passphrase}"),
+            ])
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let role = &self.scene.name;
+        let _ = self
+            .scene
+            .db
+            .try_run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
+
+/// What it printed has been searched: it went through [`Invocation`].
+fn logged_much(finished: &Finished) {
+    for text in ["TRACE", "DEBUG"] {
+        assert!(finished.stderr.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
+    let locked = Locked::new();
+    let scene = &locked.scene;
+    let aggregate = scene.aggregate(1);
+    let init = locked.with_right_url(&["init"]).arg("--no-role");
+    logged_much(&init.finish().expect_code(0));
+    let sasl = |words: &[&str]| {
+        let password = sasl_password();
+        locked.by_sasl(locked.with_right_url(words), &password)
+    };
+    let adopt = sasl(&["checkpoint", "adopt"]).arg("--yes");
+    adopt.finish().expect_code(0);
+    sasl(&["checkpoint", "show"]).finish().expect_code(0);
+    for more in [&["--exactly-once"][..], &["--json"]] {
+        logged_much(&sasl(&["check"]).args(more).finish().expect_code(0));
+    }
+
+    let runs = [
+        sasl(&["run"]).arg("--exactly-once"),
+        sasl(&["run"]),
+        locked.by_key(locked.with_right_url(&["run"]), &locked.passphrase),
+    ];
+    for run in runs {
+        let before = scene.broker.count(&scene.topics());
+        let mut walpost = run.start();
+        walpost.wait_for_log("streaming");
+        scene.insert(&aggregate, "before");
+        scene.wait_until_confirmed();
+        wait_until("a walsender to end", || scene.end_walsender());
+        walpost.wait_for_logs("streaming", 2);
+        scene.insert(&aggregate, "after");
+        scene.wait_until_confirmed();
+        logged_much(&walpost.terminate().expect_code(0));
+        assert!(scene.broker.count(&scene.topics()) > before);
+    }
+}
+
+#[test]
+fn nothing_secret_is_printed_where_it_is_wrong() {
+    let locked = Locked::new();
+    let wrong = format!("{SECRET}-wrong");
+    let no_login = locked.url(&wrong, &locked.passphrase);
+    let no_key = locked.url(&locked.password, &wrong);
+    for (url, reason) in [(&no_login, "28P01"), (&no_key, "client.key")] {
+        let init = locked.command(&["init"], url).arg("--no-role");
+        init.finish().expect_code(3).expect_says(&[reason]);
+        for words in [&["check"][..], &["checkpoint", "show"], &["run"]] {
+            let command = locked.by_sasl(locked.command(words, url), &sasl_password());
+            command.finish().expect_code(3).expect_says(&[reason]);
+        }
+    }
+    locked.scene.insert(&locked.scene.aggregate(1), "k");
+    let run = locked.by_sasl(locked.with_right_url(&["run"]), &wrong);
+    run.finish().expect_code(3).expect_says(&["authentication"]);
+    let check = locked.by_sasl(locked.with_right_url(&["check"]), &wrong);
+    check.finish().expect_says(&["sasl"]);
+    let run = locked.by_key(locked.with_right_url(&["run"]), &wrong);
+    let finished = run.finish().expect_says(&["ssl.key"]);
+    assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
+}
+
+#[test]
+fn mistakes_in_configuration_are_told_without_the_secret_beside_them() {
+    let url = format!("postgresql://u:{SECRET}@/shop?host=/nowhere");
+    let property = format!("sasl.password={SECRET}");
+    for arguments in [
+        vec!["run", &url],
+        vec!["run", &property],
+        vec!["run", "--postgres", &url, "-X", "acks"],
+        vec!["run", "--postgres", &url, "--kafka", "a:1", "-X", "acks=1"],
+        vec!["run", "--postgres", &url, "-X", &property, "-X", "x=y"],
+    ] {
+        Invocation::new(arguments).finish().expect_code(2);
+    }
+    let without_equals = format!("sasl.password:{SECRET}");
+    let run = Invocation::new(["run", "--postgres", &url, "-X", &without_equals]);
+    run.finish().expect_code(2).expect_says(&["NAME=VALUE"]);
+    for (line, text) in [
+        (6, format!("postgres = \"{url}\"\nslto = 1")),
+        (5, format!("postgres = \"{url}")),
+        (5, format!("postgres = [\"{url}\"]")),
+        (
+            5,
+            format!("kafka = {{ \"sasl.password\" = [\"{SECRET}\"] }}"),
+        ),
+    ] {
+        let file = reaper::folder("config").join("walpost.toml");
+        let head = format!("[kafka]\n\"sasl.password\" = \"{SECRET}\"\n\n[[pipeline]]\n");
+        write_private(&file, format!("{head}{text}\n").as_bytes());
+        let run = Invocation::new(["run", "--config"]).arg(file).finish();
+        run.expect_code(2).expect_says(&[&format!("line {line}")]);
+    }
+}
+
+#[test]
+fn password_on_the_command_line_is_warned_of_with_a_better_place() {
+    let nowhere = "postgresql://u@/shop?host=/nowhere";
+    let with_password = format!("postgresql://u:{SECRET}@/shop?host=/nowhere");
+    let property = format!("sasl.password={SECRET}");
+    let check = || Invocation::new(["check", "--kafka", "127.0.0.1:9"]);
+    let warned = check().args(["--postgres", &with_password, "-X", &property]);
+    let warned = warned.finish().expect_says(&[
+        "WARN",
+        "--postgres: a password is on the command line",
+        "PGPASSWORD",
+        "-X sasl.password: a password is on the command line",
+        "WALPOST_KAFKA_SASL_PASSWORD",
+    ]);
+    assert_eq!(warned.stderr.matches("on the command line").count(), 2);
+    let quiet = check()
+        .env("WALPOST_POSTGRES", &with_password)
+        .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET);
+    let from_flags = check()
+        .args(["--postgres", nowhere])
+        .env("PGPASSWORD", SECRET);
+    for finished in [quiet.finish(), from_flags.finish()] {
+        let log = &finished.stderr;
+        assert!(!log.contains("on the command line"), "{log}");
+    }
+}
+
+#[test]
+fn help_says_where_a_password_should_be() {
+    for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
+        let help = Invocation::new(words).arg("--help").finish();
+        let stdout = help.expect_code(0).stdout;
+        // Lines are wrapped.
+        let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let advice = "Give a password with PGPASSWORD or ~/.pgpass, not here, where other users of this machine can see it";
+        assert!(text.contains(advice), "{words:?}: {text}");
+        if words != ["init"] {
+            let advice = "For secrets use a file or a variable: WALPOST_KAFKA_SASL_PASSWORD";
+            assert!(text.contains(advice), "{words:?}: {text}");
+        }
+    }
+}
+
+#[test]
+fn passwords_of_the_environment_are_not_shown_by_help() {
+    let url = format!("postgresql://u:{SECRET}@/shop");
+    let help = Invocation::new(["run", "--help"])
+        .env("WALPOST_POSTGRES", url)
+        .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET)
+        .env("PGPASSWORD", SECRET);
+    help.finish().expect_code(0);
+}
+
+/// Names a pipeline so that the error for its name has the secret in it.
+fn tells() -> Invocation {
+    let name = format!("{SECRET}!");
+    Invocation::new(["run", "--kafka", "a:1", "--postgres", "", "--pipeline"]).arg(name)
+}
+
+#[test]
+fn test_fails_whose_program_prints_a_secret_however_it_ends() {
+    assert!(catch_unwind(|| tells().finish()).is_err());
+    let dropped = catch_unwind(|| {
+        let walpost = tells().start();
+        wait_until("the error", || walpost.log().contains(SECRET));
+    });
+    assert!(dropped.is_err());
+}
+
+#[test]
+fn secret_is_known_in_every_form() {
+    let inside = format!("x{SECRET} of");
+    for text in [
+        inside.clone(),
+        percent_encoded(&inside),
+        format!("{:?}", inside.as_bytes()),
+        inside.bytes().map(|byte| format!("{byte:02x}")).collect(),
+        STANDARD.encode(&inside),
+        STANDARD.encode(format!("x{inside}")),
+        STANDARD.encode(format!("xx{inside}")),
+    ] {
+        assert!(is_leak(Stream::Error, &text), "{text}");
+        assert!(is_leak(Stream::Output, &text), "{text}");
+        assert!(catch_unwind(|| expect_none(Stream::Output, &text)).is_err());
+    }
+    assert!(is_leak(Stream::Error, PAYLOAD_MARK));
+    assert!(
+        !is_leak(Stream::Output, PAYLOAD_MARK),
+        "records may be there"
+    );
+    assert!(!is_leak(Stream::Error, "secret"));
+}
+
+/// The two files that start the binary search what it prints.
+#[test]
+fn nobody_starts_the_binary_past_the_search() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut starters = Vec::new();
+    let mut folders = vec![folder];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if let Ok(text) = fs::read_to_string(&path)
+                && text.contains(concat!("CARGO_BIN_EXE", "_walpost"))
+            {
+                starters.push(path);
+            }
+        }
+    }
+    starters.sort();
+    assert_eq!(starters.len(), 2, "{starters:?}");
+    assert!(starters[0].ends_with("integration/readme/place.rs"));
+    assert!(starters[1].ends_with("support/walpost.rs"));
+}
