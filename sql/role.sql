@@ -1,38 +1,25 @@
 -- The role that `walpost run` connects as, with no more rights than it needs.
 --
---   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
+--   psql -v role=walpost -f sql/role.sql
 --
 -- Run by: a superuser (up to PostgreSQL 15 nobody else may give REPLICATION), or from 16 on a role with CREATEROLE and
--- REPLICATION that owns the table. Twice without harm. The role gets no password: set one with \password in psql, or
+-- REPLICATION that may grant CONNECT. Twice without harm. The role gets no password: set one with \password in psql, or
 -- use peer, cert or another method of pg_hba.conf.
 --
 -- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from the log. Let
 -- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
 -- `replication`.
--- SELECT on the table is for the checks; streaming needs none. Through the root of a partitioned table it covers the
--- partitions. An outbox in the log has no table: -v table=
+-- It needs no right on the outbox: rows come from the log, and the checks read the catalog alone.
 \set ON_ERROR_STOP on
-\if :{?schema}
-\else
-\set schema public
-\endif
-\if :{?table}
-\else
-\set table outbox
-\endif
 \if :{?role}
 \else
 \set role walpost
 \endif
 
-SET walpost.schema = :'schema';
-SET walpost.table_name = :'table';
 SET walpost.role = :'role';
 
 DO $walpost$
 DECLARE
-    in_schema text := current_setting('walpost.schema');
-    outbox_name text := current_setting('walpost.table_name');
     name text := current_setting('walpost.role');
     found pg_roles;
 BEGIN
@@ -44,9 +31,5 @@ BEGIN
             USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
-    IF outbox_name <> '' THEN
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
-        EXECUTE format('GRANT SELECT ON TABLE %I.%I TO %I', in_schema, outbox_name, name);
-    END IF;
 END
 $walpost$;

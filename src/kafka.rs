@@ -4,6 +4,7 @@ pub mod context;
 mod events;
 pub mod examine;
 mod flusher;
+pub mod grants;
 mod native;
 mod poller;
 pub mod probe;

@@ -288,6 +288,7 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
     };
     match probe::look(properties, topic).await {
         BrokerFinding::Unreachable(reason) => report.add("kafka", Outcome::Unreachable, reason),
+        BrokerFinding::Refused(error) => report.add("kafka", Outcome::Failure, error),
         BrokerFinding::Reachable { brokers } => {
             let message =
                 format!("{brokers} broker(s); topics are looked up with their first record");

@@ -9,12 +9,14 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tracing::{debug, error, info, warn};
 
+use super::grants::Grants;
 use crate::observe::outage::{Outage, Say};
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
 /// Hears of the events of one producer.
 pub struct Context {
     pipeline: String,
+    grants: Grants,
     deliveries: Arc<Deliveries>,
     /// All brokers are down. Looked at with the deliveries, so it is apart from the lock.
     down: AtomicBool,
@@ -26,17 +28,24 @@ pub struct Context {
 }
 
 impl Context {
-    /// Reports to `deliveries`.
+    /// Reports to `deliveries`. `grants` says how the principal gets what it may not do.
     #[must_use]
-    pub fn new(pipeline: &str, deliveries: Arc<Deliveries>) -> Self {
+    pub fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
         Self {
             pipeline: pipeline.to_owned(),
+            grants,
             deliveries,
             down: AtomicBool::new(false),
             cluster: Mutex::default(),
             broker: Mutex::default(),
             refusal: Mutex::default(),
         }
+    }
+
+    /// How the principal gets what it may not do.
+    #[must_use]
+    pub fn grants(&self) -> &Grants {
+        &self.grants
     }
 
     /// No broker can be reached, since the last time one answered.
@@ -88,7 +97,7 @@ impl Context {
                 "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {code}{}",
                 record.position.as_deref().unwrap_or("an unknown position"),
                 record.partition,
-                remedy(code, topic),
+                self.remedy(code, topic),
             ),
             permanent: is_permanent(code),
         });
@@ -134,6 +143,30 @@ impl Context {
         }
     }
 
+    /// What a person can do about a failure.
+    fn remedy(&self, code: RDKafkaErrorCode, topic: &str) -> String {
+        use RDKafkaErrorCode as Code;
+        match code {
+            Code::MessageSizeTooLarge => format!(
+                ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
+                 --entity-name {topic} --add-config max.message.bytes=..."
+            ),
+            Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
+                let grant = self.grants.topic(topic);
+                format!(". Grant the principal what it needs: {grant}")
+            }
+            Code::UnknownTopic | Code::UnknownTopicOrPartition => format!(
+                ". Create the topic: kafka-topics.sh --create --topic {topic} --partitions 12 \
+                 --replication-factor 3"
+            ),
+            Code::UnknownPartition => {
+                ". Add partitions to the topic, or correct what writes the partition column"
+                    .to_owned()
+            }
+            _ => String::new(),
+        }
+    }
+
     fn broker_failed(&self, reason: &str) {
         let pipeline = &self.pipeline;
         match lock(&self.broker).failed(Instant::now()) {
@@ -164,28 +197,6 @@ pub(super) struct Refused {
     pub(super) partition: i32,
     /// The position of its row.
     pub(super) position: Option<String>,
-}
-
-/// What a person can do about a failure.
-fn remedy(code: RDKafkaErrorCode, topic: &str) -> String {
-    use RDKafkaErrorCode as Code;
-    match code {
-        Code::MessageSizeTooLarge => format!(
-            ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
-             --entity-name {topic} --add-config max.message.bytes=..."
-        ),
-        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
-            format!(". Grant the principal WRITE and DESCRIBE on topic {topic}")
-        }
-        Code::UnknownTopic | Code::UnknownTopicOrPartition => format!(
-            ". Create the topic: kafka-topics.sh --create --topic {topic} --partitions 12 \
-             --replication-factor 3"
-        ),
-        Code::UnknownPartition => {
-            ". Add partitions to the topic, or correct what writes the partition column".to_owned()
-        }
-        _ => String::new(),
-    }
 }
 
 /// The same record would fail again: a person has to change something.

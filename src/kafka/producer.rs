@@ -11,6 +11,7 @@ use tracing::warn;
 
 use super::context::Context;
 use super::flusher::Flusher;
+use super::grants::Grants;
 use super::native::Topic;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leaves_linger};
@@ -75,7 +76,7 @@ impl KafkaSink {
             Some(checkpoints) => checkpoints.config.clone(),
             None => client_config(properties, &format!("walpost-{pipeline}")),
         };
-        let context = Context::new(pipeline, deliveries);
+        let context = Context::new(pipeline, Grants::of(&config), deliveries);
         let flush = leaves_linger(properties);
         let mut sink = Self::with_config(config, flush, create_topics, context)?;
         sink.transactions = checkpoints.map(|checkpoints| Transactions {
@@ -300,7 +301,7 @@ mod tests {
             bytes: 10_000,
         };
         let mut watermark = Watermark::new(window, Lsn::ZERO);
-        let context = Context::new("test", watermark.deliveries());
+        let context = Context::new("test", Grants::of(&config), watermark.deliveries());
         let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
         sink.prepared(TOPIC, 1).expect("opened");
         watermark.begin(Lsn(1)).expect("begin");

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::context::Context;
+use super::grants::Grants;
 use super::properties::{describe, leave_producers};
 use crate::pipeline::sink::SinkError;
 
@@ -92,7 +93,7 @@ impl Topics {
         topic: String,
     ) -> Result<usize, SinkError> {
         let mut missing_since = None;
-        let mut refused_since = None;
+        let mut refusals = Refusals::default();
         loop {
             match lookup(&producer, &topic).await {
                 Ok(Lookup::Present(partitions)) => {
@@ -100,10 +101,12 @@ impl Topics {
                     return Ok(partitions);
                 }
                 Ok(Lookup::Denied(reason)) => {
+                    let grant = Grants::of(&self.config).topic(&topic);
                     return Err(SinkError::TopicDenied {
                         topic,
                         brokers: self.brokers(),
                         reason,
+                        grant,
                     });
                 }
                 Ok(Lookup::Missing) => {
@@ -120,18 +123,7 @@ impl Topics {
                     }
                     missing_since.get_or_insert_with(Instant::now);
                 }
-                Err(()) => match producer.client().context().refusal() {
-                    Some(reason) => {
-                        let since = *refused_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() > REFUSAL {
-                            return Err(SinkError::Refused {
-                                brokers: self.brokers(),
-                                reason,
-                            });
-                        }
-                    }
-                    None => refused_since = None,
-                },
+                Err(()) => refusals.note(&producer, &self)?,
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -179,8 +171,47 @@ impl Topics {
             }
             // Another instance was faster.
             None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(()),
+            Some(Err((
+                _,
+                code @ (Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed),
+            ))) => Err(SinkError::TopicDenied {
+                topic: topic.to_owned(),
+                brokers: self.brokers(),
+                reason: format!("it could not be created: {code}"),
+                grant: Grants::of(&self.config).create(topic),
+            }),
             Some(Err((_, code))) => Err(failed(code.to_string())),
         }
+    }
+}
+
+/// Since when the brokers don't accept who we are, or we not who they are.
+#[derive(Default)]
+pub(super) struct Refusals {
+    since: Option<Instant>,
+}
+
+impl Refusals {
+    /// No broker has answered `producer`.
+    ///
+    /// # Errors
+    /// It has been refused for too long to be an accident.
+    pub(super) fn note(
+        &mut self,
+        producer: &BaseProducer<Context>,
+        topics: &Topics,
+    ) -> Result<(), SinkError> {
+        let Some(reason) = producer.client().context().refusal() else {
+            self.since = None;
+            return Ok(());
+        };
+        if self.since.get_or_insert_with(Instant::now).elapsed() > REFUSAL {
+            return Err(SinkError::Refused {
+                brokers: topics.brokers(),
+                reason,
+            });
+        }
+        Ok(())
     }
 }
 

@@ -17,9 +17,11 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::debug;
 
 use super::context::Context;
+use super::grants::Grants;
 use super::native::{self, Topic};
+use super::probe;
 use super::properties::{client_config, describe, leave_producers, transactional};
-use super::topics::{Lookup, Topics, judge};
+use super::topics::{Lookup, Refusals, Topics, judge};
 use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::pipeline::checkpoint::Checkpoint;
@@ -92,11 +94,21 @@ impl Checkpoints {
     /// # Errors
     /// The topic can't be read, or what is there is none.
     pub async fn look(self) -> Result<Option<Checkpoint>, SinkError> {
-        blocking(move || match self.lookup()? {
+        let config = leave_producers(self.config.clone());
+        let brokers = self.topics().brokers();
+        let found = blocking(move || match self.lookup()? {
             Some(Lookup::Missing) => Ok(None),
+            Some(Lookup::Denied(reason)) => Err(self.denied(reason)),
             _ => self.read(),
         })
-        .await
+        .await;
+        match found {
+            Err(SinkError::Broken(reason)) => Err(match probe::refusal(config).await {
+                Some(reason) => SinkError::Refused { brokers, reason },
+                None => SinkError::Broken(reason),
+            }),
+            found => found,
+        }
     }
 
     /// Fences every earlier producer of the pipeline, begins a transaction, and gives the last
@@ -105,7 +117,7 @@ impl Checkpoints {
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        self.prepare_topic().await?;
+        self.prepare_topic(&producer).await?;
         blocking(move || {
             init(&producer)?;
             begin(&producer)?;
@@ -130,25 +142,30 @@ impl Checkpoints {
     }
 
     /// The topic is there, and keeps the last checkpoint for ever.
-    async fn prepare_topic(&self) -> Result<(), SinkError> {
+    async fn prepare_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<(), SinkError> {
         let topics = self.topics();
         let mut made = false;
+        let mut refusals = Refusals::default();
         let partitions = loop {
             let asking = self.clone();
             match blocking(move || asking.lookup()).await? {
                 Some(Lookup::Present(partitions)) => break partitions,
-                Some(Lookup::Denied(reason)) => {
-                    return Err(SinkError::TopicDenied {
-                        topic: self.topic().to_owned(),
-                        brokers: topics.brokers(),
-                        reason,
-                    });
-                }
+                Some(Lookup::Denied(reason)) => return Err(self.denied(reason)),
                 Some(Lookup::Missing) if !made => {
                     self.make_topic(&topics).await?;
                     made = true;
                 }
-                Some(Lookup::Missing) | None => tokio::time::sleep(PAUSE).await,
+                Some(Lookup::Missing) => tokio::time::sleep(PAUSE).await,
+                None => {
+                    // It is the producer that hears why.
+                    let asking = Arc::clone(producer);
+                    blocking(move || {
+                        let _ = asking.client().fetch_metadata(None, CALL);
+                        Ok(())
+                    })
+                    .await?;
+                    refusals.note(producer, &topics)?;
+                }
             }
         };
         if partitions != 1 {
@@ -176,6 +193,16 @@ impl Checkpoints {
             .map_err(|error| SinkError::Configuration(describe(&error)))?;
         let metadata = consumer.fetch_metadata(Some(self.topic()), CALL);
         Ok(metadata.ok().map(|metadata| judge(&metadata)))
+    }
+
+    /// We may not use the topic as checkpoints need it.
+    fn denied(&self, reason: String) -> SinkError {
+        SinkError::TopicDenied {
+            topic: self.topic().to_owned(),
+            brokers: self.topics().brokers(),
+            reason,
+            grant: Grants::of(&self.config).checkpoints(self.topic()),
+        }
     }
 
     /// A consumer; unlike a producer's, its questions do not create a topic.
@@ -223,7 +250,12 @@ impl Checkpoints {
             .into_iter()
             .next()
             .ok_or_else(|| unknown("no answer".to_owned()))?
-            .map_err(|code| unknown(code.to_string()))?;
+            .map_err(|code| match code {
+                Code::TopicAuthorizationFailed => {
+                    self.denied(format!("its settings can't be looked up: {code}"))
+                }
+                code => unknown(code.to_string()),
+            })?;
         let policy = found
             .get(POLICY)
             .and_then(|entry| entry.value.clone())
@@ -256,11 +288,11 @@ impl Checkpoints {
 
     fn read_once(&self) -> Result<Option<Checkpoint>, SinkError> {
         let broken = |error: KafkaError| {
-            SinkError::Broken(format!(
-                "checkpoints can't be read from topic {:?}: {}",
-                self.topic(),
-                describe(&error)
-            ))
+            let reason = format!("checkpoints can't be read: {}", describe(&error));
+            match error.rdkafka_error_code() {
+                Some(Code::TopicAuthorizationFailed) => self.denied(reason),
+                _ => SinkError::Broken(format!("topic {:?}: {reason}", self.topic())),
+            }
         };
         let (low, end) = self
             .consumer("read_uncommitted")
@@ -344,7 +376,11 @@ pub(super) async fn commit(producer: Arc<BaseProducer<Context>>) -> Result<(), S
     blocking(move || {
         // rdkafka's commit throws deliveries away where some are still to come.
         while !native::flush(&producer, CALL) {}
-        again(|| producer.commit_transaction(CALL), "commit_transaction")?;
+        again(
+            &producer,
+            || producer.commit_transaction(CALL),
+            "commit_transaction",
+        )?;
         std::thread::sleep(MARKERS);
         begin(&producer)
     })
@@ -352,15 +388,27 @@ pub(super) async fn commit(producer: Arc<BaseProducer<Context>>) -> Result<(), S
 }
 
 fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
-    again(|| producer.init_transactions(CALL), "init_transactions")
+    again(
+        producer,
+        || producer.init_transactions(CALL),
+        "init_transactions",
+    )
 }
 
 fn begin(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
-    again(|| producer.begin_transaction(), "begin_transaction")
+    again(
+        producer,
+        || producer.begin_transaction(),
+        "begin_transaction",
+    )
 }
 
 /// Calls until the answer is final.
-fn again(call: impl Fn() -> Result<(), KafkaError>, name: &str) -> Result<(), SinkError> {
+fn again(
+    producer: &BaseProducer<Context>,
+    call: impl Fn() -> Result<(), KafkaError>,
+    name: &str,
+) -> Result<(), SinkError> {
     loop {
         let error = match call() {
             Ok(()) => return Ok(()),
@@ -379,7 +427,8 @@ fn again(call: impl Fn() -> Result<(), KafkaError>, name: &str) -> Result<(), Si
                 SinkError::Fenced(reason)
             }
             Code::TransactionalIdAuthorizationFailed | Code::ClusterAuthorizationFailed => {
-                SinkError::TransactionDenied(reason)
+                let grant = producer.client().context().grants().transactions();
+                SinkError::TransactionDenied { reason, grant }
             }
             Code::InvalidTransactionTimeout => SinkError::Configuration(format!(
                 "{reason}. Lower transaction.timeout.ms, or raise transaction.max.timeout.ms of the brokers"

@@ -127,7 +127,7 @@ pub fn of_sink(error: &SinkError) -> Remedy {
         | SinkError::Refused { .. }
         | SinkError::Checkpoint { .. }
         | SinkError::CheckpointTopic { .. }
-        | SinkError::TransactionDenied(_)
+        | SinkError::TransactionDenied { .. }
         | SinkError::Configuration(_)
         | SinkError::Stdout(_) => Remedy::Halt,
     }

@@ -117,9 +117,7 @@ pub enum SinkError {
         reason: String,
     },
     /// The broker lets us not use the topic.
-    #[error(
-        "topic {topic:?} at {brokers}: {reason}. Grant the principal WRITE and DESCRIBE on the topic"
-    )]
+    #[error("topic {topic:?} at {brokers}: {reason}. Grant the principal what it needs: {grant}")]
     TopicDenied {
         /// The topic.
         topic: String,
@@ -127,6 +125,8 @@ pub enum SinkError {
         brokers: String,
         /// What the broker says.
         reason: String,
+        /// The command.
+        grant: String,
     },
     /// The record is larger than the producer may send.
     #[error(
@@ -188,10 +188,13 @@ pub enum SinkError {
     #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
     Fenced(String),
     /// The broker lets us not use transactions.
-    #[error(
-        "Kafka transactions: {0}. Grant the principal WRITE and DESCRIBE on the TransactionalId walpost-..."
-    )]
-    TransactionDenied(String),
+    #[error("Kafka transactions: {reason}. Grant the principal what it needs: {grant}")]
+    TransactionDenied {
+        /// What the broker says.
+        reason: String,
+        /// The command.
+        grant: String,
+    },
     /// The producer can't take any more records, and has to be made anew.
     #[error("Kafka producer: {0}")]
     Broken(String),

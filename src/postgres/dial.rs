@@ -124,7 +124,7 @@ async fn open(conninfo: &Conninfo, parameters: &[(&str, &str)]) -> Result<Sessio
             };
             match attempt.run().await {
                 Ok(session) => return Ok(session),
-                Err(error) => failures.push(error),
+                Err(error) => failures.push(error.with_remedy(conninfo)),
             }
         }
     }

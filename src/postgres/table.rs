@@ -31,17 +31,20 @@ impl TableName {
 
 impl fmt::Display for TableName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = |name: &str| {
-            name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
-                && name
-                    .bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
-        };
-        let part = |name: &str| match plain(name) {
-            true => name.to_owned(),
-            false => escape_identifier(name),
-        };
-        write!(f, "{}.{}", part(&self.schema), part(&self.name))
+        write!(f, "{}.{}", identifier(&self.schema), identifier(&self.name))
+    }
+}
+
+/// A name as SQL has it: in double quotes where it needs them.
+#[must_use]
+pub fn identifier(name: &str) -> String {
+    let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    match plain {
+        true => name.to_owned(),
+        false => escape_identifier(name),
     }
 }
 

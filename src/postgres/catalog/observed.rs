@@ -1,7 +1,7 @@
 //! What the catalog says, and what of it keeps a pipeline from running. Pure.
 
 use crate::postgres::lsn::Lsn;
-use crate::postgres::table::TableName;
+use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
 /// The oldest supported version, as `server_version_num` has it.
@@ -100,7 +100,8 @@ pub enum Problem {
     },
     /// The role has no right to use slots.
     #[error(
-        "role {user:?} has no REPLICATION attribute, which reading a slot needs. Grant it: ALTER ROLE {user} REPLICATION"
+        "role {user:?} has no REPLICATION attribute, which reading a slot needs. Grant it: ALTER ROLE {role} REPLICATION",
+        role = identifier(.user)
     )]
     NotReplicating {
         /// The role.
@@ -148,7 +149,8 @@ pub enum Problem {
     },
     /// It has not our table.
     #[error(
-        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {publication} ADD TABLE {table}"
+        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}",
+        name = identifier(.publication)
     )]
     NotPublished {
         /// The publication.
@@ -158,7 +160,8 @@ pub enum Problem {
     },
     /// It leaves inserts out.
     #[error(
-        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {publication} SET (publish = 'insert')"
+        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert')",
+        name = identifier(.publication)
     )]
     NoInserts {
         /// The publication.
@@ -166,7 +169,8 @@ pub enum Problem {
     },
     /// Rows would come under their partition's name.
     #[error(
-        "publication {publication:?} publishes the partitions of {table} under their own names. Change it: ALTER PUBLICATION {publication} SET (publish_via_partition_root = true)"
+        "publication {publication:?} publishes the partitions of {table} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
+        name = identifier(.publication)
     )]
     NotViaRoot {
         /// The publication.
@@ -176,7 +180,8 @@ pub enum Problem {
     },
     /// It has tables besides ours.
     #[error(
-        "publication {publication:?} contains other tables than {table}: {others}. Make a publication for {table} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {publication} DROP TABLE ..."
+        "publication {publication:?} contains other tables than {table}: {others}. Make a publication for {table} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE ...",
+        name = identifier(.publication)
     )]
     OtherTables {
         /// The publication.
@@ -188,7 +193,8 @@ pub enum Problem {
     },
     /// It has tables, and the outbox is none.
     #[error(
-        "publication {publication:?} contains tables, though the outbox is in the log: {tables}. Make a publication without tables: walpost init --outbox log --publication NAME; or take them out: ALTER PUBLICATION {publication} DROP TABLE ..."
+        "publication {publication:?} contains tables, though the outbox is in the log: {tables}. Make a publication without tables: walpost init --outbox log --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE ...",
+        name = identifier(.publication)
     )]
     NotEmpty {
         /// The publication.

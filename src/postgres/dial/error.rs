@@ -9,7 +9,8 @@ use postgres_protocol::message::backend::ErrorFields;
 use tokio_postgres::error::DbError;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
-use crate::postgres::conninfo::SslMode;
+use crate::postgres::conninfo::{Conninfo, SslMode};
+use crate::postgres::table::identifier;
 
 /// An ErrorResponse or NoticeResponse of the server.
 ///
@@ -234,7 +235,35 @@ fn list(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
+/// What PostgreSQL gives no hint for: the statement that lets us in. The message is in the server's
+/// language, and this knows English alone.
+fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
+    let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
+    let says = |words: &str| error.message.contains(words);
+    match error.code.as_str() {
+        "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
+        "42501" if says("permission denied for database") => {
+            Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
+        }
+        // Up to PostgreSQL 15, and from 16 on.
+        "42501" if says("walsender") || says("WAL sender") => {
+            Some(format!("ALTER ROLE {role} REPLICATION"))
+        }
+        _ => None,
+    }
+}
+
 impl DialError {
+    /// With the statement that mends it, where one would.
+    pub(super) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
+        if let DialError::Server { error, .. } = &mut self
+            && error.hint.is_none()
+        {
+            error.hint = remedy(error, conninfo);
+        }
+        self
+    }
+
     /// The failure that says what to do; never [`DialError::AllHosts`].
     ///
     /// Of several hosts it is the one most likely to heal, and of equals the last: as long as one

@@ -1,0 +1,68 @@
+//! The commands that give the principal the rights it needs.
+
+use rdkafka::config::ClientConfig;
+
+/// Whom to give rights, and where.
+#[derive(Clone, Debug)]
+pub struct Grants {
+    brokers: String,
+    user: Option<String>,
+    transactional_id: String,
+}
+
+impl Grants {
+    /// For who connects with `config`.
+    #[must_use]
+    pub fn of(config: &ClientConfig) -> Self {
+        let get = |name| config.get(name).map(str::to_owned);
+        Self {
+            brokers: get("bootstrap.servers")
+                .or(get("metadata.broker.list"))
+                .unwrap_or_default(),
+            user: get("sasl.username").filter(|user| !user.is_empty()),
+            transactional_id: get("transactional.id").unwrap_or_default(),
+        }
+    }
+
+    /// To write records to a topic.
+    #[must_use]
+    pub fn topic(&self, topic: &str) -> String {
+        self.command("--operation Write --operation Describe", "--topic", topic)
+    }
+
+    /// To make a topic.
+    #[must_use]
+    pub fn create(&self, topic: &str) -> String {
+        let operations = "--operation Create --operation Write --operation Describe";
+        self.command(operations, "--topic", topic)
+    }
+
+    /// To keep checkpoints in a topic.
+    #[must_use]
+    pub fn checkpoints(&self, topic: &str) -> String {
+        let operations =
+            "--operation Read --operation Write --operation Describe --operation DescribeConfigs";
+        self.command(operations, "--topic", topic)
+    }
+
+    /// To read with a consumer group.
+    #[must_use]
+    pub fn group(&self, group: &str) -> String {
+        self.command("--operation Read", "--group", group)
+    }
+
+    /// To use transactions.
+    #[must_use]
+    pub fn transactions(&self) -> String {
+        let operations = "--operation Write --operation Describe";
+        self.command(operations, "--transactional-id", &self.transactional_id)
+    }
+
+    fn command(&self, operations: &str, kind: &str, name: &str) -> String {
+        format!(
+            "kafka-acls.sh --bootstrap-server {} --add --allow-principal User:{} {operations} {kind} {name}",
+            self.brokers,
+            self.user.as_deref().unwrap_or("NAME")
+        )
+    }
+}
