@@ -325,12 +325,13 @@ async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
         Err(error) => return report.add(EXACTLY_ONCE, Outcome::Unreachable, describe(&error)),
     };
     brokers_for_transactions(&examined, report);
-    if examined.topic_replicas.is_none() {
+    let found = checkpoints.look().await;
+    if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
         let message =
             "the topic for checkpoints is missing and will be created by walpost checkpoint adopt";
         return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
-    match checkpoints.look().await {
+    match found {
         Ok(Some(checkpoint)) => {
             let slot = &settings.target.slot;
             if checkpoint.slot == *slot {

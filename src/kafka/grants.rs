@@ -1,4 +1,4 @@
-//! The commands that give the principal the rights it needs.
+//! The commands that give the principal the rights it needs. To read or to write implies to describe.
 
 use rdkafka::config::ClientConfig;
 
@@ -27,35 +27,30 @@ impl Grants {
     /// To write records to a topic.
     #[must_use]
     pub fn topic(&self, topic: &str) -> String {
-        self.command("--operation Write --operation Describe", "--topic", topic)
+        self.command("--operation Write", "--topic", topic)
     }
 
     /// To make a topic.
     #[must_use]
     pub fn create(&self, topic: &str) -> String {
-        let operations = "--operation Create --operation Write --operation Describe";
-        self.command(operations, "--topic", topic)
+        self.command("--operation Create --operation Write", "--topic", topic)
     }
 
     /// To keep checkpoints in a topic.
     #[must_use]
     pub fn checkpoints(&self, topic: &str) -> String {
-        let operations =
-            "--operation Read --operation Write --operation Describe --operation DescribeConfigs";
+        let operations = "--operation Read --operation Write --operation DescribeConfigs";
         self.command(operations, "--topic", topic)
-    }
-
-    /// To read with a consumer group.
-    #[must_use]
-    pub fn group(&self, group: &str) -> String {
-        self.command("--operation Read", "--group", group)
     }
 
     /// To use transactions.
     #[must_use]
     pub fn transactions(&self) -> String {
-        let operations = "--operation Write --operation Describe";
-        self.command(operations, "--transactional-id", &self.transactional_id)
+        self.command(
+            "--operation Write",
+            "--transactional-id",
+            &self.transactional_id,
+        )
     }
 
     fn command(&self, operations: &str, kind: &str, name: &str) -> String {

@@ -115,42 +115,6 @@ fn init_refuses_an_update_of_an_event() {
 }
 
 #[test]
-fn init_makes_a_role_that_is_enough_to_run() {
-    let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_on(&server, Broker::shared());
-    scene
-        .invoke("init")
-        .args(["--role", "connector"])
-        .finish()
-        .expect_code(0);
-    scene
-        .invoke("init")
-        .args(["--role", "connector"])
-        .finish()
-        .expect_code(0);
-    let rights = scene.db.rows(
-        "SELECT rolsuper, rolcreaterole, rolcreatedb, rolreplication, rolcanlogin FROM pg_roles WHERE rolname = 'connector'",
-    );
-    assert_eq!(
-        rights[0].iter().flatten().cloned().collect::<String>(),
-        "ffftt"
-    );
-    let insert = "has_table_privilege('connector', 'outbox', 'INSERT, UPDATE, DELETE')";
-    assert!(!scene.db.is_true(&format!("SELECT {insert}")));
-
-    let aggregate = scene.aggregate(1);
-    let conninfo = scene.conninfo().replace("user=postgres", "user=connector");
-    let kafka = scene.broker.address();
-    let check = scene.invoke_as("check", &conninfo);
-    check.args(["--kafka", &kafka]).finish().expect_code(0);
-    let mut walpost = scene.run_as(&conninfo).start();
-    walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    walpost.terminate().expect_code(0);
-}
-
-#[test]
 fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
     let server = Server::private(MAJOR, "");
     let scene = Scene::bare_on(&server, Broker::shared());

@@ -1,7 +1,7 @@
 //! SASL and TLS to Kafka are librdkafka's, given as properties.
 
 use crate::support::certificates::Authority;
-use crate::support::kafka::{SASL_USER, sasl_password};
+use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
@@ -94,4 +94,47 @@ fn tls_is_verified_against_the_configured_authority() {
     finished
         .expect_code(3)
         .expect_says(&["halted", "certificate"]);
+}
+
+#[test]
+fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
+    let right = format!("ssl.ca.location={}", AUTHORITY.root.display());
+    let stranger = Authority::new("Another CA");
+    let stranger = format!("ssl.ca.location={}", stranger.root.display());
+    let broker = Broker::shared();
+    let [expired, early] = broker.untimely_addresses();
+    let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
+    // Each takes as long as an accident may: all side by side.
+    let mut running = Vec::new();
+    for (address, root) in [
+        (broker.tls_address(), &stranger),
+        (other_name, &right),
+        (expired, &right),
+        (early, &right),
+    ] {
+        let scene = Scene::new();
+        scene.insert(&scene.aggregate(1), "k");
+        let started = [
+            &["run"][..],
+            &["run", "--exactly-once"],
+            &["check"],
+            &["checkpoint", "show"],
+            &["checkpoint", "adopt", "--yes"],
+        ]
+        .map(|words| {
+            Invocation::new(words)
+                .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
+                .args(["--kafka", &address])
+                .args(["-X", "security.protocol=ssl", "-X", root])
+                .start()
+        });
+        running.push((scene, address, started));
+    }
+    for (scene, address, started) in running {
+        for walpost in started {
+            let finished = walpost.finish().expect_code(3);
+            finished.expect_says(&["refuses the connection", &address, "certificate"]);
+        }
+        drop(scene);
+    }
 }

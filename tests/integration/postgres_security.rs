@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use crate::support::certificates::{Authority, Identity, write_private};
+use crate::support::certificates::{Authority, Identity, Validity, write_private};
+use crate::support::kafka::Broker;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::process::free_port;
 use crate::support::reaper;
@@ -245,6 +246,66 @@ fn server_of_another_authority_or_name_is_refused() {
     let finished = guarded.run(&guarded.tcp("tls_user", &parameters)).finish();
     assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
     finished.expect_says(&["/nowhere/root.pem"]);
+}
+
+/// Every command that connects to the database.
+fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
+    let kafka = scene.broker.address();
+    let command = |words: &[&str]| {
+        Invocation::new(words).args(["--pipeline", &scene.name, "--postgres", conninfo])
+    };
+    let with_kafka = |words| command(words).args(["--kafka", &kafka]);
+    vec![
+        command(&["init", "--no-role"]),
+        with_kafka(&["check"]),
+        with_kafka(&["checkpoint", "show"]),
+        with_kafka(&["checkpoint", "adopt", "--yes"]),
+        with_kafka(&["run"]),
+    ]
+}
+
+#[test]
+fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let (right, stranger) = (root(), Authority::new("Another CA"));
+    let stranger = quoted(&stranger.root.display().to_string());
+    let conninfo = |host: &str, mode: &str, root: &str| {
+        let (port, name) = (server.port, &scene.name);
+        format!(
+            "host={host} port={port} user=postgres dbname={name} sslmode={mode} sslrootcert={root}"
+        )
+    };
+    let refused = |conninfo: &str, reason: &str| {
+        for command in commands(&scene, conninfo) {
+            let finished = command.finish().expect_code(3);
+            finished.expect_says(&["certificate", reason]);
+        }
+    };
+    refused(
+        &conninfo("localhost", "verify-full", &stranger),
+        "self-signed",
+    );
+    refused(&conninfo("127.0.0.1", "verify-full", &right), "127.0.0.1");
+    for (validity, reason) in [
+        (Validity::Past, "expired"),
+        (Validity::Future, "not yet valid"),
+    ] {
+        server.show(&AUTHORITY.sign_for("localhost", &["localhost"], validity));
+        refused(&conninfo("localhost", "verify-full", &right), reason);
+        // As in libpq, `require` checks the certificate where there is a root to check it against.
+        for mode in ["verify-ca", "require"] {
+            let run = scene.run_as(&conninfo("localhost", mode, &right)).finish();
+            run.expect_code(3).expect_says(&["certificate", reason]);
+        }
+    }
+    server.show(&AUTHORITY.sign("localhost", &["localhost"]));
+    let conninfo = conninfo("localhost", "verify-full", &right);
+    scene
+        .invoke_as("init", &conninfo)
+        .arg("--no-role")
+        .finish()
+        .expect_code(0);
 }
 
 #[test]

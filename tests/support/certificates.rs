@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use openssl::asn1::Asn1Time;
 use openssl::bn::BigNum;
@@ -21,6 +22,14 @@ pub(crate) struct Authority {
     folder: PathBuf,
     certificate: X509,
     key: PKey<Private>,
+}
+
+/// When a certificate is valid.
+#[derive(Clone, Copy)]
+pub(crate) enum Validity {
+    Now,
+    Past,
+    Future,
 }
 
 /// A signed certificate and its private key (PKCS #8), as PEM files.
@@ -53,8 +62,14 @@ impl Authority {
 
     /// Signs a certificate. `name` is a client's user; `hosts` are what a server may be called by.
     pub(crate) fn sign(&self, name: &str, hosts: &[&str]) -> Identity {
+        self.sign_for(name, hosts, Validity::Now)
+    }
+
+    /// As [`Authority::sign`], with the time of validity.
+    pub(crate) fn sign_for(&self, name: &str, hosts: &[&str], validity: Validity) -> Identity {
         let key = rsa_key();
         let mut builder = builder(name, &key);
+        set_validity(&mut builder, validity);
         builder
             .set_issuer_name(self.certificate.subject_name())
             .unwrap();
@@ -104,13 +119,22 @@ fn builder(subject: &str, key: &PKey<Private>) -> X509Builder {
         .unwrap();
     builder.set_subject_name(&common_name(subject)).unwrap();
     builder.set_pubkey(key).unwrap();
+    set_validity(&mut builder, Validity::Now);
     builder
-        .set_not_before(&Asn1Time::days_from_now(0).unwrap())
-        .unwrap();
-    builder
-        .set_not_after(&Asn1Time::days_from_now(2).unwrap())
-        .unwrap();
-    builder
+}
+
+fn set_validity(builder: &mut X509Builder, validity: Validity) {
+    const DAY: i64 = 24 * 60 * 60;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = i64::try_from(now.as_secs()).unwrap();
+    let (from, to) = match validity {
+        Validity::Now => (now, now + 2 * DAY),
+        Validity::Past => (now - 2 * DAY, now - DAY),
+        Validity::Future => (now + DAY, now + 2 * DAY),
+    };
+    let time = |seconds| Asn1Time::from_unix(seconds).unwrap();
+    builder.set_not_before(&time(from)).unwrap();
+    builder.set_not_after(&time(to)).unwrap();
 }
 
 fn common_name(name: &str) -> X509Name {

@@ -30,7 +30,7 @@ impl Cluster {
         let nodes = (0..NODES)
             .map(|index| {
                 let jvm = ["-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
-                Broker::prepared(Seat::of(index, ports.clone()), &jvm, None)
+                Broker::prepared(Seat::of(index, ports.clone()), &jvm, None, "")
             })
             .collect();
         Cluster { nodes }

@@ -17,6 +17,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
+use super::certificates::Validity;
 use super::disk::Disk;
 use super::postgres::{AUTHORITY, copy_owned, dependencies};
 use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
@@ -63,6 +64,8 @@ pub(super) struct Ports {
     /// A listener that is advertised as `proxy`, which is where a proxy to it listens.
     proxied: u16,
     proxy: u16,
+    expired: u16,
+    early: u16,
     controller: u16,
 }
 
@@ -74,6 +77,8 @@ impl Ports {
             tls: free_port(),
             proxied: free_port(),
             proxy: free_port(),
+            expired: free_port(),
+            early: free_port(),
             controller: free_port(),
         }
     }
@@ -114,12 +119,24 @@ impl Broker {
 
     /// A broker that a test may stop and break; it goes when dropped.
     pub(crate) fn private() -> Broker {
-        Self::with_jvm(&JVM)
+        Self::with(&JVM, "")
+    }
+
+    /// A private broker that asks for rights. Who comes without security may do all, and
+    /// [`SASL_USER`] what was granted.
+    pub(crate) fn with_rights() -> Broker {
+        let authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
+        let settings = format!("authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n");
+        Self::with(&JVM, &settings)
     }
 
     /// A private broker with other options of the Java virtual machine.
     pub(crate) fn with_jvm(options: &[&str]) -> Broker {
-        let broker = Self::prepared(Seat::of(0, vec![Ports::free()]), options, None);
+        Self::with(options, "")
+    }
+
+    fn with(options: &[&str], settings: &str) -> Broker {
+        let broker = Self::prepared(Seat::of(0, vec![Ports::free()]), options, None, settings);
         broker.start();
         broker
     }
@@ -127,13 +144,18 @@ impl Broker {
     /// A private broker that has its data on the disk.
     pub(crate) fn on_disk(disk: &Disk) -> Broker {
         let alone = Seat::of(0, vec![Ports::free()]);
-        let broker = Self::prepared(alone, &JVM, Some(disk));
+        let broker = Self::prepared(alone, &JVM, Some(disk), "");
         broker.start();
         broker
     }
 
     /// A node that is not started yet.
-    pub(super) fn prepared(seat: Seat, options: &[&str], disk: Option<&Disk>) -> Broker {
+    pub(super) fn prepared(
+        seat: Seat,
+        options: &[&str],
+        disk: Option<&Disk>,
+        settings: &str,
+    ) -> Broker {
         let folder = reaper::folder("kafka");
         let data = folder.join("data");
         match disk {
@@ -156,7 +178,7 @@ impl Broker {
         let (id, directory) = (seat.id(), format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + seat.id()));
         properties.push_str(&format!("node.id={id}\ndirectory.id={directory}\n"));
         fs::write(&identity, properties).unwrap();
-        write_settings(&folder, &seat);
+        write_settings(&folder, &seat, settings);
         Broker {
             ports: seat.nodes[seat.index],
             seat,
@@ -191,6 +213,25 @@ impl Broker {
     /// A proxy to the broker. Whoever asks there is sent to no other address of it.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy::start(self.ports.proxy, self.ports.proxied)
+    }
+
+    /// Listeners for TLS whose certificates are valid no more, and not yet.
+    pub(crate) fn untimely_addresses(&self) -> [String; 2] {
+        [self.ports.expired, self.ports.early].map(|port| format!("localhost:{port}"))
+    }
+
+    /// Runs one of the command-line tools, with the address in front of its arguments, and returns
+    /// what it prints.
+    pub(crate) fn tool(&self, class: &str, arguments: &[&str]) -> String {
+        let output = java(&self.folder, &JVM)
+            .args([class, "--bootstrap-server", &self.address()])
+            .args(arguments)
+            .output()
+            .expect("java starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {out}{err}");
+        out
     }
 
     /// Starts the broker, and returns when it answers.
@@ -417,7 +458,7 @@ fn formatted() -> PathBuf {
     FORMATTED
         .get_or_init(|| {
             let folder = reaper::folder("formatted");
-            write_settings(&folder, &Seat::of(0, vec![Ports::free()]));
+            write_settings(&folder, &Seat::of(0, vec![Ports::free()]), "");
             let scram = format!(
                 "SCRAM-SHA-256=[name={SASL_USER},password={}]",
                 sasl_password()
@@ -443,23 +484,39 @@ fn formatted() -> PathBuf {
         .clone()
 }
 
-fn write_settings(folder: &Path, seat: &Seat) {
+fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let Ports {
         plain,
         sasl,
         tls,
         proxied,
         proxy,
+        expired,
+        early,
         controller,
     } = seat.nodes[seat.index];
     let (id, voters, nodes) = (seat.id(), seat.voters(), seat.nodes.len());
     let in_sync = nodes.div_ceil(2);
     let data = folder.join("data");
-    let key_store = folder.join("key_store.pem");
-    let identity = AUTHORITY.sign("localhost", &["localhost"]);
-    let mut pem = fs::read(identity.key).unwrap();
-    pem.extend(fs::read(identity.certificate).unwrap());
-    fs::write(&key_store, pem).unwrap();
+    let key_stores: String = [
+        ("ssl", Validity::Now),
+        ("expired", Validity::Past),
+        ("early", Validity::Future),
+    ]
+    .into_iter()
+    .map(|(listener, validity)| {
+        let identity = AUTHORITY.sign_for("localhost", &["localhost"], validity);
+        let mut pem = fs::read(identity.key).unwrap();
+        pem.extend(fs::read(identity.certificate).unwrap());
+        let key_store = folder.join(format!("{listener}.pem"));
+        fs::write(&key_store, pem).unwrap();
+        let property = format!("listener.name.{listener}.ssl.keystore");
+        format!(
+            "{property}.type=PEM\n{property}.location={}\n",
+            key_store.display()
+        )
+    })
+    .collect();
     let password = sasl_password();
     let module = "org.apache.kafka.common.security";
     let properties = format!(
@@ -469,17 +526,15 @@ controller.quorum.voters={voters}
 broker.heartbeat.interval.ms=500
 broker.session.timeout.ms=3000
 replica.lag.time.max.ms=3000
-listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy},EXPIRED://localhost:{expired},EARLY://localhost:{early}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,EXPIRED:SSL,EARLY:SSL,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
 listener.name.sasl_plaintext.plain.sasl.jaas.config={module}.plain.PlainLoginModule required user_{SASL_USER}=\"{password}\";
 listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config={module}.scram.ScramLoginModule required;
-listener.name.ssl.ssl.keystore.type=PEM
-listener.name.ssl.ssl.keystore.location={}
-log.dirs={}
+{key_stores}log.dirs={}
 auto.create.topics.enable=false
 num.partitions=1
 default.replication.factor={nodes}
@@ -493,8 +548,7 @@ share.coordinator.state.topic.replication.factor={nodes}
 share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=4194304
-",
-        key_store.display(),
+{settings}",
         data.display(),
     );
     fs::write(folder.join("server.properties"), properties).unwrap();

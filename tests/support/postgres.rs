@@ -15,7 +15,7 @@ use super::disk::Disk;
 use super::process::{account, effective_user, free_port, signal, try_signal, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::session::Session;
-use super::wait::{PATIENCE, wait_for};
+use super::wait::{PATIENCE, wait_for, wait_until};
 
 /// Every version that Walpost is for.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
@@ -208,6 +208,17 @@ impl Server {
             }
             Session::connect(&self.conninfo("postgres")).ok()
         });
+    }
+
+    /// Has the server show another certificate from now on.
+    pub(crate) fn show(&self, identity: &Identity) {
+        let data = self.folder.join("data");
+        fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
+        fs::write(data.join("server.key"), fs::read(&identity.key).unwrap()).unwrap();
+        let loaded = || self.session("postgres").value("SELECT pg_conf_load_time()");
+        let before = loaded();
+        self.session("postgres").run("SELECT pg_reload_conf()");
+        wait_until("the server to read its certificate", || loaded() != before);
     }
 
     /// Tells the server to stop; returns at once.

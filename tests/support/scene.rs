@@ -143,8 +143,13 @@ impl<'a> Scene<'a> {
 
     /// `walpost checkpoint` with one of its words, for this database and broker.
     pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
+        self.checkpoint_as(word, &self.conninfo())
+    }
+
+    /// As [`Scene::checkpoint`], with the database reached in another way.
+    pub(crate) fn checkpoint_as(&self, word: &str, conninfo: &str) -> Invocation {
         Invocation::new(["checkpoint", word, "--pipeline", &self.name])
-            .args(["--postgres", &self.conninfo()])
+            .args(["--postgres", conninfo])
             .args(self.outbox_arguments())
             .args(["--kafka", &self.broker.address()])
     }

@@ -1,0 +1,184 @@
+//! Kafka's ACLs: which are needed in each mode, and what is said where one lacks.
+
+use std::sync::LazyLock;
+
+use crate::support::kafka::{Broker, SASL_USER, sasl_password};
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::walpost::{Finished, Invocation};
+
+/// A broker that grants the SASL user nothing by itself.
+static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
+
+struct Guest {
+    scene: Scene<'static>,
+    /// The topic of the events.
+    topic: String,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let scene = Scene::on(Server::shared(MAJOR), &BROKER);
+        let aggregate = scene.aggregate(1);
+        scene.insert(&aggregate, "k");
+        let topic = format!("outbox.event.{aggregate}");
+        Self { scene, topic }
+    }
+
+    /// A command as the SASL user.
+    fn command(&self, words: &[&str]) -> Invocation {
+        Invocation::new(words)
+            .args(["--pipeline", &self.scene.name])
+            .args(["--postgres", &self.scene.conninfo()])
+            .args(["--kafka", &BROKER.sasl_address()])
+            .args(["-X", "security.protocol=sasl_plaintext"])
+            .args(["-X", "sasl.mechanism=PLAIN"])
+            .args(["-X", &format!("sasl.username={SASL_USER}")])
+            .env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password())
+    }
+
+    fn delivers(&self, words: &[&str]) {
+        let mut walpost = self.command(words).start();
+        walpost.wait_for_log("streaming");
+        self.scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        assert!(BROKER.count(&[self.topic.clone()]) > 0);
+    }
+
+    /// A command that halts for want of a right; gives it as the error says, and returns what was
+    /// given.
+    fn obeys(&self, words: &[&str]) -> String {
+        let finished = self.command(words).finish().expect_code(3);
+        let command = command_in(&finished);
+        let address = BROKER.sasl_address();
+        let start = format!("kafka-acls.sh --bootstrap-server {address} ");
+        let arguments = command.strip_prefix(&start);
+        let arguments = arguments.unwrap_or_else(|| panic!("{command}"));
+        acls(arguments);
+        arguments
+            .strip_prefix(&format!("--add --allow-principal User:{SASL_USER} "))
+            .unwrap_or_else(|| panic!("{arguments}"))
+            .to_owned()
+    }
+
+    fn takes(&self, operation: &str, resource: &str) {
+        acls(&format!(
+            "--remove --force --allow-principal User:{SASL_USER} --operation {operation} {resource}"
+        ));
+    }
+
+    fn gives(&self, operation: &str, resource: &str) {
+        acls(&format!(
+            "--add --allow-principal User:{SASL_USER} --operation {operation} {resource}"
+        ));
+    }
+}
+
+/// Runs kafka-acls.sh as somebody who may.
+fn acls(arguments: &str) {
+    let arguments: Vec<_> = arguments.split_whitespace().collect();
+    BROKER.tool("org.apache.kafka.tools.AclCommand", &arguments);
+}
+
+/// The command in what was said.
+fn command_in(finished: &Finished) -> String {
+    let said = format!("{}\n{}", finished.stdout, finished.stderr);
+    let at = said
+        .find("kafka-acls.sh")
+        .unwrap_or_else(|| panic!("no command: {said}"));
+    let line = said[at..].lines().next().unwrap();
+    // Behind it a log line has its fields.
+    line.split(" pipeline=").next().unwrap().trim().to_owned()
+}
+
+#[test]
+fn at_least_once_needs_write_on_its_topics() {
+    let guest = Guest::new();
+    let topic = format!("--topic {}", guest.topic);
+    let needed = format!("--operation Write {topic}");
+    let check = ["check", "--topic", &guest.topic];
+    assert_eq!(guest.obeys(&check), needed);
+    guest.command(&check).finish().expect_code(0);
+    guest.takes("Write", &topic);
+    assert_eq!(guest.obeys(&["run"]), needed);
+    guest.delivers(&["run"]);
+
+    // It may look, and not write.
+    guest.takes("Write", &topic);
+    guest.gives("Describe", &topic);
+    guest
+        .scene
+        .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
+    assert_eq!(guest.obeys(&["run"]), needed);
+    guest.delivers(&["run"]);
+}
+
+#[test]
+fn create_topics_needs_create_on_them() {
+    let guest = Guest::new();
+    acls(&format!(
+        "--add --allow-principal User:{SASL_USER} --operation Write --topic {}",
+        guest.topic
+    ));
+    let aggregate = format!("{}.new", guest.scene.name);
+    let topic = format!("outbox.event.{aggregate}");
+    guest.gives("Describe", &format!("--topic {topic}"));
+    guest.scene.insert(&aggregate, "k");
+    let run = ["run", "--create-topics", "1:1"];
+    let needed = format!("--operation Create --operation Write --topic {topic}");
+    assert_eq!(guest.obeys(&run), needed);
+    guest.delivers(&run);
+}
+
+#[test]
+fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
+    let guest = Guest::new();
+    let checkpoints = format!("{}-checkpoints", guest.scene.name);
+    let config = crate::support::reaper::folder("config").join("walpost.toml");
+    let text = format!(
+        "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
+        guest.scene.name
+    );
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let adopt = ["checkpoint", "adopt", "--yes", "--config", &config];
+    let run = ["run", "--exactly-once", "--config", &config];
+    let check = ["check", "--exactly-once", "--config", &config];
+    let show = ["checkpoint", "show", "--config", &config];
+
+    let topic = format!("--topic {checkpoints}");
+    let id = format!(
+        "--transactional-id walpost-{}-{}",
+        guest.scene.name,
+        guest.scene.slot()
+    );
+    BROKER.create_topic(&checkpoints, 1, &[("cleanup.policy", "compact")]);
+    let keeps = format!("--operation Read --operation Write --operation DescribeConfigs {topic}");
+    let transacts = format!("--operation Write {id}");
+    assert_eq!(guest.obeys(&adopt), keeps);
+    assert_eq!(guest.obeys(&adopt), transacts);
+    guest.command(&adopt).finish().expect_code(0);
+    let writes = format!("--operation Write --topic {}", guest.topic);
+    assert_eq!(guest.obeys(&run), writes);
+    guest.delivers(&run);
+    guest.command(&check).finish().expect_code(0);
+    guest.command(&show).finish().expect_code(0);
+
+    for operation in ["Read", "Write", "DescribeConfigs"] {
+        guest.takes(operation, &topic);
+        assert_eq!(guest.obeys(&run), keeps, "{operation}");
+    }
+    for command in [&check[..], &show] {
+        guest.takes("Read", &topic);
+        assert_eq!(guest.obeys(command), keeps, "{command:?}");
+    }
+    guest.takes("Write", &id);
+    assert_eq!(guest.obeys(&run), transacts);
+    guest.takes("Write", &format!("--topic {}", guest.topic));
+    guest.gives("Describe", &format!("--topic {}", guest.topic));
+    guest
+        .scene
+        .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
+    assert_eq!(guest.obeys(&run), writes);
+    guest.delivers(&run);
+}

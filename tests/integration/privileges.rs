@@ -1,0 +1,155 @@
+//! The role that `walpost init` makes has the rights that Walpost needs, and no others; who lacks one
+//! is told the statement that grants it.
+
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJORS, Server};
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+/// A scene with a role of `walpost init`, whose name takes quotes in SQL.
+struct Clerk {
+    scene: Scene<'static>,
+    role: String,
+}
+
+impl Clerk {
+    fn new(outbox: Outbox, major: u32) -> Self {
+        let scene = Scene::of_on(outbox, Server::shared(major), Broker::shared());
+        let role = format!("{}-Clerk", scene.name);
+        let init = scene.invoke("init").args(["--role", &role]);
+        init.finish().expect_code(0);
+        Self { scene, role }
+    }
+
+    fn conninfo(&self) -> String {
+        let user = format!("user={}", self.role);
+        self.scene.conninfo().replace("user=postgres", &user)
+    }
+
+    /// A command as the role.
+    fn command(&self, words: &[&str]) -> Invocation {
+        // The kind of outbox is an argument too.
+        self.scene
+            .invoke_as(words[0], &self.conninfo())
+            .args(["--kafka", &self.scene.broker.address()])
+            .args(&words[1..])
+    }
+
+    fn checkpoint(&self, word: &str) -> Invocation {
+        self.scene
+            .checkpoint_as(word, &self.conninfo())
+            .args((word == "adopt").then_some("--yes"))
+    }
+
+    fn delivers(&self, words: &[&str]) {
+        let aggregate = self.scene.aggregate(1);
+        let mut walpost = self.command(words).start();
+        walpost.wait_for_log("streaming");
+        self.scene.insert(&aggregate, "k");
+        self.scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        let topic = format!("outbox.event.{aggregate}");
+        assert_eq!(self.scene.broker.read(&[topic]).len(), 1);
+    }
+}
+
+impl Drop for Clerk {
+    fn drop(&mut self) {
+        let role = &self.role;
+        let _ = self
+            .scene
+            .db
+            .try_run(&format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\""));
+    }
+}
+
+for_each_outbox! { role_that_init_makes_is_enough_for_every_command }
+
+fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
+    let clerk = Clerk::new(outbox, 15);
+    clerk.command(&["check"]).finish().expect_code(0);
+    clerk.delivers(&["run"]);
+    clerk.checkpoint("adopt").finish().expect_code(0);
+    clerk.checkpoint("show").finish().expect_code(0);
+    clerk
+        .command(&["check", "--exactly-once"])
+        .finish()
+        .expect_code(0);
+    clerk.delivers(&["run", "--exactly-once"]);
+}
+
+#[test]
+fn role_that_init_makes_has_no_right_that_is_not_needed() {
+    for major in MAJORS {
+        let clerk = Clerk::new(Outbox::Table, major);
+        let (db, role) = (&clerk.scene.db, &clerk.role);
+        let attributes = db.rows(&format!(
+            "SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole, rolcreatedb, rolbypassrls
+             FROM pg_roles WHERE rolname = '{role}'"
+        ));
+        let attributes: String = attributes[0].iter().flatten().cloned().collect();
+        assert_eq!(attributes, "ttffff", "PostgreSQL {major}");
+        let roles =
+            format!("SELECT count(*) FROM pg_auth_members WHERE member = '\"{role}\"'::regrole");
+        assert_eq!(db.number(&roles), 0, "member of a role");
+        // What it owns or was granted, in every database.
+        let objects = db.rows(&format!(
+            "SELECT classid::regclass FROM pg_shdepend
+             WHERE refclassid = 'pg_authid'::regclass AND refobjid = '\"{role}\"'::regrole"
+        ));
+        assert_eq!(objects, [vec![Some("pg_database".to_owned())]]);
+        let rights = db.rows(&format!(
+            "SELECT privilege_type FROM pg_database, aclexplode(datacl)
+             WHERE datname = current_database() AND grantee = '\"{role}\"'::regrole"
+        ));
+        assert_eq!(rights, [vec![Some("CONNECT".to_owned())]]);
+        clerk.command(&["check"]).finish().expect_code(0);
+        clerk.delivers(&["run"]);
+    }
+}
+
+/// The statement in what was said, to its end.
+fn statement<'t>(said: &'t str, start: &str) -> &'t str {
+    let at = said
+        .find(start)
+        .unwrap_or_else(|| panic!("no {start}: {said}"));
+    let line = said[at..].lines().next().unwrap();
+    line.split_once(". ")
+        .map_or(line, |(statement, _)| statement)
+}
+
+#[test]
+fn statement_in_the_error_gives_back_each_right_that_was_taken() {
+    // The message says which right lacks otherwise from PostgreSQL 16 on.
+    for major in [15, 18] {
+        let clerk = Clerk::new(Outbox::Table, major);
+        let (db, role, database) = (&clerk.scene.db, &clerk.role, &clerk.scene.name);
+        for (taken, given) in [
+            (format!("ALTER ROLE \"{role}\" NOLOGIN"), "ALTER ROLE"),
+            (format!("ALTER ROLE \"{role}\" NOREPLICATION"), "ALTER ROLE"),
+            (
+                format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC, \"{role}\""),
+                "GRANT CONNECT",
+            ),
+        ] {
+            db.run(&taken);
+            let run = clerk.command(&["run"]).finish().expect_code(3);
+            let check = clerk.command(&["check"]).finish().expect_code(3);
+            let show = clerk.checkpoint("show").finish().expect_code(3);
+            let init = clerk.scene.invoke_as("init", &clerk.conninfo());
+            let mends = statement(&check.stdout, given).to_owned();
+            run.expect_says(&["halted", role, &mends]);
+            show.expect_says(&[role, &mends]);
+            if !taken.contains("REPLICATION") {
+                init.arg("--no-role")
+                    .finish()
+                    .expect_code(3)
+                    .expect_says(&[&mends]);
+            }
+            db.run(&mends);
+            clerk.command(&["check"]).finish().expect_code(0);
+        }
+        clerk.delivers(&["run"]);
+    }
+}
