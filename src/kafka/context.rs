@@ -25,6 +25,8 @@ pub struct Context {
     broker: Mutex<Outage>,
     /// Why a broker would not have us, if that is why there is no connection.
     refusal: Mutex<Option<String>>,
+    /// The topic that may not be a part of our transactions.
+    denied: Mutex<Option<String>>,
 }
 
 impl Context {
@@ -39,6 +41,7 @@ impl Context {
             cluster: Mutex::default(),
             broker: Mutex::default(),
             refusal: Mutex::default(),
+            denied: Mutex::default(),
         }
     }
 
@@ -58,6 +61,12 @@ impl Context {
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         lock(&self.refusal).clone()
+    }
+
+    /// The topic that the brokers did not let into a transaction, if they did so.
+    #[must_use]
+    pub fn denied(&self) -> Option<String> {
+        lock(&self.denied).clone()
     }
 
     /// A broker has answered.
@@ -92,6 +101,11 @@ impl Context {
     /// A record is not, and will not be.
     pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
         let topic = &record.topic;
+        // What is left of a transaction that the topic may not be a part of is thrown away.
+        let code = match self.denied() {
+            Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
+            _ => code,
+        };
         self.deliveries.failed_with(DeliveryFailure {
             reason: format!(
                 "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {code}{}",
@@ -130,6 +144,11 @@ impl Context {
         const WARNING: i32 = 4;
         const INFO: i32 = 6;
         let pipeline = &self.pipeline;
+        // Nowhere else librdkafka says which topic it is:
+        // Failed to add partition "topic" [0] to transaction: Broker: Topic authorization failed
+        if facility == "ADDPARTS" && message.ends_with("authorization failed") {
+            *lock(&self.denied) = message.split('"').nth(1).map(str::to_owned);
+        }
         match (level, facility) {
             // Those come as errors too, and there they are counted.
             (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),

@@ -191,12 +191,14 @@ impl Sink for KafkaSink {
     }
 
     fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
-        let produced = match &mut self.transactions {
-            Some(transactions) => transactions.produce(&self.producer, checkpoint),
-            None => Err(no_transactions()),
+        let Some(transactions) = &mut self.transactions else {
+            return Box::pin(std::future::ready(Err(no_transactions())));
         };
-        match produced {
-            Ok(()) => Box::pin(transaction::commit(Arc::clone(&self.producer))),
+        match transactions.produce(&self.producer, checkpoint) {
+            Ok(()) => Box::pin(transaction::commit(
+                transactions.checkpoints.clone(),
+                Arc::clone(&self.producer),
+            )),
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }

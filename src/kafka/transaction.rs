@@ -250,16 +250,12 @@ impl Checkpoints {
             .into_iter()
             .next()
             .ok_or_else(|| unknown("no answer".to_owned()))?
-            .map_err(|code| match code {
-                Code::TopicAuthorizationFailed => {
-                    self.denied(format!("its settings can't be looked up: {code}"))
-                }
-                code => unknown(code.to_string()),
-            })?;
-        let policy = found
-            .get(POLICY)
-            .and_then(|entry| entry.value.clone())
-            .unwrap_or_default();
+            .map_err(|code| unknown(code.to_string()))?;
+        // Of a topic whose settings we may not see there are none.
+        let policy = found.get(POLICY).and_then(|entry| entry.value.as_deref());
+        let Some(policy) = policy else {
+            return Err(self.denied(format!("its {POLICY} can't be looked up")));
+        };
         if policy == "compact" {
             return Ok(());
         }
@@ -380,8 +376,11 @@ impl Checkpoints {
 }
 
 /// Commits the open transaction, with everything that was produced, and begins the next.
-pub(super) async fn commit(producer: Arc<BaseProducer<Context>>) -> Result<(), SinkError> {
-    blocking(move || {
+pub(super) async fn commit(
+    checkpoints: Checkpoints,
+    producer: Arc<BaseProducer<Context>>,
+) -> Result<(), SinkError> {
+    let committed = blocking(move || {
         // rdkafka's commit throws deliveries away where some are still to come.
         while !native::flush(&producer, CALL) {}
         again(
@@ -392,7 +391,13 @@ pub(super) async fn commit(producer: Arc<BaseProducer<Context>>) -> Result<(), S
         std::thread::sleep(MARKERS);
         begin(&producer)
     })
-    .await
+    .await;
+    match committed {
+        Err(SinkError::TopicDenied { topic, reason, .. }) if topic == checkpoints.topic() => {
+            Err(checkpoints.denied(reason))
+        }
+        committed => committed,
+    }
 }
 
 fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
@@ -430,12 +435,23 @@ fn again(
             continue;
         }
         let reason = format!("{name}: {}", error.string());
+        let context = producer.client().context();
+        let grants = context.grants();
         return Err(match error.code() {
+            Code::TopicAuthorizationFailed => match context.denied() {
+                Some(topic) => SinkError::TopicDenied {
+                    brokers: grants.brokers().to_owned(),
+                    grant: grants.topic(&topic),
+                    topic,
+                    reason,
+                },
+                None => SinkError::Broken(reason),
+            },
             Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch => {
                 SinkError::Fenced(reason)
             }
             Code::TransactionalIdAuthorizationFailed | Code::ClusterAuthorizationFailed => {
-                let grant = producer.client().context().grants().transactions();
+                let grant = grants.transactions();
                 SinkError::TransactionDenied { reason, grant }
             }
             Code::InvalidTransactionTimeout => SinkError::Configuration(format!(

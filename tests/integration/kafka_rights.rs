@@ -25,6 +25,11 @@ impl Guest {
         Self { scene, topic }
     }
 
+    fn inserts(&self) {
+        let aggregate = self.topic.strip_prefix("outbox.event.").unwrap();
+        self.scene.insert(aggregate, "again");
+    }
+
     /// A command as the SASL user.
     fn command(&self, words: &[&str]) -> Invocation {
         Invocation::new(words)
@@ -166,6 +171,7 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
 
     for operation in ["Read", "Write", "DescribeConfigs"] {
         guest.takes(operation, &topic);
+        guest.inserts();
         assert_eq!(guest.obeys(&run), keeps, "{operation}");
     }
     for command in [&check[..], &show] {
