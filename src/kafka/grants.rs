@@ -24,12 +24,6 @@ impl Grants {
         }
     }
 
-    /// The brokers' addresses.
-    #[must_use]
-    pub fn brokers(&self) -> &str {
-        &self.brokers
-    }
-
     /// To write records to a topic.
     #[must_use]
     pub fn topic(&self, topic: &str) -> String {

@@ -84,7 +84,6 @@ pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFindi
             BrokerFinding::NoTopic(SinkError::TopicDenied {
                 grant: grants.topic(&topic),
                 topic,
-                brokers,
                 reason,
             })
         }

@@ -104,7 +104,6 @@ impl Topics {
                     let grant = Grants::of(&self.config).topic(&topic);
                     return Err(SinkError::TopicDenied {
                         topic,
-                        brokers: self.brokers(),
                         reason,
                         grant,
                     });
@@ -176,7 +175,6 @@ impl Topics {
                 code @ (Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed),
             ))) => Err(SinkError::TopicDenied {
                 topic: topic.to_owned(),
-                brokers: self.brokers(),
                 reason: format!("it could not be created: {code}"),
                 grant: Grants::of(&self.config).create(topic),
             }),

@@ -199,7 +199,6 @@ impl Checkpoints {
     fn denied(&self, reason: String) -> SinkError {
         SinkError::TopicDenied {
             topic: self.topic().to_owned(),
-            brokers: self.topics().brokers(),
             reason,
             grant: Grants::of(&self.config).checkpoints(self.topic()),
         }
@@ -440,7 +439,6 @@ fn again(
         return Err(match error.code() {
             Code::TopicAuthorizationFailed => match context.denied() {
                 Some(topic) => SinkError::TopicDenied {
-                    brokers: grants.brokers().to_owned(),
                     grant: grants.topic(&topic),
                     topic,
                     reason,

@@ -117,12 +117,10 @@ pub enum SinkError {
         reason: String,
     },
     /// The broker lets us not use the topic.
-    #[error("topic {topic:?} at {brokers}: {reason}. Grant the principal what it needs: {grant}")]
+    #[error("topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}")]
     TopicDenied {
         /// The topic.
         topic: String,
-        /// `bootstrap.servers`.
-        brokers: String,
         /// What the broker says.
         reason: String,
         /// The command.

@@ -47,7 +47,7 @@ impl Guest {
         walpost.wait_for_log("streaming");
         self.scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
-        assert!(BROKER.count(&[self.topic.clone()]) > 0);
+        assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
     }
 
     /// A command that halts for want of a right; gives it as the error says, and returns what was
