@@ -124,16 +124,21 @@ pub fn load(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
-    let file = match &given.connection.config {
-        Some(path) => file::read(path)?,
-        None => File::default(),
-    };
+    let file = given.connection.config.as_deref().map(file::read);
+    of_file(file.transpose()?, given, env, env_vars)
+}
+
+/// The settings of every pipeline that was asked for, of the file if there is one.
+fn of_file(
+    file: Option<File>,
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: impl Iterator<Item = (String, String)>,
+) -> Result<Vec<PipelineSettings>, ConfigError> {
+    let from_file = file.is_some();
+    let file = file.unwrap_or_default();
     let from_env = kafka_properties(env_vars);
-    let chosen = choose(
-        file.pipeline,
-        &given.connection.pipeline,
-        given.connection.config.is_some(),
-    )?;
+    let chosen = choose(file.pipeline, &given.connection.pipeline, from_file)?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
     }
@@ -510,5 +515,7 @@ fn sink(
     })
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

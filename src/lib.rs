@@ -29,6 +29,8 @@
 //! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink,
 //!   [`kafka::transaction`] ends its transactions with a checkpoint.
 //! - [`observe`]: what a person sees while it runs.
+//! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
+//!   stands in a file `fuzz.rs` beside the code that reads the bytes.
 //!
 //! # One event's way
 //!
@@ -60,6 +62,8 @@
 
 pub mod cli;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod kafka;
 pub mod observe;
 pub mod outbox;

@@ -6,6 +6,8 @@
 
 pub mod columns;
 pub mod envelope;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod headers;
 pub mod route;
 pub mod settings;

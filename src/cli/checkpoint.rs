@@ -220,7 +220,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     if !yes && !is_asked(name) {
         return Err(Failure::NotAsked(name.clone()));
     }
-    let epoch = found.map_or(1, |found| found.epoch + 1);
+    let epoch = found.map_or(1, |found| found.next_epoch());
     let mut checkpoint = Checkpoint::first(epoch, &standing);
     sink.commit(&mut checkpoint)
         .await

@@ -243,6 +243,12 @@ impl Checkpoint {
         serde_json::to_vec(self).expect("texts and numbers are JSON")
     }
 
+    /// The epoch of a history that is adopted in this one's place.
+    #[must_use]
+    pub fn next_epoch(&self) -> u32 {
+        self.epoch.saturating_add(1)
+    }
+
     /// How to go on from here on a server that stands so.
     ///
     /// # Errors
@@ -278,7 +284,7 @@ impl Checkpoint {
         };
         Ok(match phantom {
             Some(Phantom { from, .. }) => Resume {
-                epoch: self.epoch + 1,
+                epoch: self.next_epoch(),
                 safe_lsn,
                 delivered: Some(Delivered::Before(from)),
                 phantom,
@@ -311,5 +317,7 @@ impl Checkpoint {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

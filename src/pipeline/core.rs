@@ -390,5 +390,7 @@ fn cost(record: &Record<'_>) -> u64 {
     (of(record.key) + of(record.payload) + headers + RECORD_OVERHEAD) as u64
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -76,7 +76,7 @@ impl Dedup {
             Delivered::Before(lsn) => Ok(commit >= *lsn),
             Delivered::UpTo(last) => {
                 if commit == last.commit_lsn && rows <= last.index {
-                    let expected = format!("at least {}", last.index + 1);
+                    let expected = format!("more than {}", last.index);
                     expect(last, "row messages", rows.to_string(), expected)?;
                 }
                 Ok(commit >= last.commit_lsn)

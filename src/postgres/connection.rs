@@ -471,5 +471,7 @@ fn clock_micros() -> i64 {
     i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX) - FROM_1970
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,8 @@ pub use error::ConninfoError;
 use settings::Settings;
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod keywords;
 mod passfile;
 mod settings;

@@ -24,6 +24,8 @@ use socket::Address;
 use startup::Wire;
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handover;
 mod socket;
 mod startup;

@@ -476,5 +476,7 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests;

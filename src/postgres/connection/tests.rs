@@ -1,51 +1,19 @@
 //! Servers that mean no good, or are none.
 
-use proptest::prelude::*;
-use tokio::io::DuplexStream;
-
+use super::fuzz::{ROW_MAX, read_all, streaming};
 use super::*;
-
-const ROW_MAX: usize = 10_000;
-
-/// A connection in `CopyBoth`, and the server's end of it.
-fn streaming() -> (Connection, DuplexStream) {
-    let (client, server) = tokio::io::duplex(1 << 16);
-    let session = dial::Session {
-        socket: Socket::Memory(client),
-        buffer: BytesMut::new(),
-        parameters: std::collections::HashMap::default(),
-        backend_pid: 1,
-        secret: 1,
-        host: "here".to_owned(),
-    };
-    (Connection::over(session, ROW_MAX), server)
-}
+use proptest::prelude::*;
 
 /// Reads frames of what the server sends until something is wrong with it; then how many there were.
 async fn read(sent: &[u8]) -> (usize, ConnectionError) {
-    let (mut connection, mut server) = streaming();
+    let (mut connection, mut server) = streaming(1 << 16);
     let sent = sent.to_vec();
     let sending = tokio::spawn(async move {
         // The client may have gone before all was sent.
         let _ = server.write_all(&sent).await;
     });
     let mut frames = 0;
-    let error = loop {
-        match connection.peek() {
-            Ok(Some(_)) => {
-                frames += 1;
-                connection.consume();
-            }
-            Ok(None) => {
-                if let Err(error) = connection.fill().await {
-                    break error;
-                }
-            }
-            Err(error) => break error,
-        }
-        let room = connection.buffer.capacity();
-        assert!(room <= 4 * (READ_BYTES + ROW_MAX), "{room} bytes are held");
-    };
+    let error = read_all(&mut connection, |_| frames += 1).await;
     sending.abort();
     (frames, error)
 }

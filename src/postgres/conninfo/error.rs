@@ -15,10 +15,20 @@ pub enum ConninfoError {
     },
     /// A URL whose password holds a character that has a meaning of its own there.
     #[error(
-        "connection URL: an @ stands where host, port or parameters are expected; in a password \
+        "connection URL: an @ stands where host, port, database or parameters are expected; in a password \
          @ is written %40, / is %2F, ? is %3F and % is %25"
     )]
     Userinfo,
+    /// No parameter, right behind a password: it may be a part of that.
+    #[error(
+        "connection string: what follows the password is no parameter{}. A password with spaces \
+         stands in single quotes",
+        nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default()
+    )]
+    BehindPassword {
+        /// The known parameter most like it, if there is one.
+        nearest: Option<&'static str>,
+    },
     /// A parameter that libpq does not have.
     #[error(
         "unknown connection parameter {name:?}{}",

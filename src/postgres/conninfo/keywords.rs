@@ -157,14 +157,17 @@ pub(super) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), Conninfo
     }
 }
 
-/// The error for a name that is no parameter.
-pub(super) fn unknown(name: &str) -> ConninfoError {
+/// The error for a name that is no parameter, and stands behind the parameter `before`.
+pub(super) fn unknown(name: &str, before: &str) -> ConninfoError {
     let nearest = KEYWORDS
         .iter()
         .map(|keyword| (strsim::jaro_winkler(name, keyword.name), keyword.name))
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .filter(|(likeness, _)| *likeness > 0.7)
         .map(|(_, name)| name);
+    if before == "password" {
+        return ConninfoError::BehindPassword { nearest };
+    }
     ConninfoError::UnknownKey {
         name: name.to_owned(),
         nearest,

@@ -18,9 +18,13 @@ impl Settings {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Settings, ConninfoError> {
         let mut set = HashMap::new();
+        let mut before = "";
         for (name, value) in syntax::pairs(text)? {
             let keyword = KEYWORDS.iter().find(|keyword| keyword.name == name);
-            let name = keyword.ok_or_else(|| keywords::unknown(&name))?.name;
+            let name = keyword
+                .ok_or_else(|| keywords::unknown(&name, before))?
+                .name;
+            before = name;
             set.insert(name, Setting { value, name });
         }
         for keyword in KEYWORDS {

@@ -37,10 +37,8 @@ pub(super) fn password_spills(text: &str) -> bool {
         return false;
     };
     let authority = rest.split(['/', '?']).next().unwrap_or_default();
-    match authority.matches('@').count() {
-        0 => rest.contains('@'),
-        count => count > 1,
-    }
+    let own = usize::from(authority.contains('@'));
+    rest.matches('@').count() > own
 }
 
 fn syntax(at: usize, what: &'static str) -> ConninfoError {
@@ -155,6 +153,9 @@ impl<'a> Url<'a> {
 
         if self.eat('/') {
             let dbname = self.until(&['?']);
+            if dbname.1.contains('@') {
+                return Err(ConninfoError::Userinfo);
+            }
             store(&mut pairs, "dbname", dbname)?;
         }
         if self.eat('?') {
@@ -346,6 +347,7 @@ mod tests {
         assert!(password_spills("postgresql://u:pa/ss@host/db"));
         assert!(password_spills("postgresql://u:pa?ss@host/db"));
         assert!(password_spills("postgresql://u:p@ss@host/db"));
+        assert!(password_spills("postgresql://u:p@s/s?a=b@host/db"));
         assert!(!password_spills("postgresql://u:p%2Fss@host/db"));
         assert!(!password_spills("postgresql://host/db"));
     }

@@ -276,6 +276,9 @@ fn nothing_printed_holds_the_password() {
         "postgresql://u:pa/hunter2@h/db",
         "postgresql://u:hunter2/x@h/db",
         "postgresql://u:8/hunter2@h/db",
+        "postgresql://u:p@h/hunter2@h/db",
+        "postgresql://u:p@h/x?hunter2=y@h/db",
+        "host=h password=my hunter2=x",
         "postgresql://u:p@hunter2@h/db",
         "postgresql://u:p@hunter2@h:x/db",
     ] {
@@ -283,13 +286,7 @@ fn nothing_printed_holds_the_password() {
             Ok(conninfo) => format!("{conninfo:?} {}", conninfo.describe()),
             Err(error) => format!("{error} {error:?}"),
         };
-        // A password that can pass for a database's name is one.
-        let spilt_into_dbname = text == "postgresql://u:8/hunter2@h/db";
-        assert_eq!(
-            shown.contains("hunter2"),
-            spilt_into_dbname,
-            "{text:?}: {shown}"
-        );
+        assert!(!shown.contains("hunter2"), "{text:?}: {shown}");
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Socket {
     /// TLS over TCP.
     Tls(SslStream<TcpStream>),
     /// A pipe to a simulated server.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     Memory(tokio::io::DuplexStream),
 }
 
@@ -78,7 +78,7 @@ macro_rules! each {
             Socket::Unix($stream) => $call,
             Socket::Tcp($stream) => $call,
             Socket::Tls($stream) => $call,
-            #[cfg(test)]
+            #[cfg(any(test, fuzzing))]
             Socket::Memory($stream) => $call,
         }
     };

@@ -24,6 +24,9 @@ const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Nor is a whole startup: what comes before ReadyForQuery is kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 
+/// What is read of an error from before protocol 3.0, which has no length.
+const TEXT_BYTES_MAX: usize = 1024;
+
 /// The protocol's messages over a socket, before the session is ready.
 pub(super) struct Wire<'a> {
     socket: Socket,
@@ -309,7 +312,7 @@ impl<'a> Wire<'a> {
             {
                 let message_bytes = usize::try_from(header.len()).unwrap_or(usize::MAX);
                 if message_bytes > MESSAGE_BYTES_MAX {
-                    return Err(self.oversize(header.tag(), message_bytes));
+                    return Err(self.oversize(header.tag(), message_bytes).await);
                 }
                 // Not before all of it is here: the parser would reserve whatever length it finds.
                 if self.buffer.len() > message_bytes {
@@ -338,11 +341,19 @@ impl<'a> Wire<'a> {
 
     /// A postmaster of version 17 or older that can't fork answers with the letter E and bare text,
     /// from before protocol 3.0: where a length is expected stand letters.
-    fn oversize(&self, tag: u8, message_bytes: usize) -> DialError {
+    async fn oversize(&mut self, tag: u8, message_bytes: usize) -> DialError {
         let is_text = self.buffer[1..5]
             .iter()
             .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
         if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
+            // It ends with a zero byte, and then the connection does.
+            while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
+                let read = self.socket.read_buf(&mut self.buffer).await;
+                if !matches!(read, Ok(1..)) {
+                    break;
+                }
+            }
+            self.buffer.truncate(TEXT_BYTES_MAX);
             let text = self.buffer[1..]
                 .split(|byte| *byte == 0)
                 .next()

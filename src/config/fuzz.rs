@@ -1,0 +1,140 @@
+//! Texts of walpost.toml.
+
+use super::*;
+
+/// A password that no fuzzer guesses.
+const PASSWORD: &str = "q7Zr0vT2mXw9";
+/// Lines with the password in a place where nobody may see it.
+const SECRETS: [&str; 6] = [
+    "\"sasl.password\" = \"q7Zr0vT2mXw9\"",
+    "\"ssl.key.password\" = \"q7Zr0vT2mXw9\"",
+    "\"sasl.pasword\" = \"q7Zr0vT2mXw9\"",
+    "\"sasl.password\" = [\"q7Zr0vT2mXw9\"]",
+    "postgres = \"postgresql://u:q7Zr0vT2mXw9@h/db\"",
+    "postgres = \"host=h user=u password=q7Zr0vT2mXw9 sslmode=none\"",
+];
+
+/// Bytes as walpost.toml. A line of `$` and a digit becomes one with a secret.
+///
+/// # Panics
+/// A secret is told; settings are not what the documentation says that they can be.
+pub fn config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let has_secret_for_certain = !text.contains(PASSWORD) && !text.contains(['\'', '\\']) && {
+        // No text of several lines, which could have lines in it that look like secrets.
+        !text.contains("\"\"\"")
+    };
+    let lines = text.lines().map(|line| match line.strip_prefix('$') {
+        Some(digit) => {
+            let secret = digit.parse().ok().and_then(|at: usize| SECRETS.get(at));
+            secret.copied().unwrap_or(line)
+        }
+        None => line,
+    });
+    let text = lines.collect::<Vec<_>>().join("\n");
+
+    let shown = match loaded(&text) {
+        Ok(settings) => {
+            settings.iter().for_each(hold);
+            format!("{settings:?}")
+        }
+        Err(error) => error,
+    };
+    assert!(
+        !has_secret_for_certain || !shown.contains(PASSWORD),
+        "{shown}"
+    );
+}
+
+/// What comes of the text without flags or variables, and the error in all its forms.
+fn loaded(text: &str) -> Result<Vec<PipelineSettings>, String> {
+    let file = file::parse(text).map_err(|(line, reason)| {
+        let lines = text.matches('\n').count() + 1;
+        assert!((1..=lines).contains(&line), "line {line} of {lines}");
+        reason
+    })?;
+    file.pipeline.iter().for_each(hold_values);
+    let given = Given {
+        connection: &ConnectionArgs::default(),
+        records: None,
+        sink: None,
+    };
+    let env = |name: &str| (name == "USER").then(|| "me".to_owned());
+    of_file(Some(file), &given, &env, std::iter::empty())
+        .map_err(|error| format!("{error} {error:?}"))
+}
+
+fn hold(settings: &PipelineSettings) {
+    let is_name = |text: &str, max: usize| {
+        (1..=max).contains(&text.len())
+            && text
+                .bytes()
+                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_'))
+    };
+    assert!(is_name(&settings.name, 48));
+    assert!(is_name(&settings.target.slot, 63));
+    assert!((1..=63).contains(&settings.target.publication.len()));
+    assert!(settings.window_records > 0 && settings.window_bytes > 0);
+    assert!((1024..=1 << 30).contains(&settings.row_bytes_max));
+    assert!(settings.link_timeout >= Duration::from_secs(1));
+    if let Some(table) = settings.target.outbox.table() {
+        assert_eq!(table.to_string().parse().as_ref(), Ok(table));
+    }
+    for (name, template) in &settings.outbox.headers {
+        assert!(!name.is_empty() && name != POSITION_HEADER);
+        assert_eq!(template.to_string().parse().as_ref(), Ok(template));
+    }
+    if let SinkSettings::Kafka { properties, .. } = &settings.sink {
+        assert_eq!(properties::check(properties), Ok(()));
+    }
+}
+
+/// Sizes and durations, read a second time by hand where they are simple.
+fn hold_values(pipeline: &FilePipeline) {
+    let sizes = [&pipeline.window_bytes, &pipeline.max_row_bytes];
+    for text in sizes.into_iter().flatten().map(ToString::to_string) {
+        let found = bytes(&text).map(|Bytes(bytes)| bytes);
+        if let Some(expected) = plain(&text, &SIZES) {
+            assert_eq!(found, Ok(expected), "{text:?}");
+        }
+    }
+    let durations = [&pipeline.link_timeout, &pipeline.drain_timeout];
+    for text in durations.into_iter().flatten() {
+        let found = duration(text);
+        if let Some(expected) = plain(text, &DURATIONS) {
+            assert_eq!(found, Ok(Duration::from_millis(expected)), "{text:?}");
+        }
+    }
+}
+
+const SIZES: [(&str, u64); 10] = [
+    ("", 1),
+    ("B", 1),
+    ("kB", 1000),
+    ("KB", 1000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+/// In milliseconds.
+const DURATIONS: [(&str, u64); 5] = [
+    ("ms", 1),
+    ("s", 1000),
+    ("m", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
+
+/// A number of up to five digits with one of these units.
+fn plain(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
+    let number = number.parse::<u64>().ok().filter(|_| digits <= 5)?;
+    Some(number * factor)
+}

@@ -1,0 +1,60 @@
+//! Replays the corpus.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+type Target = fn(&[u8]);
+
+const TARGETS: [(&str, Target); 9] = [
+    ("checkpoint", checkpoint),
+    ("config", config),
+    ("conninfo", conninfo),
+    ("core", core),
+    ("envelope", envelope),
+    ("frame", frame),
+    ("pgoutput", pgoutput),
+    ("startup", startup),
+    ("template", template),
+];
+
+fn files(folder: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+    entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect()
+}
+
+#[test]
+fn every_target_stands_its_corpus() {
+    let mut fallen = Vec::new();
+    for (name, target) in TARGETS {
+        let corpus = files(&format!("fuzz/corpus/{name}"));
+        assert!(!corpus.is_empty(), "{name} has no corpus");
+        for path in corpus {
+            let bytes = fs::read(&path).expect("a file");
+            if catch_unwind(|| target(&bytes)).is_err() {
+                fallen.push(path);
+            }
+        }
+    }
+    assert!(fallen.is_empty(), "what they said is above: {fallen:#?}");
+}
+
+#[test]
+fn cargo_fuzz_has_the_same_targets() {
+    let programs: BTreeSet<_> = files("fuzz/fuzz_targets")
+        .into_iter()
+        .map(|path| fs::read_to_string(path).expect("a program"))
+        .collect();
+    let expected = TARGETS.map(|(name, _)| {
+        format!(
+            "#![no_main]\nlibfuzzer_sys::fuzz_target!(|data: &[u8]| walpost::fuzz::{name}(data));\n"
+        )
+    });
+    assert_eq!(programs, expected.into());
+}

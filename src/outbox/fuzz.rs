@@ -1,0 +1,223 @@
+//! Templates, and rows whose values anyone may have written.
+
+use super::columns::{COLUMNS_MAX, Mapping, TableColumn, TimestampType};
+use super::route::{POSITION_HEADER, RouteError, Router};
+use super::settings::OutboxSettings;
+use super::template::{Part, Template};
+use super::timestamp;
+
+const COLUMNS: [(&str, u32); 8] = [
+    ("id", 2950),
+    ("aggregatetype", 25),
+    ("aggregateid", 25),
+    ("payload", 3802),
+    ("raw", 17),
+    ("headers", 3802),
+    ("at", 1184),
+    ("shard", 23),
+];
+const HEADERS: usize = 5;
+const AT: usize = 6;
+const SHARD: usize = 7;
+
+type Values<'a> = [Option<&'a [u8]>; COLUMNS.len()];
+
+/// Bytes as parts between zeros: the templates of the topic, the key and a header, then the values
+/// of a row, of which those that are missing or empty are null.
+///
+/// # Panics
+/// A template is not its text; a record is not what the templates and the row say.
+pub fn template(data: &[u8]) {
+    let mut parts = data.split(|&byte| byte == 0);
+    let mut template = || {
+        let text = std::str::from_utf8(parts.next()?).ok()?;
+        let template = text.parse::<Template>().ok()?;
+        assert_eq!(template.to_string(), text);
+        assert_eq!(
+            in_braces(template.parts())
+                .parse::<Template>()
+                .ok()
+                .map(|same| same.parts().to_vec()),
+            Some(template.parts().to_vec())
+        );
+        Some(template)
+    };
+    let (Some(topic), Some(key), Some(header)) = (template(), template(), template()) else {
+        return;
+    };
+    let mut values: Values<'_> = [None; COLUMNS.len()];
+    for (value, part) in values.iter_mut().zip(parts) {
+        *value = (!part.is_empty()).then_some(part);
+    }
+    let settings = OutboxSettings {
+        topic,
+        key,
+        payload: "raw".to_owned(),
+        headers: vec![("header".to_owned(), header)],
+        timestamp: Some("at".to_owned()),
+        partition: Some("shard".to_owned()),
+        ..OutboxSettings::default()
+    };
+    route(&settings, &values);
+}
+
+/// The text of a template with these parts.
+fn in_braces(parts: &[Part]) -> String {
+    let text = |part: &Part| match part {
+        Part::Literal(text) => text.replace('{', "{{").replace('}', "}}"),
+        Part::Column(name) => format!("{{{name}}}"),
+    };
+    parts.iter().map(text).collect()
+}
+
+fn route(settings: &OutboxSettings, values: &Values<'_>) {
+    let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
+    let Ok(mapping) = Mapping::bind(settings, "public.outbox", &columns) else {
+        return;
+    };
+    let mut row = [None; COLUMNS_MAX];
+    for (index, value) in values.iter().enumerate() {
+        if let Some(slot) = mapping.slot(index) {
+            row[slot] = *value;
+        }
+    }
+    let mut router = Router::default();
+    let record = match router.route(&mapping, &row, b"POSITION") {
+        Ok(record) => record,
+        Err(error) => return refused(&error, settings, values),
+    };
+
+    let topic = filled(&settings.topic, values)
+        .expect("legal")
+        .unwrap_or_default();
+    assert_eq!(record.topic.as_bytes(), topic);
+    assert!(is_topic(&topic));
+    assert_eq!(
+        Ok(record.key),
+        filled(&settings.key, values).as_ref().map(Option::as_deref)
+    );
+    assert_eq!(
+        record.payload,
+        value("raw", values)
+            .expect("legal")
+            .as_deref()
+            .or(Some(&[]))
+    );
+    assert_eq!(record.partition, partition(values));
+    assert_eq!(record.timestamp_millis, values[AT].and_then(millis));
+    let mut headers = record.headers.iter();
+    let header = filled(&settings.headers[0].1, values).expect("legal");
+    assert_eq!(headers.next(), Some(("header", header.as_deref())));
+    assert_eq!(
+        headers.next(),
+        Some((POSITION_HEADER, Some(&b"POSITION"[..])))
+    );
+    hold_headers(headers.collect(), values[HEADERS]);
+}
+
+/// The error is about what is wrong.
+fn refused(error: &RouteError, settings: &OutboxSettings, values: &Values<'_>) {
+    match error {
+        RouteError::TopicNull => {
+            let is_null =
+                |part: &Part| matches!(part, Part::Column(name) if value(name, values) == Ok(None));
+            assert!(settings.topic.parts().iter().any(is_null));
+        }
+        RouteError::TopicInvalid(_) => {
+            let topic = filled(&settings.topic, values).expect("legal");
+            assert!(!is_topic(&topic.unwrap_or_default()));
+        }
+        RouteError::Partition(_) => assert_eq!(partition(values), None),
+        RouteError::Timestamp(_) => assert_eq!(values[AT].and_then(millis), None),
+        RouteError::Headers(_) => {
+            let json = values[HEADERS].expect("null has no headers");
+            let object = serde_json::from_slice::<serde_json::Map<_, _>>(json);
+            let is_reserved = |name: &String| name == POSITION_HEADER || name.contains('\0');
+            assert!(object.is_err() || object.is_ok_and(|object| object.keys().any(is_reserved)));
+        }
+        RouteError::Bytea => assert_eq!(value("raw", values), Err(())),
+    }
+}
+
+/// A column's value, by its name; an error for what is no bytea.
+fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
+    let index = COLUMNS.iter().position(|(column, _)| *column == name);
+    let Some(text) = index.and_then(|index| values[index]) else {
+        return Ok(None);
+    };
+    if name != "raw" {
+        return Ok(Some(text.to_vec()));
+    }
+    let digits = text.strip_prefix(b"\\x").ok_or(())?;
+    let digits = std::str::from_utf8(digits).map_err(|_| ())?;
+    let is_hex = digits.len() % 2 == 0 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    is_hex.then_some(()).ok_or(())?;
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).map_err(|_| ());
+    (0..digits.len())
+        .step_by(2)
+        .map(byte)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// A template's text for a row; nothing where there are columns and all of them are null.
+fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
+    let mut text = Vec::new();
+    let mut is_null = true;
+    for part in template.parts() {
+        match part {
+            Part::Literal(literal) => text.extend(literal.bytes()),
+            Part::Column(name) => {
+                let value = value(name, values)?;
+                is_null &= value.is_none();
+                text.extend(value.unwrap_or_default());
+            }
+        }
+    }
+    let has_columns = template
+        .parts()
+        .iter()
+        .any(|part| matches!(part, Part::Column(_)));
+    Ok((!has_columns || !is_null).then_some(text))
+}
+
+fn is_topic(name: &[u8]) -> bool {
+    let legal = |b: &u8| matches!(b, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-');
+    (1..=249).contains(&name.len()) && name.iter().all(legal) && name != b"." && name != b".."
+}
+
+fn partition(values: &Values<'_>) -> Option<i32> {
+    let text = std::str::from_utf8(values[SHARD]?).ok()?;
+    text.parse().ok().filter(|partition| *partition >= 0)
+}
+
+fn millis(text: &[u8]) -> Option<i64> {
+    timestamp::millis(text, TimestampType::Zoned).filter(|&millis| millis >= 0)
+}
+
+/// The headers are the members of the object.
+fn hold_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
+    let Some(json) = json else {
+        return assert!(headers.is_empty());
+    };
+    // It refuses numbers out of range, which pass here as the text they are.
+    let Ok(object) = serde_json::from_slice::<serde_json::Map<_, _>>(json) else {
+        return;
+    };
+    // A name that comes twice is a header twice.
+    for (name, member) in &object {
+        let header = headers.iter().rev().find(|(header, _)| header == name);
+        let (_, value) = header.expect("every member is a header");
+        match (member, value) {
+            (serde_json::Value::Null, value) => assert_eq!(*value, None),
+            (serde_json::Value::String(text), value) => {
+                assert_eq!(*value, Some(text.as_bytes()));
+            }
+            (member, value) => {
+                let value = serde_json::from_slice(value.expect("not null"));
+                assert_eq!(value.as_ref().ok(), Some(member));
+            }
+        }
+    }
+    assert!(headers.iter().all(|(name, _)| object.contains_key(*name)));
+}

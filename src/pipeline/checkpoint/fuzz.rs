@@ -1,0 +1,94 @@
+//! Checkpoints: whoever may write to their topic can write anything there.
+
+use super::*;
+use crate::pipeline::dedup::Dedup;
+use crate::postgres::pgoutput::Begin;
+
+/// Bytes as a checkpoint in its topic.
+///
+/// # Panics
+/// What was decoded is written as something else; going on from it goes beyond it.
+pub fn checkpoint(data: &[u8]) {
+    let Ok(checkpoint) = Checkpoint::decode(data) else {
+        return;
+    };
+    let text = checkpoint.encode();
+    assert_eq!(Checkpoint::decode(&text).as_ref(), Ok(&checkpoint));
+
+    let here = Standing {
+        system_id: checkpoint.system_id.clone(),
+        timeline: checkpoint.timeline,
+        history: Vec::new(),
+        slot: checkpoint.slot.clone(),
+        confirmed: checkpoint.safe_lsn,
+    };
+    let as_it_was = Resume {
+        epoch: checkpoint.epoch,
+        safe_lsn: checkpoint.safe_lsn,
+        delivered: checkpoint.delivered.clone(),
+        phantom: None,
+    };
+    assert_eq!(checkpoint.resume(&here), Ok(as_it_was));
+    if let Some(Delivered::UpTo(last)) = &checkpoint.delivered {
+        comes_again(last);
+    }
+
+    // A standby was promoted that had everything, a part or nothing of it.
+    let Lsn(safe) = checkpoint.safe_lsn;
+    for at in [u64::MAX, safe, safe / 2, 0].map(Lsn) {
+        let promoted = Standing {
+            timeline: checkpoint.timeline.wrapping_add(1),
+            history: vec![Switch {
+                timeline: checkpoint.timeline,
+                at,
+            }],
+            confirmed: Lsn(at.0.min(safe)),
+            ..here.clone()
+        };
+        let resume = checkpoint.resume(&promoted).expect("it goes on");
+        assert_eq!(resume.safe_lsn, promoted.confirmed);
+        assert!(resume.epoch >= checkpoint.epoch);
+        let lost = |last: &Last| last.commit_lsn >= at;
+        let has_lost = match &checkpoint.delivered {
+            Some(Delivered::UpTo(last)) => lost(last),
+            Some(Delivered::Before(_)) | None => false,
+        };
+        assert_eq!(resume.phantom.is_some(), has_lost);
+        match resume.delivered {
+            Some(Delivered::UpTo(last)) => assert!(!lost(&last)),
+            Some(Delivered::Before(from)) if has_lost => assert_eq!(from, at),
+            other => assert_eq!(other, checkpoint.delivered),
+        }
+        let ahead = Standing {
+            confirmed: Lsn(promoted.confirmed.0.saturating_add(1)),
+            ..promoted
+        };
+        let is_ahead = ahead.confirmed > resume.safe_lsn;
+        assert_eq!(checkpoint.resume(&ahead).is_err(), is_ahead);
+    }
+}
+
+/// Sends the last transaction again, and no more than what was delivered of it is left out.
+fn comes_again(last: &Last) {
+    let position = last.position();
+    let id = last.event_id.as_deref().map(str::as_bytes);
+    let mut dedup = Dedup::new(Delivered::UpTo(last.clone()), position.commit);
+    let begin = Begin {
+        commit: position.commit,
+        time_micros: last.commit_time,
+        xid: last.xid,
+    };
+    dedup.begin(&begin).expect("it is the one it was");
+    assert_eq!(dedup.has(position, || id), Ok(true));
+    if let Some(index) = position.index.checked_add(1) {
+        let next = Position { index, ..position };
+        assert_eq!(dedup.has(next, || None), Ok(false));
+        assert_eq!(dedup.commit(position.commit, index), Ok(true));
+    }
+    assert!(dedup.commit(position.commit, position.index).is_err());
+    let other = Begin {
+        xid: begin.xid ^ 1,
+        ..begin
+    };
+    assert!(dedup.begin(&other).is_err());
+}

@@ -1,0 +1,82 @@
+//! Connection strings.
+
+use super::*;
+
+/// A password that no fuzzer guesses.
+const PASSWORD: &str = "q7Zr0vT2mXw9";
+
+/// Bytes as a connection string, and as a part of a password in others.
+///
+/// # Panics
+/// A string that is written anew from its parts has others; a password is told.
+pub fn conninfo(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    if text.contains(PASSWORD) {
+        return;
+    }
+    let _ = shown(text);
+    if let Ok(pairs) = syntax::pairs(text)
+        && let Some(again) = written(&pairs)
+    {
+        assert_eq!(syntax::pairs(&again).as_ref().ok(), Some(&pairs), "{again}");
+    }
+
+    if !can_be_meant_otherwise(text) {
+        let half = (0..=text.len() / 2).rfind(|&at| text.is_char_boundary(at));
+        for at in [0, half.unwrap_or_default(), text.len()] {
+            let (before, after) = text.split_at(at);
+            let password = format!("{before}{PASSWORD}{after}");
+            for text in [
+                format!("postgresql://u:{password}@h/db"),
+                format!("user=u password={password} host=h"),
+            ] {
+                let shown = shown(&text);
+                assert!(!shown.contains(PASSWORD), "{text}: {shown}");
+            }
+        }
+    }
+    // Quoted, it can be anything.
+    let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
+    if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
+        let Secret(password) = parsed.password.expect("it is set");
+        assert_eq!(password, format!("{text}{PASSWORD}").into_bytes());
+    }
+}
+
+fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
+    Conninfo::parse(text, &|name| (name == "USER").then(|| "me".to_owned()))
+}
+
+/// All that can be read of what came of it.
+fn shown(text: &str) -> String {
+    match parsed(text) {
+        Ok(conninfo) => {
+            assert!(!conninfo.hosts.is_empty());
+            assert!(conninfo.hosts.iter().all(|host| host.port != 0));
+            format!("{conninfo:?} {}", conninfo.describe())
+        }
+        Err(error) => format!("{error} {error:?}"),
+    }
+}
+
+/// The pairs as one string, where it can have them.
+fn written(pairs: &[syntax::Pair]) -> Option<String> {
+    // Not at its beginning, where it could pass for a URL.
+    let mut text = String::from(" ");
+    for (name, value) in pairs {
+        if name.is_empty() || name.contains(|c: char| c == '=' || c.is_ascii_whitespace()) {
+            return None;
+        }
+        let value = value.replace('\\', "\\\\").replace('\'', "\\'");
+        text.push_str(&format!("{name} = '{value}' "));
+    }
+    Some(text)
+}
+
+/// Nobody can tell such a password, unescaped, from parameters.
+fn can_be_meant_otherwise(password: &str) -> bool {
+    let has_name = |keyword: &keywords::Keyword| password.contains(keyword.name);
+    password.contains('=') && (password.contains('%') || keywords::KEYWORDS.iter().any(has_name))
+}
