@@ -14,7 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::{Offset, TopicPartitionList};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::context::Context;
 use super::grants::Grants;
@@ -297,18 +297,27 @@ impl Checkpoints {
         // What is behind a transaction that is open is not shown, and it could be our last
         // checkpoint behind another pipeline's.
         let began = Instant::now();
+        let mut told = false;
         while committed
             .fetch_watermarks(self.topic(), 0, CALL)
             .map_err(broken)?
             .1
             < end
         {
-            if began.elapsed() > OTHERS {
+            let (pipeline, topic, waited) = (&self.pipeline, self.topic(), began.elapsed());
+            if waited > OTHERS {
                 return Err(SinkError::Broken(format!(
-                    "a transaction is open in topic {:?} for more than {OTHERS:?}: see kafka-transactions.sh \
-                     find-hanging",
-                    self.topic()
+                    "a transaction in topic {topic:?} has been open for more than {OTHERS:?}. If the brokers have lost \
+                     its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}",
+                    self.topics().brokers()
                 )));
+            }
+            if waited > NEWS && !std::mem::replace(&mut told, true) {
+                warn!(
+                    pipeline,
+                    topic,
+                    "a transaction is open in the topic, and hides the last checkpoint; waiting for its end"
+                );
             }
             std::thread::sleep(PAUSE);
         }

@@ -315,6 +315,22 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
     );
 }
 
+/// Pipelines share the topic, and what is behind an open transaction can't be read.
+#[test]
+fn transaction_that_another_has_open_is_waited_for() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let lasts = Duration::from_secs(15);
+    broker.open_transaction("walpost-checkpoints", "another pipeline", lasts);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("a transaction is open in the topic");
+    assert_eq!(walpost.logged("streaming"), 0);
+    walpost.wait_for_log("streaming");
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
 #[test]
 fn checkpoint_that_is_none_halts() {
     let broker = Broker::private();

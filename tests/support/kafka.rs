@@ -402,6 +402,23 @@ impl Broker {
         producer.flush(PATIENCE).expect("the broker takes it");
     }
 
+    /// Puts a record into the first partition of a topic, in a transaction that nobody ends before
+    /// the broker does.
+    pub(crate) fn open_transaction(&self, topic: &str, key: &str, lasts: Duration) {
+        let mut config = self.client();
+        config
+            .set("transactional.id", key)
+            .set("transaction.timeout.ms", lasts.as_millis().to_string());
+        let producer: BaseProducer = config.create().unwrap();
+        producer.init_transactions(PATIENCE).unwrap();
+        producer.begin_transaction().unwrap();
+        let record = BaseRecord::to(topic).partition(0).key(key).payload("");
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(PATIENCE).expect("the broker takes it");
+        // To drop it is to end the transaction.
+        std::mem::forget(producer);
+    }
+
     /// Number of partitions of a topic. Of one that was just made the broker hears a moment later.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
@@ -544,6 +561,7 @@ offsets.topic.num.partitions=1
 transaction.state.log.replication.factor={nodes}
 transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=1
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 share.coordinator.state.topic.replication.factor={nodes}
 share.coordinator.state.topic.min.isr={in_sync}
 group.initial.rebalance.delay.ms=0
