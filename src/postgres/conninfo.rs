@@ -7,6 +7,7 @@
 //!   harmless, and else refused;
 //! - `connect_timeout` is 10 s unless set, TCP keepalives and `tcp_user_timeout` are short: a
 //!   half-open link is found;
+//! - an `@` in a URL's database is written `%40`: unescaped, it is taken for the end of a password;
 //! - `sslmode=allow` is refused, TLS is 1.2 or later, `sslrootcert` that is named has to be there
 //!   in `require` too.
 

@@ -48,6 +48,8 @@ struct Counter {
     /// earlier connections are nowhere.
     held: Vec<(Tag, Option<Position>)>,
     last: Option<Position>,
+    /// How many messages of the transaction have an index.
+    counted: u64,
 }
 
 impl Sink for Counter {
@@ -66,6 +68,7 @@ impl Sink for Counter {
             "{:?} before {position}",
             self.last
         );
+        assert_eq!(position.index, self.counted);
         self.last = Some(position);
         self.held.push((tag, Some(position)));
         Ok(Produced::Taken)
@@ -171,7 +174,7 @@ impl Stream {
         let place = self.core.place();
         loop {
             match self.core.frame(&frame, &mut self.sink) {
-                Ok(Step::Done) => return Some(()),
+                Ok(Step::Done) => return self.count(data),
                 Ok(Step::Answer) => panic!("a message is not answered"),
                 Ok(Step::Full | Step::NewTopic(_)) => {
                     assert_eq!(self.core.place(), place, "it was left as it was");
@@ -184,6 +187,22 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// Counts a message that was taken.
+    fn count(&mut self, data: &[u8]) -> Option<()> {
+        let is_log = matches!(self.core.source, Source::Log(_));
+        match Message::decode(data).expect("it was taken") {
+            Message::Begin(_) => self.sink.counted = 0,
+            Message::Insert { .. } | Message::Update { .. } | Message::Delete { .. } => {
+                self.sink.counted += 1;
+            }
+            Message::Logical { transactional, .. } if is_log && transactional => {
+                self.sink.counted += 1;
+            }
+            _ => {}
+        }
+        Some(())
     }
 
     /// What has to be so at any time.
