@@ -36,9 +36,9 @@ pub fn config(data: &[u8]) {
     let text = lines.collect::<Vec<_>>().join("\n");
 
     let shown = match loaded(&text) {
-        Ok(settings) => {
+        Ok((read, settings)) => {
             settings.iter().for_each(hold);
-            format!("{settings:?}")
+            format!("{read} {settings:?}")
         }
         Err(error) => error,
     };
@@ -48,22 +48,26 @@ pub fn config(data: &[u8]) {
     );
 }
 
-/// What comes of the text without flags or variables, and the error in all its forms.
-fn loaded(text: &str) -> Result<Vec<PipelineSettings>, String> {
+/// What comes of the text without flags or variables: the file as a log would show it, and the
+/// settings; or the error in all its forms.
+fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     let file = file::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
         assert!((1..=lines).contains(&line), "line {line} of {lines}");
         reason
     })?;
     file.pipeline.iter().for_each(hold_values);
+    let read = format!("{file:?}");
     let given = Given {
         connection: &ConnectionArgs::default(),
         records: None,
         sink: None,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());
-    of_file(Some(file), &given, &env, std::iter::empty())
-        .map_err(|error| format!("{error} {error:?}"))
+    match of_file(Some(file), &given, &env, std::iter::empty()) {
+        Ok(settings) => Ok((read, settings)),
+        Err(error) => Err(format!("{read} {error} {error:?}")),
+    }
 }
 
 fn hold(settings: &PipelineSettings) {
