@@ -110,6 +110,9 @@ pub enum PipelineError {
          and accept the log as it is now: walpost checkpoint adopt"
     )]
     History(#[from] HistoryError),
+    /// The same may be, or another instance had the slot after the checkpoint was read.
+    #[error("the checkpoint was read before the slot was ours, and is read again: {0}")]
+    Outrun(HistoryError),
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
         "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"

@@ -31,7 +31,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::ServerStopping => Remedy::Reconnect,
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
-        PipelineError::Delivery(_) => Remedy::RebuildSink,
+        PipelineError::Delivery(_) | PipelineError::Outrun(_) => Remedy::RebuildSink,
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
-use super::checkpoint::{Phantom, Standing};
+use super::checkpoint::{Checkpoint, HistoryError, Phantom, Standing};
 use super::core::{Core, Step};
 use super::ledger::Ledger;
 use super::pace::Pace;
@@ -96,6 +96,8 @@ pub(super) struct Memory {
     timeline: u32,
     confirmed: Option<Confirmed>,
     another_owner: bool,
+    /// A checkpoint that did not fit the slot.
+    doubted: Option<Checkpoint>,
 }
 
 impl Memory {
@@ -107,6 +109,16 @@ impl Memory {
     /// Another process had the slot, and may rightly have moved it.
     pub(super) fn note_another_owner(&mut self) {
         self.another_owner = true;
+    }
+
+    /// `checkpoint` does not fit the slot. It was read before the slot was ours, and another
+    /// instance may have moved both since: only if it is the same still, that is how it is.
+    fn doubt(&mut self, checkpoint: Checkpoint, error: HistoryError) -> PipelineError {
+        if self.doubted.as_ref() == Some(&checkpoint) {
+            return PipelineError::History(error);
+        }
+        self.doubted = Some(checkpoint);
+        PipelineError::Outrun(error)
     }
 
     fn check_slot(&mut self, target: &Target, found: Lsn) -> Result<(), PipelineError> {
@@ -257,7 +269,10 @@ async fn start<'s>(
                 slot: target.slot.clone(),
                 confirmed: resume,
             };
-            let resume = checkpoint.resume(&standing)?;
+            let resume = match checkpoint.resume(&standing) {
+                Ok(resume) => resume,
+                Err(error) => return Err(memory.doubt(checkpoint, error)),
+            };
             if let Some(Phantom { from, to }) = resume.phantom {
                 error!(
                     pipeline = settings.name, %from, %to, epoch = resume.epoch,

@@ -349,6 +349,8 @@ fn simulate(seed: u64, exactly_once: bool) {
         .start_paused(true)
         .build()
         .expect("a runtime");
+    // The pauses between attempts are drawn by this thread.
+    fastrand::seed(seed);
     let outcome = runtime.block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {
         let mode = if exactly_once { "exactly" } else { "at-least" };
