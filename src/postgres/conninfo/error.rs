@@ -21,8 +21,8 @@ pub enum ConninfoError {
     Userinfo,
     /// No parameter, right behind a password: it may be a part of that.
     #[error(
-        "connection string: what follows the password is no parameter{}. A password with spaces \
-         stands in single quotes",
+        "connection string: what follows the password is no parameter. A password with spaces stands \
+         in single quotes{}",
         nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default()
     )]
     BehindPassword {
