@@ -16,7 +16,7 @@ use crate::support::checker::{Committed, Resends, Summary};
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
-use crate::support::postgres::{MAJORS, Server, Stop};
+use crate::support::postgres::{MAJORS, Server, Stop, copy_owned};
 use crate::support::process::free_port;
 use crate::support::proxy::{Manner, Proxy};
 use crate::support::scene::Scene;
@@ -451,7 +451,7 @@ impl Diary {
         fs::write(self.folder.join(format!("{name}.delivered")), text).unwrap();
     }
 
-    /// Leaves the folder there, with the faults and the servers' logs.
+    /// Leaves the folder there, with the faults, the servers' logs and the broker's data.
     fn keep(&self, server: &Server, broker: &Broker) {
         let mut text = String::new();
         for Fault { at, what, whom } in &*lock(&self.faults) {
@@ -460,6 +460,7 @@ impl Diary {
         fs::write(self.folder.join("faults"), text).unwrap();
         fs::write(self.folder.join("postgresql.log"), server.log()).unwrap();
         fs::write(self.folder.join("kafka.log"), broker.log()).unwrap();
+        copy_owned(&broker.data(), &self.folder.join("kafka"));
         eprintln!("what happened is in {}", self.folder.display());
     }
 }

@@ -37,6 +37,8 @@ appender.c.layout.type=PatternLayout
 appender.c.layout.pattern=[%d] %p %m (%c)%n
 rootLogger.level=WARN
 rootLogger.appenderRef.c.ref=C
+logger.t.name=kafka.coordinator.transaction
+logger.t.level=INFO
 ";
 
 /// The name of the user that the SASL listener knows.
