@@ -3,10 +3,11 @@
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
 -- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm: run it again every day, from
--- cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place.
+-- cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place; or let `walpost maintain` make
+-- and drop them, or `walpost run` with `retention`.
 -- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
 --
--- To drop a day, only after all of its events are in Kafka:
+-- To drop a day by hand, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then

@@ -1,26 +1,41 @@
 -- The role that `walpost run` connects as, with no more rights than it needs.
 --
---   psql -v role=walpost -f sql/role.sql
+--   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
 --
 -- Run by: a superuser (up to PostgreSQL 15 nobody else may give REPLICATION), or from 16 on a role with CREATEROLE and
--- REPLICATION that may grant CONNECT. Twice without harm. The role gets no password: set one with \password in psql, or
--- use peer, cert or another method of pg_hba.conf.
+-- REPLICATION that may grant CONNECT, and owns outbox and journal; after journal.sql. Twice without harm. The role gets
+-- no password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
 --
 -- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from the log. Let
 -- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
 -- `replication`.
--- It needs no right on the outbox: rows come from the log, and the checks read the catalog alone.
+-- Rows come from the log, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
+-- what compares or sends what the table has, such as `walpost verify`. An outbox in the log has no table: -v table=
+-- Of the journal it reads all, and adds to it; who did what and when is for the server to say.
 \set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
 \if :{?role}
 \else
 \set role walpost
 \endif
 
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
 SET walpost.role = :'role';
 
 DO $walpost$
 DECLARE
     name text := current_setting('walpost.role');
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+    outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
 BEGIN
     SELECT * INTO found FROM pg_roles WHERE rolname = name;
@@ -31,5 +46,24 @@ BEGIN
             USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
+    IF to_regclass('walpost.journal') IS NULL THEN
+        RAISE EXCEPTION 'table walpost.journal does not exist' USING HINT = 'Run sql/journal.sql first.';
+    END IF;
+    EXECUTE format('GRANT USAGE ON SCHEMA walpost TO %I', name);
+    EXECUTE format('GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO %I', name);
+    IF outbox_name = '' THEN
+        RETURN;
+    END IF;
+    IF to_regclass(outbox) IS NULL THEN
+        RAISE NOTICE 'table % does not exist yet: role % can''t read it', outbox, quote_ident(name)
+            USING HINT = 'Make the table, and run this file again.';
+        RETURN;
+    END IF;
+    IF NOT has_schema_privilege(name, in_schema, 'USAGE') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
+    END IF;
+    IF NOT has_table_privilege(name, outbox, 'SELECT') THEN
+        EXECUTE format('GRANT SELECT ON %s TO %I', outbox, name);
+    END IF;
 END
 $walpost$;

@@ -55,10 +55,11 @@ $walpost$;
 DROP PUBLICATION IF EXISTS :"publication";
 
 SELECT :'table' = '' AS is_in_the_log \gset
-\echo 'Left in place: the outbox, its functions and the role. To remove those too:'
+\echo 'Left in place: the outbox, its functions, the journal and the role. To remove those too:'
 \if :is_in_the_log
-\echo '   ' DROP SCHEMA walpost CASCADE ';'
+\echo '   ' DROP SCHEMA walpost CASCADE ';           -- with the journal of all pipelines in this database'
 \else
+\echo '   ' DROP TABLE IF EXISTS walpost.journal ';  -- of all pipelines in this database'
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif

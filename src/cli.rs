@@ -3,15 +3,23 @@
 pub mod args;
 pub mod check;
 pub mod checkpoint;
+mod consent;
 pub mod exposed;
 pub mod init;
+pub mod maintain;
+pub mod replay;
 pub mod run;
+pub mod skip;
+pub mod status;
+pub mod verify;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
 
 use self::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
+use crate::kafka::reader::ReadError;
+use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 
 /// Carries a PostgreSQL transactional outbox to Apache Kafka, in commit order.
@@ -36,8 +44,19 @@ pub enum Command {
     /// See or set the place that exactly-once goes on from
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Make partitions of the table ahead; drop those that are delivered and older than the retention
+    Maintain(maintain::MaintainArgs),
     /// Carry the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
+    /// Send rows of the outbox table again: counts them, asks, and can be resumed
+    Replay(replay::ReplayArgs),
+    /// Move the slot forward over events that are not to be delivered: shows them, asks, and writes
+    /// down what was skipped
+    Skip(skip::SkipArgs),
+    /// Hold the topics against the table: what is missing, repeated, misplaced or out of order
+    Verify(verify::VerifyArgs),
+    /// Show how the pipelines are: state, rates, lag, slot
+    Status(status::StatusArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -50,7 +69,7 @@ pub enum Command {
 pub enum Exit {
     /// Done, or stopped as asked: 0.
     Done,
-    /// Anything that is none of the others: 1.
+    /// Anything that is none of the others, and findings of `verify`: 1.
     Failed,
     /// Bad usage or configuration: 2.
     Usage,
@@ -67,6 +86,25 @@ impl Exit {
             Self::Failed => 1,
             Self::Usage => 2,
             Self::Halted => 3,
+        }
+    }
+}
+
+impl From<&ReadError> for Exit {
+    fn from(error: &ReadError) -> Self {
+        match error {
+            ReadError::Sink(error) => recovery::of_sink(error).into(),
+            ReadError::Removed { .. } | ReadError::Io(_) => Self::Failed,
+        }
+    }
+}
+
+impl From<Remedy> for Exit {
+    /// For a command that does not try again by itself.
+    fn from(remedy: Remedy) -> Self {
+        match remedy {
+            Remedy::Halt => Self::Halted,
+            Remedy::Reconnect | Remedy::RebuildSink | Remedy::StandBy => Self::Failed,
         }
     }
 }
@@ -97,7 +135,12 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Maintain(args) => maintain::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Skip(args) => skip::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(
                 shell,
@@ -154,7 +197,14 @@ mod tests {
             "--postgres=host=h user=u password=hunter2",
             "-Xsasl.password=hunter2",
         ];
-        for command in [["check"].as_slice(), &["run"], &["checkpoint", "adopt"]] {
+        for command in [
+            ["check"].as_slice(),
+            &["run"],
+            &["verify"],
+            &["checkpoint", "adopt"],
+            &["replay"],
+            &["skip", "--to", "0/1"],
+        ] {
             let words = ["walpost"].iter().chain(command).chain(&flags);
             let cli = Cli::try_parse_from(words).expect("parses");
             assert!(!format!("{cli:?}").contains("hunter2"), "{command:?}");

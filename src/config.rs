@@ -6,15 +6,22 @@ pub mod file;
 pub mod values;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::properties::{self, Properties, PropertyError};
-use crate::outbox::route::POSITION_HEADER;
+use crate::observe::http;
+use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
-use crate::pipeline::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
+use crate::outbox::template::{Part, Template};
+use crate::pipeline::budget::{AtMax, LagBudget};
+use crate::pipeline::settings::{
+    CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+};
+use crate::pipeline::snapshot::SnapshotMode;
 use crate::postgres::conninfo::{Conninfo, ConninfoError};
+use crate::postgres::retention::Retention;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -126,6 +133,20 @@ pub fn load(
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
     let file = given.connection.config.as_deref().map(file::read);
     of_file(file.transpose()?, given, env, env_vars)
+}
+
+/// Where metrics, health and status are shown: as the flag or its variable says, or else the file,
+/// or else at [`http::DEFAULT`].
+///
+/// # Errors
+/// The file can't be used.
+pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<String, ConfigError> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    let file = file.map(file::read).transpose()?;
+    let said = file.and_then(|file| file.http);
+    Ok(said.unwrap_or_else(|| http::DEFAULT.to_owned()))
 }
 
 /// The settings of every pipeline that was asked for, of the file if there is one.
@@ -314,6 +335,9 @@ fn settings(
         return Err(reader.error("window", reason));
     }
     let delivery = delivery(&reader, &file)?;
+    let dead_letters = dead_letters(&reader, &file, &target, &outbox.topic, &delivery)?;
+    let retention = retention(&reader, &file, &target.outbox)?;
+    let lag = lag(&reader, &file, &target.outbox)?;
     let sink = match given.sink.or(file.sink).unwrap_or_default() {
         SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
             let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
@@ -329,12 +353,73 @@ fn settings(
         outbox,
         sink,
         delivery,
+        dead_letters,
+        snapshot: file.snapshot.unwrap_or_default(),
         window_records,
         window_bytes,
         row_bytes_max,
         link_timeout,
         drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
+        retention,
+        lag,
     })
+}
+
+fn retention(
+    reader: &Reader,
+    file: &FilePipeline,
+    outbox: &Outbox,
+) -> Result<Retention, ConfigError> {
+    let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
+    if is_given && outbox.table().is_none() {
+        let reason = "an outbox in the log keeps nothing; leave it out, with partitions_ahead";
+        return Err(reader.error("retention", reason));
+    }
+    let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
+    if keep.is_some_and(|keep| keep < Duration::from_secs(1)) {
+        return Err(reader.error("retention", "expected at least 1s"));
+    }
+    let ahead = file.partitions_ahead.unwrap_or(7);
+    if !(1..=1000).contains(&ahead) {
+        return Err(reader.error("partitions_ahead", "expected 1 to 1000"));
+    }
+    Ok(Retention {
+        keep,
+        ahead,
+        delete_rows: file.delete_rows.unwrap_or_default(),
+    })
+}
+
+fn lag(reader: &Reader, file: &FilePipeline, outbox: &Outbox) -> Result<LagBudget, ConfigError> {
+    let given = file.lag.clone().unwrap_or_default();
+    let size = |key, given: Option<file::Scalar>| {
+        let given = given.map(|given| given.to_string());
+        let size = reader.parse(key, given.as_ref(), bytes)?;
+        match size {
+            Some(Bytes(0)) => Err(reader.error(key, "expected more than 0 bytes")),
+            size => Ok(size.map(|Bytes(size)| size)),
+        }
+    };
+    let budget = LagBudget {
+        warn_bytes: size("lag.warn", given.warn)?,
+        max_bytes: size("lag.max", given.max)?,
+        at_max: given.at_max.unwrap_or_default(),
+    };
+    if let (Some(warn), Some(max)) = (budget.warn_bytes, budget.max_bytes)
+        && warn > max
+    {
+        let reason = format!("{warn} bytes are more than lag.max, {max} bytes: expected less");
+        return Err(reader.error("lag.warn", reason));
+    }
+    if given.at_max.is_some() && budget.max_bytes.is_none() {
+        let reason = "there is no lag.max to reach; set one, or leave it out";
+        return Err(reader.error("lag.at_max", reason));
+    }
+    if budget.at_max == AtMax::LetGo && outbox.table().is_none() {
+        let reason = "an outbox in the log has no table that keeps what a slot is let go with; leave it at hold";
+        return Err(reader.error("lag.at_max", reason));
+    }
+    Ok(budget)
 }
 
 fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigError> {
@@ -345,11 +430,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     let topic = checkpoint
         .topic
         .unwrap_or_else(|| "walpost-checkpoints".to_owned());
-    let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
-    if topic.is_empty() || topic.len() > 249 || !topic.bytes().all(is_legal) {
-        let reason = format!("topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -");
-        return Err(reader.error("checkpoint", reason));
-    }
+    legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
     let replication = checkpoint.replication.unwrap_or(-1);
     if replication == 0 || replication < -1 {
         return Err(reader.error("checkpoint", "expected at least 1 replica"));
@@ -358,6 +439,54 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
         topic,
         replication,
     }))
+}
+
+fn dead_letters(
+    reader: &Reader,
+    file: &FilePipeline,
+    target: &Target,
+    events: &Template,
+    delivery: &Delivery,
+) -> Result<DeadLetterSettings, ConfigError> {
+    const TOPIC: &str = "dead_letter_topic";
+    let default = DeadLetterSettings::default();
+    let settings = DeadLetterSettings {
+        oversize: file.on_oversize.unwrap_or_default(),
+        unroutable: file.on_unroutable.unwrap_or_default(),
+        topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
+    };
+    if !settings.are_sent() {
+        if file.dead_letter_topic.is_some() {
+            let reason = "nothing would be sent there; set on_oversize or on_unroutable to dead-letter, or leave it out";
+            return Err(reader.error(TOPIC, reason));
+        }
+        return Ok(settings);
+    }
+    let topic = &settings.topic;
+    legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
+    if matches!(events.parts(), [Part::Literal(events)] if events == topic) {
+        let reason = format!("topic {topic:?} is that of the events; name another");
+        return Err(reader.error(TOPIC, reason));
+    }
+    if matches!(delivery, Delivery::ExactlyOnce(checkpoint) if checkpoint.topic == *topic) {
+        let reason = format!("topic {topic:?} is that of the checkpoints; name another");
+        return Err(reader.error(TOPIC, reason));
+    }
+    if target.outbox.table().is_none() && settings.oversize == Undeliverable::DeadLetter {
+        let reason = "the payload is left out of what is too large, and an outbox in the log has it nowhere else; \
+                      leave it at halt, and raise message.max.bytes";
+        return Err(reader.error("on_oversize", reason));
+    }
+    Ok(settings)
+}
+
+fn legal_topic(topic: &str) -> Result<(), String> {
+    match is_topic_name(topic) {
+        true => Ok(()),
+        false => Err(format!(
+            "topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -"
+        )),
+    }
 }
 
 fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, ConfigError> {
@@ -389,6 +518,10 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
     }
     let outbox = match file.outbox.unwrap_or_default() {
         OutboxName::Table => Outbox::Table(table(reader, file)?),
+        OutboxName::Log if file.snapshot == Some(SnapshotMode::Initial) => {
+            let reason = "an outbox in the log has no table with older rows; leave it out";
+            return Err(reader.error("snapshot", reason));
+        }
         OutboxName::Log => Outbox::Log {
             prefix: prefix(reader, file, default)?,
         },

@@ -11,6 +11,7 @@ pub use crate::pipeline::checkpoint::fuzz::checkpoint;
 pub use crate::pipeline::core::fuzz::core;
 pub use crate::postgres::connection::fuzz::frame;
 pub use crate::postgres::conninfo::fuzz::conninfo;
+pub use crate::postgres::copy::fuzz::copy;
 pub use crate::postgres::dial::fuzz::startup;
 pub use crate::postgres::pgoutput::fuzz::pgoutput;
 

@@ -10,5 +10,7 @@ mod poller;
 pub mod probe;
 pub mod producer;
 pub mod properties;
+pub mod reader;
+pub mod statistics;
 pub mod topics;
 pub mod transaction;

@@ -1,4 +1,21 @@
 //! What a person sees of the program while it runs.
+//!
+//! A pipeline writes what it does into its [`stats::PipelineStats`]; [`status::Status`] is what that
+//! says at one moment, and all else is made of it: [`metrics`], [`health`], the page. The [`watchdog`]
+//! looks at it once a second.
 
+pub mod client;
+pub mod health;
+pub mod histogram;
+pub mod history;
+pub mod http;
+pub mod life;
 pub mod logging;
+pub mod metrics;
 pub mod outage;
+pub mod problem;
+pub mod progress;
+pub mod registry;
+pub mod stats;
+pub mod status;
+pub mod watchdog;

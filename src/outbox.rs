@@ -1,10 +1,11 @@
 //! What an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
 //!
 //! [`settings`] says which columns mean what, [`columns`] holds them against the table that is
-//! there, and [`route`] makes a record of a row. [`envelope`] reads an event that is in no table, and
-//! lays it out as a row.
+//! there, and [`route`] makes a record of a row, or where that can't be, [`dead_letter`] what can be
+//! made of it. [`envelope`] reads an event that is in no table, and lays it out as a row.
 
 pub mod columns;
+pub mod dead_letter;
 pub mod envelope;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;

@@ -3,38 +3,50 @@
 //! [`session`] streams over one connection, [`core`] turns its frames into records, [`watermark`]
 //! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
 
+mod allowance;
+pub mod budget;
 pub mod checkpoint;
 mod commits;
 pub mod core;
 pub mod dedup;
+pub mod lag;
 mod ledger;
+mod maintenance;
 mod pace;
+pub mod pieces;
 pub mod recovery;
 pub mod session;
 pub mod settings;
 #[cfg(test)]
 mod sim;
 pub mod sink;
+pub mod snapshot;
 pub mod stdout;
 pub mod watermark;
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use bytesize::ByteSize;
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 use tracing::field::display;
 use tracing::{debug, info, warn};
 
 use self::checkpoint::HistoryError;
-use self::core::Core;
+use self::core::{Core, LineError};
+use self::lag::{Gone, Watched};
 use self::recovery::{Backoff, Remedy};
 use self::session::{Database, Memory};
 use self::settings::{Delivery, PipelineSettings, SinkSettings};
 use self::sink::{Sink, SinkError};
+use self::snapshot::SnapshotError;
 use self::stdout::StdoutSink;
 use self::watermark::{DeliveryFailure, OrderError, Watermark, Window};
 use crate::kafka::producer::KafkaSink;
 use crate::kafka::transaction::Checkpoints;
 use crate::observe::outage::{Outage, Say};
+use crate::observe::stats::{ErrorKind, PipelineStats, State};
 use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
@@ -90,6 +102,26 @@ pub enum PipelineError {
         confirmed: Lsn,
         /// How the events between are delivered.
         resend: &'static str,
+    },
+    /// The slot keeps more of the log than it may, and is to be let go.
+    #[error("slot {slot:?} keeps more than lag.max, {max}, and could not be let go yet")]
+    OverBudget {
+        /// The slot.
+        slot: String,
+        /// `lag.max`
+        max: ByteSize,
+    },
+    /// The slot was let go.
+    #[error(transparent)]
+    LetGo(Box<Gone>),
+    /// The slot may be let go, and the rows could not be sent again.
+    #[error(
+        "table {table} has no primary key, and lag.at_max is \"let-go\": what is let go has to be sent again from the table, \
+         which takes one. Add it, or set lag.at_max = \"hold\""
+    )]
+    NoKey {
+        /// The table.
+        table: TableName,
     },
     /// Exactly-once, and nobody knows what is in Kafka.
     #[error(
@@ -159,8 +191,8 @@ pub enum PipelineError {
     /// A message with the outbox's prefix is no event.
     #[error(
         "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
-         walpost.publish, and everything else with another prefix. To leave out the transaction that has it: SELECT \
-         pg_replication_slot_advance('SLOT', '{}'::pg_lsn + 1)", .at.commit
+         walpost.publish, and everything else with another prefix. To leave out the transaction that has it: walpost \
+         skip --to {at}"
     )]
     Envelope {
         /// Position of the message.
@@ -202,6 +234,19 @@ pub enum PipelineError {
         /// What is there.
         found: &'static str,
     },
+    /// A row that can't be copied, or not be told from one that was.
+    #[error("{table}: the row at {at} can't be copied, or told from those that were: {error}")]
+    BadLine {
+        /// Position of the row.
+        at: Position,
+        /// The table.
+        table: TableName,
+        /// What is wrong with it.
+        error: LineError,
+    },
+    /// Rows that are older than the slot can't be delivered.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// A row that can't become a record.
     #[error("{row} at {at} can't become a record: {error}")]
     Route {
@@ -222,6 +267,20 @@ pub enum PipelineError {
         /// Why.
         error: SinkError,
     },
+    /// A dead letter that the sink doesn't take.
+    #[error(
+        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
+    )]
+    DeadLetter {
+        /// Position of the row.
+        at: Position,
+        /// The row, for a person.
+        row: String,
+        /// Why.
+        error: Box<SinkError>,
+        /// Why the row can't become a record.
+        reason: String,
+    },
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
@@ -239,17 +298,20 @@ pub enum Order {
     Drain,
 }
 
-/// Runs a pipeline until it is told to drain, or can't go on.
+/// Runs a pipeline until it is told to drain, or can't go on; writes down in `stats` how it gets
+/// on.
 ///
 /// # Errors
 /// What needs a person.
 pub async fn run(
     settings: &PipelineSettings,
     orders: watch::Receiver<Order>,
+    stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
+    let _maintenance = maintenance::beside(settings);
     match &settings.sink {
         SinkSettings::Stdout => {
-            run_into(settings, &settings.postgres, orders, |deliveries| {
+            run_into(settings, &settings.postgres, orders, stats, |deliveries| {
                 Ok(StdoutSink::new(deliveries))
             })
             .await
@@ -258,7 +320,7 @@ pub async fn run(
             properties,
             create_topics,
         } => {
-            run_into(settings, &settings.postgres, orders, |deliveries| {
+            run_into(settings, &settings.postgres, orders, stats, |deliveries| {
                 let checkpoints = Checkpoints::of(settings);
                 KafkaSink::new(
                     &settings.name,
@@ -273,6 +335,26 @@ pub async fn run(
     }
 }
 
+/// Goes on looking at the slot of a pipeline that has halted, and keeping its table, for as long as
+/// the process runs for the sake of others. The slot is never let go: a person has been called, and
+/// it may be the wrong server's. Does not end by itself.
+pub async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
+    let _maintenance = maintenance::beside(settings);
+    let watched = Watched::holding(settings, &stats);
+    loop {
+        let looked = async {
+            let catalog = settings.postgres.catalog().await?;
+            watched.ask(&catalog).await
+        };
+        match timeout(settings.link_timeout, looked).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(%error, "the slot can't be looked at now"),
+            Err(_) => debug!("the database does not answer"),
+        }
+        sleep(session::VITALS).await;
+    }
+}
+
 /// What goes on across connections to PostgreSQL: what is in flight stays in flight.
 struct Carrier<S> {
     core: Core,
@@ -283,23 +365,25 @@ async fn run_into<S: Sink>(
     settings: &PipelineSettings,
     database: &impl Database,
     mut orders: watch::Receiver<Order>,
-    make_sink: impl Fn(std::sync::Arc<watermark::Deliveries>) -> Result<S, SinkError>,
+    stats: Arc<PipelineStats>,
+    make_sink: impl Fn(Arc<watermark::Deliveries>) -> Result<S, SinkError>,
 ) -> Result<(), PipelineError> {
     let window = Window {
         records: settings.window_records,
         bytes: settings.window_bytes,
     };
     let exactly_once = settings.delivery != Delivery::AtLeastOnce;
-    let make = || -> Result<_, PipelineError> {
-        let watermark = Watermark::new(window, Lsn::ZERO);
+    let make = |window| -> Result<_, PipelineError> {
+        let watermark = Watermark::observed(window, Lsn::ZERO, Arc::clone(&stats));
         let sink = make_sink(watermark.deliveries())?;
         let outbox = settings.target.outbox.clone();
-        let core = Core::new(outbox, settings.outbox.clone(), watermark)?;
+        let mut core = Core::new(outbox, settings.outbox.clone(), watermark)?;
+        core.send_dead_letters(&settings.name, &settings.dead_letters);
         Ok(Carrier { core, sink })
     };
     let pipeline = &settings.name;
-    let mut carrier = make()?;
-    let mut memory = Memory::default();
+    let mut carrier = make(window)?;
+    let mut memory = Memory::new(window, Watched::new(settings, &stats));
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
@@ -317,7 +401,10 @@ async fn run_into<S: Sink>(
                     info!(pipeline, ?lasted, "taken over: the slot was free");
                 }
                 let mut session = session;
-                match session.stream(core, sink, &mut memory, &mut orders).await {
+                match session
+                    .stream(database, core, sink, &mut memory, &mut orders)
+                    .await
+                {
                     Ok(until) => {
                         session.end(core, sink, &mut memory, until).await;
                         return stopped(pipeline, &memory, &carrier.core);
@@ -326,6 +413,7 @@ async fn run_into<S: Sink>(
                         if recovery::remedy(&error) == Remedy::Halt {
                             // A person may move the slot beyond what can't be delivered, and must
                             // not lose what was read before it.
+                            note(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.end(core, sink, &mut memory, until).await;
                             return Err(error);
@@ -342,11 +430,22 @@ async fn run_into<S: Sink>(
             }
             Err(error) => error,
         };
+        let error = match error {
+            PipelineError::OverBudget { .. } => {
+                tokio::select! {
+                    biased;
+                    () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
+                    error = lag::let_go(settings, database, memory.watched()) => error,
+                }
+            }
+            error => error,
+        };
         let remedy = match recovery::remedy(&error) {
             // What is in the open Kafka transaction would be produced once more: it is given up.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
             remedy => remedy,
         };
+        note(&stats, &error, remedy);
         let delay = match remedy {
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
@@ -372,9 +471,16 @@ async fn run_into<S: Sink>(
                 }
                 if remedy == Remedy::RebuildSink {
                     let left_alone = carrier.core.left_alone();
+                    let watermark = &carrier.core.watermark;
+                    let (taken, transactions) = (watermark.sent(), watermark.transactions());
+                    let dead_letters = carrier.core.dead_letters();
+                    if exactly_once && recovery::kind(&error) == ErrorKind::Kafka {
+                        memory.gave_up(watermark.in_flight());
+                    }
                     drop(carrier);
-                    carrier = make()?;
-                    carrier.core.go_on_counting(left_alone);
+                    stats.gave_up_in_flight(taken, transactions);
+                    carrier = make(memory.window())?;
+                    carrier.core.go_on_counting(left_alone, dead_letters);
                     if let Some(mut session) = held {
                         // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
                         // up a slot that nobody has (idle_replication_slot_timeout).
@@ -396,12 +502,29 @@ async fn run_into<S: Sink>(
     }
 }
 
+/// Writes down what has become of a session.
+fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
+    let (kind, message) = (recovery::kind(error), error.to_string());
+    match remedy {
+        Remedy::StandBy => return stats.entered(State::StandingBy),
+        Remedy::Halt => stats.entered(State::Halted),
+        Remedy::Reconnect | Remedy::RebuildSink => {
+            stats.entered(State::Reconnecting);
+            stats.reconnects(kind, &message);
+        }
+    }
+    stats.failed(kind, message, remedy.describe());
+}
+
 fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineError> {
     let confirmed = memory.confirmed().map(|confirmed| display(confirmed.lsn()));
     let left_alone = core.left_alone();
+    let dead_letters = core.dead_letters();
     info!(
         pipeline,
         confirmed,
+        oversize_dead_letters = dead_letters.map(|letters| letters.oversize),
+        unroutable_dead_letters = dead_letters.map(|letters| letters.unroutable),
         foreign_messages = left_alone.map(|left| left.foreign),
         nontransactional_messages = left_alone.map(|left| left.nontransactional),
         "stopped"

@@ -1,14 +1,26 @@
 //! Many pipelines in one process: each on a thread of its own, so that none waits for another.
 
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
 use crate::cli::Exit;
+use crate::observe::http;
+use crate::observe::registry::Registry;
+use crate::observe::stats::{ErrorKind, PipelineStats, State};
+use crate::pipeline::recovery::Remedy;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::{self, Order, PipelineError};
+
+use self::systemd::Systemd;
+
+mod systemd;
 
 /// How a pipeline ended.
 enum Ended {
@@ -17,15 +29,18 @@ enum Ended {
     Defect,
 }
 
-/// Runs `pipelines` until all have ended. The first SIGTERM or SIGINT drains them, the second stops
+/// How often it is taken down how the pipelines are.
+const SAMPLE: Duration = Duration::from_secs(1);
+
+/// Runs `pipelines` until all have ended, and shows over HTTP how they are to whoever connects to `listener`. The first SIGTERM or SIGINT drains them, the second stops
 /// the process at once. A pipeline that halts is reported and leaves the others running.
 #[must_use]
-pub fn run(pipelines: Vec<PipelineSettings>) -> Exit {
+pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     match runtime {
-        Ok(runtime) => runtime.block_on(supervise(pipelines)),
+        Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
         Err(reason) => {
             error!("the asynchronous runtime can't be started: {reason}");
             Exit::Failed
@@ -33,7 +48,7 @@ pub fn run(pipelines: Vec<PipelineSettings>) -> Exit {
     }
 }
 
-async fn supervise(pipelines: Vec<PipelineSettings>) -> Exit {
+async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
     let (orders, _) = watch::channel(Order::Run);
     let (mut terminate, mut interrupt) = match (
         signal(SignalKind::terminate()),
@@ -45,9 +60,25 @@ async fn supervise(pipelines: Vec<PipelineSettings>) -> Exit {
             return Exit::Failed;
         }
     };
+    let pipelines: Vec<_> = pipelines
+        .into_iter()
+        .map(|settings| (Arc::new(PipelineStats::new(settings.about())), settings))
+        .collect();
+    let registry = Registry::new(pipelines.iter().map(|(stats, _)| Arc::clone(stats)));
+    let registry = Arc::new(registry);
+    if let Some(listener) = listener
+        && let Err(reason) = show(listener, Arc::clone(&registry))
+    {
+        error!("HTTP: {reason}");
+        return Exit::Failed;
+    }
+    if let Some(systemd) = Systemd::from_env() {
+        tokio::spawn(systemd.tell(Arc::clone(&registry), orders.subscribe()));
+    }
+    tokio::spawn(watch_over(registry));
     let (ended, mut endings) = mpsc::channel(pipelines.len().max(1));
-    for settings in pipelines {
-        start(settings, orders.subscribe(), ended.clone());
+    for (stats, settings) in pipelines {
+        start(settings, stats, orders.subscribe(), ended.clone());
     }
     drop(ended);
 
@@ -80,22 +111,52 @@ async fn supervise(pipelines: Vec<PipelineSettings>) -> Exit {
     }
 }
 
-fn start(settings: PipelineSettings, orders: watch::Receiver<Order>, ended: mpsc::Sender<Ended>) {
+/// Shows how the pipelines are, from here on.
+fn show(listener: TcpListener, registry: Arc<Registry>) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let address = listener.local_addr()?;
+    info!("metrics, health and status at http://{address}");
+    tokio::spawn(http::serve(listener, registry));
+    Ok(())
+}
+
+/// Takes down how the pipelines are, and has the log say what is wrong with them.
+async fn watch_over(registry: Arc<Registry>) {
+    let mut interval = tokio::time::interval(SAMPLE);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        registry.sample();
+    }
+}
+
+fn start(
+    settings: PipelineSettings,
+    stats: Arc<PipelineStats>,
+    orders: watch::Receiver<Order>,
+    ended: mpsc::Sender<Ended>,
+) {
     let name = settings.name.clone();
     let report = Report {
         name: name.clone(),
+        stats: Arc::clone(&stats),
         ended,
         ending: Ended::Defect,
     };
     let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
         let mut report = report;
-        report.ending = match run_one(&settings, orders) {
-            Ok(()) => Ended::Stopped,
+        match run_one(&settings, orders, Arc::clone(&stats)) {
+            Ok(()) => {
+                stats.entered(State::Stopped);
+                report.ending = Ended::Stopped;
+            }
             Err(reason) => {
                 error!(pipeline = settings.name, "halted: {reason}");
-                Ended::Halted
+                report.ending = Ended::Halted;
+                drop(report);
+                watch_halted(&settings, stats);
             }
-        };
+        }
     });
     if let Err(reason) = spawned {
         error!(pipeline = name, "its thread can't be started: {reason}");
@@ -105,20 +166,36 @@ fn start(settings: PipelineSettings, orders: watch::Receiver<Order>, ended: mpsc
 fn run_one(
     settings: &PipelineSettings,
     orders: watch::Receiver<Order>,
+    stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| PipelineError::Connection(error.into()))?;
-    let result = runtime.block_on(pipeline::run(settings, orders));
+    let result = runtime.block_on(pipeline::run(settings, orders, stats));
     // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
     runtime.shutdown_background();
     result
 }
 
+/// Until the process ends, which it does when no pipeline is left.
+fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(pipeline::watch_halted(settings, stats)),
+        Err(reason) => warn!(
+            pipeline = settings.name,
+            "its slot is not looked at any more: {reason}"
+        ),
+    }
+}
+
 /// Says how a pipeline ended when it is dropped: also when its thread panics.
 struct Report {
     name: String,
+    stats: Arc<PipelineStats>,
     ended: mpsc::Sender<Ended>,
     ending: Ended,
 }
@@ -127,10 +204,12 @@ impl Drop for Report {
     fn drop(&mut self) {
         let ending = std::mem::replace(&mut self.ending, Ended::Stopped);
         if thread::panicking() {
-            error!(
-                pipeline = self.name,
-                "stopped by a defect in walpost; please report it"
-            );
+            const DEFECT: &str = "stopped by a defect in walpost; please report it";
+            error!(pipeline = self.name, "{DEFECT}");
+            self.stats.entered(State::Halted);
+            let remedy = Remedy::Halt.describe();
+            self.stats
+                .failed(ErrorKind::Defect, DEFECT.to_owned(), remedy);
         }
         // There is room for one ending per pipeline; nobody listens only when the process ends.
         let _ = self.ended.try_send(ending);

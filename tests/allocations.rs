@@ -25,6 +25,7 @@ use walpost::pipeline::sink::Sink;
 use walpost::postgres::connection::Connection;
 use walpost::postgres::conninfo::Conninfo;
 use walpost::postgres::frame::Frame;
+use walpost::postgres::lsn::Lsn;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -140,7 +141,7 @@ fn received(stream: &Stream) {
         let limit = Duration::from_secs(60);
         let mut connection = Connection::open(&conninfo, limit, 1 << 20).await.unwrap();
         connection
-            .start("slot", "publication", false)
+            .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());

@@ -29,6 +29,9 @@ for base in "${TMPDIR:-/tmp}" /tmp; do
 done
 [[ -n $work ]] || { echo "demo: no temporary folder that the account postgres can enter" >&2; exit 1; }
 
+# Walpost's database, and where it says how it is.
+postgres=
+http=
 declare -A pid_of=()
 # Whose logs are shown after a failure.
 suspects=(postgres kafka init walpost shop consumer)
@@ -113,7 +116,7 @@ start_postgres() {
         -k "$work/postgres/socket" -c listen_addresses= -c wal_level=logical -c log_min_error_statement=panic
 }
 
-start_kafka() {
+format_kafka() {
     local port=$1 controller
     controller=$(free_port)
     while [[ $controller == "$port" ]]; do controller=$(free_port); done
@@ -126,8 +129,34 @@ start_kafka() {
     } >"$work/server.properties"
     "${as_server[@]}" "${jvm[@]}" kafka.tools.StorageTool format -t walpost-demo-walpost-A \
         -c "$work/server.properties" >"$work/kafka.log" 2>&1 || fail kafka "Kafka's storage can't be formatted"
+}
+
+start_kafka() {
     start kafka "${as_server[@]}" "${jvm[@]:0:1}" -Xms256m -Xmx256m "${jvm[@]:1}" \
         kafka.Kafka "$work/server.properties"
+}
+
+# How Walpost is: a table, and below it what is wrong. Fails if anything is.
+status() { "$walpost" status --postgres "$postgres" --http "$http"; }
+
+sink_is_dead() {
+    status >"$work/status" 2>&1 || true
+    grep -q 'Kafka is unreachable' "$work/status"
+}
+
+# Kafka dies while the shop is open, and comes back with what it had.
+outage() {
+    await consumer test -s "$work/records"
+    echo "demo: Kafka is killed, and the shop goes on"
+    # The shell reports whoever was killed.
+    stop kafka KILL 2>/dev/null || true
+    await walpost sink_is_dead
+    cat "$work/status"
+    echo "demo: /readyz says 503; if it lasts for two minutes, the alert WalpostKafkaDown fires (docs/operations.md)"
+    start_kafka
+    await walpost status
+    echo "demo: Kafka is back, and Walpost has gone on by itself"
+    status
 }
 
 echo "demo: starting $("$postgres_bin/postgres" --version) and Kafka"
@@ -136,7 +165,8 @@ mkdir "$work/postgres" "$work/kafka"
 ((EUID != 0)) || chown postgres "$work/postgres" "$work/kafka"
 start_postgres
 port=$(free_port)
-start_kafka "$port"
+format_kafka "$port"
+start_kafka
 bootstrap=127.0.0.1:$port
 export PGHOST=$work/postgres/socket PGUSER=postgres PGDATABASE=shop
 unset PGPORT PGPASSWORD PGSERVICE PGOPTIONS PGSSLMODE PGHOSTADDR
@@ -148,9 +178,12 @@ echo "demo: walpost init"
 "$walpost" init --postgres "postgresql://postgres@/shop?host=$PGHOST" >"$work/init.log" 2>&1 ||
     fail init "walpost init failed"
 echo "demo: walpost run"
-start walpost "$walpost" run --postgres "postgresql://walpost@/shop?host=$PGHOST" \
-    --kafka "$bootstrap" --create-topics 3:1
+postgres="postgresql://walpost@/shop?host=$PGHOST"
+start walpost "$walpost" run --postgres "$postgres" --kafka "$bootstrap" --create-topics 3:1 --http 127.0.0.1:0
 await walpost grep streaming "$work/walpost.log"
+http=$(grep -o 'http://[0-9.:]*' "$work/walpost.log" | head -n 1)
+http=${http#http://}
+echo "demo: how it is, for a browser, as long as this runs: http://$http"
 
 : >"$work/records"
 start consumer "$here/consume.sh" "$bootstrap" "$work/records" \
@@ -161,15 +194,18 @@ setsid bash -c 'tail -q -n +1 -f "$@" | grep --line-buffered -E "^(shop|record):
     "$work/shop.log" "$work/consumer.log" &
 pid_of[follow]=$!
 
+outage
 shop=${pid_of[shop]}
 wait "$shop" || fail shop "the shop failed"
 unset "pid_of[shop]"
 # Waits for the last record, not for the verdict.
 if runs walpost; then "$here/report.sh" "$work/records" >/dev/null || true; fi
+stop follow TERM || true
+echo "demo: walpost verify"
+"$walpost" verify --postgres "$postgres" --kafka "$bootstrap" || fail walpost "walpost verify has found something"
 stop walpost TERM || fail walpost "walpost ended with status $?"
 # Walpost is gone, so the topic is complete: the verdict is on all of it, also on what came twice.
 records=$("${jvm[@]}" org.apache.kafka.tools.GetOffsetShell \
     --bootstrap-server "$bootstrap" --topic outbox.event.order |
     awk -F : '{ sum += $3 } END { print sum + 0 }')
-stop follow TERM || true
 "$here/report.sh" "$work/records" "$records" || fail walpost "not every event arrived exactly once and in order"

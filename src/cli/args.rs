@@ -9,6 +9,9 @@ use crate::config::file::{DeliveryName, OutboxName};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::budget::AtMax;
+use crate::pipeline::settings::Undeliverable;
+use crate::pipeline::snapshot::SnapshotMode;
 
 /// How to log.
 #[derive(Debug, Args)]
@@ -99,6 +102,19 @@ pub struct RecordArgs {
     /// The same as --delivery exactly-once
     #[arg(long, conflicts_with = "delivery")]
     pub exactly_once: bool,
+    /// What becomes of an event that is larger than Kafka may be sent [default: halt]
+    #[arg(long, env = "WALPOST_ON_OVERSIZE", value_enum)]
+    pub on_oversize: Option<Undeliverable>,
+    /// What becomes of an event that no record can be made of [default: halt]
+    #[arg(long, env = "WALPOST_ON_UNROUTABLE", value_enum)]
+    pub on_unroutable: Option<Undeliverable>,
+    /// The topic for dead letters [default: walpost-dead-letters]
+    #[arg(long, env = "WALPOST_DEAD_LETTER_TOPIC", value_name = "TOPIC")]
+    pub dead_letter_topic: Option<String>,
+    /// Whether rows that are older than the slot are delivered, before the stream and once in the
+    /// pipeline's life [default: initial]
+    #[arg(long, env = "WALPOST_SNAPSHOT", value_enum)]
+    pub snapshot: Option<SnapshotMode>,
     /// The topic, a template over columns [default: outbox.event.{aggregatetype}]
     #[arg(long, env = "WALPOST_TOPIC", value_name = "TEMPLATE")]
     pub topic: Option<String>,
@@ -136,6 +152,49 @@ pub struct RecordArgs {
         value_name = "PARTITIONS[:REPLICATION]"
     )]
     pub create_topics: Option<CreateTopics>,
+    /// What is kept of the table.
+    #[command(flatten)]
+    pub retention: RetentionArgs,
+    /// How much of the log the slot may keep.
+    #[command(flatten)]
+    pub lag: LagArgs,
+}
+
+/// What is kept of the table.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RetentionArgs {
+    /// How long a partition of the table is kept after it was delivered. Without it, for ever
+    #[arg(long, env = "WALPOST_RETENTION", value_name = "DURATION")]
+    pub retention: Option<String>,
+    /// How many partitions of the table are made ahead [default: 7]
+    #[arg(long, env = "WALPOST_PARTITIONS_AHEAD", value_name = "COUNT")]
+    pub partitions_ahead: Option<u32>,
+    /// Delete rows of a table that has no partitions
+    #[arg(long, env = "WALPOST_DELETE_ROWS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub delete_rows: bool,
+}
+
+/// How much of the log the slot may keep.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LagArgs {
+    /// Warn when the slot keeps more of the log than this. Without it, never
+    #[arg(long, env = "WALPOST_LAG_WARN", value_name = "SIZE")]
+    pub lag_warn: Option<String>,
+    /// The most that the slot is meant to keep of the log. Without it, there is no bound
+    #[arg(long, env = "WALPOST_LAG_MAX", value_name = "SIZE")]
+    pub lag_max: Option<String>,
+    /// What is done when it keeps more: hold it, or let the slot go to save the database's disk
+    /// [default: hold]
+    #[arg(long, env = "WALPOST_LAG_AT_MAX", value_enum)]
+    pub lag_at_max: Option<AtMax>,
+}
+
+impl LagArgs {
+    /// Any of them is given.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.lag_warn.is_some() || self.lag_max.is_some() || self.lag_at_max.is_some()
+    }
 }
 
 impl fmt::Debug for ConnectionArgs {
@@ -156,6 +215,15 @@ impl fmt::Debug for RecordArgs {
 }
 
 impl ConnectionArgs {
+    /// A database is named, by these or in the environment.
+    #[must_use]
+    pub fn names_database(&self) -> bool {
+        let from_env = |name: &&str| std::env::var_os(name).is_some();
+        self.config.is_some()
+            || self.postgres.is_some()
+            || ["PGHOST", "PGHOSTADDR", "PGDATABASE"].iter().any(from_env)
+    }
+
     /// Some flag here is about one pipeline.
     #[must_use]
     pub fn is_for_one_pipeline(&self) -> bool {
@@ -173,6 +241,16 @@ impl ConnectionArgs {
 }
 
 impl RecordArgs {
+    /// For a command that asks the database alone: there is no sink, and so no mode that needs one.
+    #[must_use]
+    pub fn of_no_sink(retention: RetentionArgs) -> Self {
+        Self {
+            delivery: Some(DeliveryName::AtLeastOnce),
+            retention,
+            ..Self::default()
+        }
+    }
+
     /// Some flag here is about one pipeline.
     #[must_use]
     pub fn is_for_one_pipeline(&self) -> bool {

@@ -11,11 +11,15 @@ use crate::kafka::probe::{self, BrokerFinding};
 use crate::kafka::properties::describe;
 use crate::kafka::transaction::Checkpoints;
 use crate::outbox::template::Part;
+use crate::pipeline::budget::AtMax;
 use crate::pipeline::checkpoint::HistoryError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::sink::SinkError;
+use crate::pipeline::snapshot;
 use crate::postgres::catalog::{Catalog, Observed};
 use crate::postgres::connection::Connection;
+use crate::postgres::retention::{self, RetentionError};
 use crate::postgres::target::Outbox;
 
 /// Flags of `walpost check`.
@@ -74,6 +78,7 @@ pub fn run(args: &CheckArgs) -> Exit {
         };
         runtime.block_on(async {
             postgres(settings, &mut report).await;
+            retention(settings, &mut report).await;
             kafka(settings, &mut report).await;
             exactly_once(settings, &mut report).await;
         });
@@ -138,15 +143,16 @@ fn of(remedy: Remedy) -> Outcome {
 
 async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     let database = settings.postgres.describe();
-    let observed = match Catalog::open(&settings.postgres).await {
+    let opened = match Catalog::open(&settings.postgres).await {
         Ok(catalog) => {
             report.add("connection", Outcome::Ok, format!("{database} accepts SQL"));
-            catalog.look(&settings.target).await
+            let observed = catalog.look(&settings.target).await;
+            observed.map(|observed| (catalog, observed))
         }
         Err(error) => Err(error),
     };
-    let observed = match observed {
-        Ok(observed) => observed,
+    let (catalog, observed) = match opened {
+        Ok(opened) => opened,
         Err(error) => return report.add("connection", of(recovery::of_catalog(&error)), error),
     };
     match Connection::open(
@@ -179,7 +185,47 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         );
     }
     columns(settings, &observed, report);
+    budget(settings, &observed, &catalog, report).await;
+    if problems.is_empty() {
+        match snapshot::outlook(settings, &catalog, &observed).await {
+            Ok(Some(message)) => report.add("older rows", Outcome::Ok, message),
+            Ok(None) => {}
+            Err(error) => report.add("older rows", of(recovery::remedy(&error)), error),
+        }
+    }
     risks(settings, &observed, report);
+}
+
+/// What the lag budget takes, and what came of it before.
+async fn budget(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    if settings.lag.at_max == AtMax::LetGo {
+        match settings.check_let_go(observed) {
+            Ok(()) => report.add(
+                "lag budget",
+                Outcome::Ok,
+                "the slot can be let go, and its events sent again from the table",
+            ),
+            Err(error) => report.add("lag budget", Outcome::Failure, error),
+        }
+    }
+    if !observed.has_journal || settings.target.outbox.table().is_none() {
+        return;
+    }
+    // That the journal can't be read is said where it is needed.
+    let entries = catalog.let_go(&settings.name, &settings.target).await;
+    for entry in entries.unwrap_or_default() {
+        let message = format!(
+            "{} may be in the table only: a slot was let go. Send them again: walpost replay --let-go --pipeline {}",
+            entry.describe(),
+            settings.name
+        );
+        report.add("let go", Outcome::Warning, message);
+    }
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
@@ -222,6 +268,18 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                  init --outbox log",
             ),
         }
+    }
+    match observed.has_journal {
+        true => report.add("journal", Outcome::Ok, "table walpost.journal is there"),
+        false => report.add(
+            "journal",
+            Outcome::Warning,
+            format!(
+                "table walpost.journal is not there, so nothing can be skipped or sent again: that is written down in it. \
+                 Create it: {}",
+                outbox.init()
+            ),
+        ),
     }
     if let (Some(publication), Some(table)) = (&observed.publication, outbox.table()) {
         let name = &target.publication;
@@ -273,6 +331,34 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
     }
 }
 
+/// What would keep partitions from being made or dropped.
+async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
+    if settings.retention.keep.is_none() {
+        return;
+    }
+    // That it can't be asked was said of the connection.
+    let Ok(catalog) = Catalog::open(&settings.postgres).await else {
+        return;
+    };
+    let pass = retention::pass(&catalog, &settings.target, settings.retention, true);
+    let troubles = match pass.await {
+        Ok(found) => found.troubles,
+        Err(error) => vec![error.into()],
+    };
+    // What is wrong with the slot and the like was said of the database.
+    let troubles: Vec<_> = troubles
+        .iter()
+        .filter(|trouble| !matches!(trouble, RetentionError::Problem(_)))
+        .collect();
+    for trouble in &troubles {
+        report.add("retention", Outcome::Warning, trouble);
+    }
+    if troubles.is_empty() {
+        let message = "what is delivered and old enough can be removed";
+        report.add("retention", Outcome::Ok, message);
+    }
+}
+
 async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
     let SinkSettings::Kafka {
         properties,
@@ -286,29 +372,43 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
         [Part::Literal(topic)] => Some(topic.clone()),
         _ => None,
     };
-    match probe::look(properties, topic).await {
-        BrokerFinding::Unreachable(reason) => report.add("kafka", Outcome::Unreachable, reason),
-        BrokerFinding::Refused(error) => report.add("kafka", Outcome::Failure, error),
+    let found = probe::look(properties, topic).await;
+    let is_there = !matches!(
+        found,
+        BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
+    );
+    let creates = create_topics.is_some();
+    broker_finding("kafka", found, creates, report);
+    if is_there && settings.dead_letters.are_sent() {
+        let topic = settings.dead_letters.topic.clone();
+        let found = probe::look(properties, Some(topic)).await;
+        broker_finding("dead letters", found, creates, report);
+    }
+}
+
+fn broker_finding(
+    check: &'static str,
+    found: BrokerFinding,
+    creates: bool,
+    report: &mut Report<'_>,
+) {
+    match found {
+        BrokerFinding::Unreachable(reason) => report.add(check, Outcome::Unreachable, reason),
+        BrokerFinding::Refused(error) => report.add(check, Outcome::Failure, error),
         BrokerFinding::Reachable { brokers } => {
             let message =
                 format!("{brokers} broker(s); topics are looked up with their first record");
-            report.add("kafka", Outcome::Ok, message);
+            report.add(check, Outcome::Ok, message);
         }
         BrokerFinding::Topic { topic, partitions } => {
-            report.add(
-                "kafka",
-                Outcome::Ok,
-                format!("topic {topic:?} has {partitions} partition(s)"),
-            );
+            let message = format!("topic {topic:?} has {partitions} partition(s)");
+            report.add(check, Outcome::Ok, message);
         }
-        BrokerFinding::NoTopic(_) if create_topics.is_some() => {
-            report.add(
-                "kafka",
-                Outcome::Ok,
-                "the topic is missing and will be created",
-            );
+        BrokerFinding::NoTopic(SinkError::TopicMissing { .. }) if creates => {
+            let message = "the topic is missing and will be created";
+            report.add(check, Outcome::Ok, message);
         }
-        BrokerFinding::NoTopic(error) => report.add("kafka", Outcome::Failure, error),
+        BrokerFinding::NoTopic(error) => report.add(check, Outcome::Failure, error),
     }
 }
 

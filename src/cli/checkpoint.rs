@@ -1,12 +1,10 @@
 //! `walpost checkpoint`: the place that exactly-once goes on from.
 
-use std::io::{BufRead, Write};
-
 use clap::{Args, Subcommand};
 use tracing::{error, info};
 
 use super::args::{ConnectionArgs, RecordArgs};
-use super::{Exit, load_to_ask};
+use super::{Exit, consent, load_to_ask};
 use crate::config::Given;
 use crate::kafka::producer::KafkaSink;
 use crate::kafka::transaction::Checkpoints;
@@ -15,6 +13,7 @@ use crate::pipeline::checkpoint::{Checkpoint, Delivered, Standing};
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::pipeline::sink::{Sink, SinkError};
+use crate::pipeline::snapshot;
 use crate::pipeline::watermark::{Watermark, Window};
 use crate::postgres::catalog::{Catalog, Problem};
 use crate::postgres::connection::Connection;
@@ -137,7 +136,7 @@ async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn describe(checkpoint: &Checkpoint) -> String {
+pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     let delivered = match &checkpoint.delivered {
         None => "no event since it was set".to_owned(),
         Some(Delivered::UpTo(last)) => format!(
@@ -147,8 +146,14 @@ fn describe(checkpoint: &Checkpoint) -> String {
         ),
         Some(Delivered::Before(lsn)) => format!("transactions committed before {lsn}"),
     };
+    let copied = match &checkpoint.snapshot {
+        Some(copied) if !copied.is_complete() => {
+            format!(", {} older rows copied so far", copied.rows)
+        }
+        _ => String::new(),
+    };
     format!(
-        "epoch {}, safe up to {}, {delivered}; slot {}, cluster {}, timeline {}",
+        "epoch {}, safe up to {}, {delivered}{copied}; slot {}, cluster {}, timeline {}",
         checkpoint.epoch,
         checkpoint.safe_lsn,
         checkpoint.slot,
@@ -217,7 +222,20 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         "{name}: to be set: everything up to {} counts as delivered, where slot {} stands; cluster {}, timeline {}",
         standing.confirmed, standing.slot, standing.system_id, standing.timeline
     );
-    if !yes && !is_asked(name) {
+    let catalog = Catalog::open(&settings.postgres)
+        .await
+        .map_err(PipelineError::from)?;
+    let observed = catalog
+        .look(&settings.target)
+        .await
+        .map_err(PipelineError::from)?;
+    match snapshot::outlook(settings, &catalog, &observed).await {
+        Ok(Some(older)) => println!("{name}: {older}"),
+        Ok(None) => {}
+        // It is for a start to halt for.
+        Err(error) => println!("{name}: {error}"),
+    }
+    if !yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));
     }
     let epoch = found.map_or(1, |found| found.next_epoch());
@@ -227,14 +245,4 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         .map_err(PipelineError::from)?;
     info!(pipeline = name, epoch, safe = %checkpoint.safe_lsn, "checkpoint set");
     Ok(())
-}
-
-/// Has a person type the pipeline's name.
-fn is_asked(name: &str) -> bool {
-    print!("Type the pipeline's name to go on: ");
-    let mut line = String::new();
-    // Without anybody there to ask, nobody has agreed.
-    std::io::stdout().flush().is_ok()
-        && std::io::stdin().lock().read_line(&mut line).is_ok()
-        && line.trim() == name
 }

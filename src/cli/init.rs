@@ -3,7 +3,7 @@
 use clap::Args;
 use tracing::{error, info};
 
-use super::args::ConnectionArgs;
+use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use super::{Exit, load, runtime};
 use crate::config::Given;
 use crate::config::file::SinkName;
@@ -55,9 +55,10 @@ pub fn run(args: &InitArgs) -> Exit {
             return Exit::Usage;
         }
     };
+    let records = RecordArgs::of_no_sink(RetentionArgs::default());
     let given = Given {
         connection: &args.connection,
-        records: None,
+        records: Some(&records),
         sink: Some(SinkName::Stdout),
     };
     let pipelines = match load(&given) {
@@ -75,6 +76,7 @@ pub fn run(args: &InitArgs) -> Exit {
     }
     for settings in &pipelines {
         let provision = Provision {
+            pipeline: settings.name.clone(),
             target: settings.target.clone(),
             partitioned: args.partitioned,
             role: (!args.no_role).then(|| args.role.clone()),
@@ -121,8 +123,7 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
     error!(%database, "{step}: {reason}{hint}");
     Err(match recovery::of_catalog(&reason) {
         Remedy::Reconnect if is_lock_timeout(&reason) => Exit::Halted,
-        Remedy::Reconnect | Remedy::StandBy | Remedy::RebuildSink => Exit::Failed,
-        Remedy::Halt => Exit::Halted,
+        remedy => remedy.into(),
     })
 }
 

@@ -1,13 +1,16 @@
 //! `walpost run`
 
+use std::net::TcpListener;
 use std::time::Duration;
 
 use clap::Args;
+use tracing::error;
 
 use super::args::{ConnectionArgs, RecordArgs};
 use super::{Exit, init, load};
-use crate::config::Given;
 use crate::config::file::SinkName;
+use crate::config::{self, Given};
+use crate::observe::http;
 use crate::postgres::provision::Provision;
 use crate::supervisor;
 
@@ -24,6 +27,9 @@ pub struct RunArgs {
     /// Where records go [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum)]
     sink: Option<SinkName>,
+    /// Where metrics, health and status are shown: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
+    #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
+    http: Option<String>,
     /// First make what is missing of table or functions, publication and slot
     #[arg(long)]
     init: bool,
@@ -41,9 +47,14 @@ pub fn run(args: &RunArgs) -> Exit {
         Ok(pipelines) => pipelines,
         Err(exit) => return exit,
     };
+    let listener = match listen(args) {
+        Ok(listener) => listener,
+        Err(exit) => return exit,
+    };
     if args.init {
         for settings in &pipelines {
             let provision = Provision {
+                pipeline: settings.name.clone(),
                 target: settings.target.clone(),
                 partitioned: false,
                 // It runs as its own role already.
@@ -55,5 +66,18 @@ pub fn run(args: &RunArgs) -> Exit {
             }
         }
     }
-    supervisor::run(pipelines)
+    supervisor::run(pipelines, listener)
+}
+
+/// Before anything is done: who can't be watched as asked shall not begin.
+fn listen(args: &RunArgs) -> Result<Option<TcpListener>, Exit> {
+    let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
+    let address = address.map_err(|reason| {
+        error!("{reason}");
+        Exit::Usage
+    })?;
+    http::listen(&address).map_err(|reason| {
+        error!("{reason}");
+        Exit::Usage
+    })
 }

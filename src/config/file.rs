@@ -9,11 +9,16 @@ use serde::Deserialize;
 use super::{ConfigError, Given};
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::budget::AtMax;
+use crate::pipeline::settings::Undeliverable;
+use crate::pipeline::snapshot::SnapshotMode;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
+    /// Where metrics, health and status are shown.
+    pub http: Option<String>,
     /// librdkafka's properties for every pipeline.
     #[serde(default)]
     pub kafka: BTreeMap<String, Scalar>,
@@ -39,7 +44,11 @@ pub struct FilePipeline {
     pub slot: Option<String>,
     pub sink: Option<SinkName>,
     pub delivery: Option<DeliveryName>,
+    pub snapshot: Option<SnapshotMode>,
     pub checkpoint: Option<FileCheckpoint>,
+    pub on_oversize: Option<Undeliverable>,
+    pub on_unroutable: Option<Undeliverable>,
+    pub dead_letter_topic: Option<String>,
     pub topic: Option<String>,
     pub key: Option<String>,
     pub payload: Option<String>,
@@ -53,6 +62,10 @@ pub struct FilePipeline {
     pub max_row_bytes: Option<Scalar>,
     pub link_timeout: Option<String>,
     pub drain_timeout: Option<String>,
+    pub retention: Option<String>,
+    pub partitions_ahead: Option<u32>,
+    pub delete_rows: Option<bool>,
+    pub lag: Option<FileLag>,
     pub create_topics: Option<CreateTopics>,
     pub kafka: Option<BTreeMap<String, Scalar>>,
 }
@@ -100,6 +113,19 @@ pub enum DeliveryName {
 pub struct FileCheckpoint {
     pub topic: Option<String>,
     pub replication: Option<i32>,
+}
+
+/// How much of the log the slot may keep.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    missing_docs,
+    reason = "the keys are documented in README.md, for those who write them"
+)]
+pub struct FileLag {
+    pub warn: Option<Scalar>,
+    pub max: Option<Scalar>,
+    pub at_max: Option<AtMax>,
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.
@@ -165,9 +191,16 @@ impl Given<'_> {
         over(&mut file.slot, connection.slot.as_ref());
         let Some(records) = self.records else { return };
         over(&mut file.delivery, records.delivery.as_ref());
+        over(&mut file.snapshot, records.snapshot.as_ref());
         if records.exactly_once {
             file.delivery = Some(DeliveryName::ExactlyOnce);
         }
+        over(&mut file.on_oversize, records.on_oversize.as_ref());
+        over(&mut file.on_unroutable, records.on_unroutable.as_ref());
+        over(
+            &mut file.dead_letter_topic,
+            records.dead_letter_topic.as_ref(),
+        );
         over(&mut file.topic, records.topic.as_ref());
         over(&mut file.key, records.key.as_ref());
         over(&mut file.payload, records.payload.as_ref());
@@ -184,6 +217,23 @@ impl Given<'_> {
         over(&mut file.link_timeout, records.link_timeout.as_ref());
         over(&mut file.drain_timeout, records.drain_timeout.as_ref());
         over(&mut file.create_topics, records.create_topics.as_ref());
+        let retention = &records.retention;
+        over(&mut file.retention, retention.retention.as_ref());
+        over(
+            &mut file.partitions_ahead,
+            retention.partitions_ahead.as_ref(),
+        );
+        if retention.delete_rows {
+            file.delete_rows = Some(true);
+        }
+        let given = &records.lag;
+        if given.is_given() {
+            let lag = file.lag.get_or_insert_default();
+            let size = |given: &Option<String>| given.clone().map(Scalar::Text);
+            over(&mut lag.warn, size(&given.lag_warn).as_ref());
+            over(&mut lag.max, size(&given.lag_max).as_ref());
+            over(&mut lag.at_max, given.lag_at_max.as_ref());
+        }
         if !records.header.is_empty() {
             file.headers = Some(records.header.iter().cloned().collect());
         }

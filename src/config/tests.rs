@@ -69,6 +69,12 @@ fn a_minimal_file_gives_the_defaults() {
     assert_eq!(settings.row_bytes_max, 64 << 20);
     assert_eq!(settings.link_timeout, Duration::from_secs(60));
     assert_eq!(settings.drain_timeout, Duration::from_secs(30));
+    let unset = Retention {
+        keep: None,
+        ahead: 7,
+        delete_rows: false,
+    };
+    assert_eq!(settings.retention, unset);
 }
 
 #[test]
@@ -97,6 +103,9 @@ fn every_key_of_the_file_is_used() {
         max_row_bytes = 2097152
         link_timeout = "5s"
         drain_timeout = "1m"
+        retention = "24h"
+        partitions_ahead = 3
+        delete_rows = true
         create_topics = { partitions = 3 }
         kafka = { "linger.ms" = 7, "socket.nagle.disable" = true }
         "#,
@@ -143,6 +152,12 @@ fn every_key_of_the_file_is_used() {
         ),
         (5, 60)
     );
+    let retention = Retention {
+        keep: Some(Duration::from_secs(24 * 3600)),
+        ahead: 3,
+        delete_rows: true,
+    };
+    assert_eq!(settings.retention, retention);
     assert_eq!(property(&settings, "linger.ms"), Some("7"));
     assert_eq!(property(&settings, "socket.nagle.disable"), Some("true"));
     match settings.sink {
@@ -185,6 +200,63 @@ fn an_outbox_in_the_log_has_a_prefix_and_no_table() {
             .to_string();
         assert!(text.contains("1 to 63 characters"), "{text}");
     }
+}
+
+#[test]
+fn dead_letters_have_a_topic_of_their_own() {
+    let letters = |lines: &str| {
+        let settings = from_toml(&format!("{MINIMAL}\n{lines}"));
+        settings.expect("loads").remove(0).dead_letters
+    };
+    assert_eq!(letters(""), DeadLetterSettings::default());
+    let unroutable = "on_unroutable = \"dead-letter\"\n";
+    let some = letters(unroutable);
+    assert_eq!(
+        (some.oversize, some.unroutable, some.topic.as_str()),
+        (
+            Undeliverable::Halt,
+            Undeliverable::DeadLetter,
+            "walpost-dead-letters"
+        )
+    );
+    let named = letters("on_oversize = \"dead-letter\"\ndead_letter_topic = \"d\"");
+    assert_eq!(
+        (named.oversize, named.topic.as_str()),
+        (Undeliverable::DeadLetter, "d")
+    );
+    let refused = |lines: &str, words: &[&str]| {
+        let text = error(&format!("{MINIMAL}\n{lines}"));
+        for word in words {
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
+    };
+    let topic = |name: &str| format!("{unroutable}dead_letter_topic = \"{name}\"\n");
+    for name in ["", ".", "a b", &"x".repeat(250)] {
+        refused(&topic(name), &["dead_letter_topic", "1 to 249 characters"]);
+    }
+    refused(
+        &format!("{}topic = \"t\"", topic("t")),
+        &["dead_letter_topic", "that of the events"],
+    );
+    let checkpoints = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }";
+    refused(
+        &format!("{}{checkpoints}", topic("c")),
+        &["dead_letter_topic", "that of the checkpoints"],
+    );
+    refused(
+        "dead_letter_topic = \"d\"",
+        &["dead_letter_topic", "set on_oversize or on_unroutable"],
+    );
+    refused(
+        "on_oversize = \"drop\"",
+        &["line 7", "on_oversize", "`halt` or `dead-letter`"],
+    );
+    refused(
+        "outbox = \"log\"\non_oversize = \"dead-letter\"",
+        &["on_oversize", "nowhere else"],
+    );
+    let in_the_log = letters(&format!("outbox = \"log\"\n{unroutable}"));
+    assert_eq!(in_the_log.unroutable, Undeliverable::DeadLetter);
 }
 
 #[test]

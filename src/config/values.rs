@@ -31,6 +31,26 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         })
 }
 
+/// Reads a moment: one with its offset from UTC (`2026-11-21T09:05:00Z`), a date or a date with a
+/// time, which is UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
+///
+/// # Errors
+/// It is none of these; the message says what was expected.
+pub fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
+    let zoned = || text.parse::<jiff::Timestamp>().ok();
+    let utc = || {
+        let local: jiff::civil::DateTime = text.parse().ok()?;
+        let zoned = local.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+        Some(zoned.timestamp())
+    };
+    let before = || now.checked_sub(duration(text).ok()?).ok();
+    zoned().or_else(utc).or_else(before).ok_or_else(|| {
+        format!(
+            "{text:?} is not a time: expected one like 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long ago"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +72,23 @@ mod tests {
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
         for text in ["", "30", "-1s", "soon"] {
             assert!(duration(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn moments_are_times_or_durations_ago() {
+        let now: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().expect("a time");
+        let check = |text: &str, expected: &str| {
+            let found = moment(text, now).map(|at| at.to_string());
+            assert_eq!(found.as_deref(), Ok(expected), "{text}");
+        };
+        check("2026-11-21T09:05:00+02:00", "2026-11-21T07:05:00Z");
+        check("2026-11-21T09:05:00.5Z", "2026-11-21T09:05:00.5Z");
+        check("2026-11-21 09:05", "2026-11-21T09:05:00Z");
+        check("2026-11-21", "2026-11-21T00:00:00Z");
+        check("24h", "2026-11-20T12:00:00Z");
+        for text in ["", "soon", "2026-13-01", "12", "24 potatoes"] {
+            assert!(moment(text, now).is_err(), "{text:?}");
         }
     }
 }

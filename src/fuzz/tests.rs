@@ -9,10 +9,11 @@ use super::*;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 9] = [
+const TARGETS: [(&str, Target); 10] = [
     ("checkpoint", checkpoint),
     ("config", config),
     ("conninfo", conninfo),
+    ("copy", copy),
     ("core", core),
     ("envelope", envelope),
     ("frame", frame),

@@ -10,7 +10,9 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tracing::{debug, error, info, warn};
 
 use super::grants::Grants;
+use super::statistics::Statistics;
 use crate::observe::outage::{Outage, Say};
+use crate::observe::stats::ErrorKind;
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
 /// Hears of the events of one producer.
@@ -20,6 +22,8 @@ pub struct Context {
     deliveries: Arc<Deliveries>,
     /// All brokers are down. Looked at with the deliveries, so it is apart from the lock.
     down: AtomicBool,
+    /// See [`Context::assumed`].
+    assumed: AtomicBool,
     cluster: Mutex<Outage>,
     /// Failures of single brokers, which can go on while others work.
     broker: Mutex<Outage>,
@@ -33,11 +37,14 @@ impl Context {
     /// Reports to `deliveries`. `grants` says how the principal gets what it may not do.
     #[must_use]
     pub fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
+        // The producer before this one may have found it down.
+        let down = AtomicBool::new(deliveries.stats().kafka_was_down());
         Self {
             pipeline: pipeline.to_owned(),
             grants,
             deliveries,
-            down: AtomicBool::new(false),
+            down,
+            assumed: AtomicBool::new(false),
             cluster: Mutex::default(),
             broker: Mutex::default(),
             refusal: Mutex::default(),
@@ -71,10 +78,11 @@ impl Context {
 
     /// A broker has answered.
     pub fn answered(&self) {
-        if self.down.swap(false, Ordering::Relaxed)
-            && let Some(lasted) = lock(&self.cluster).ended(Instant::now())
-        {
-            info!(pipeline = self.pipeline, lasted = ?lasted, "Kafka is reachable again");
+        if self.down.swap(false, Ordering::Relaxed) {
+            self.deliveries.stats().kafka_answered();
+            if let Some(lasted) = lock(&self.cluster).ended(Instant::now()) {
+                info!(pipeline = self.pipeline, lasted = ?lasted, "Kafka is reachable again");
+            }
         }
         lock(&self.broker).ended(Instant::now());
         lock(&self.refusal).take();
@@ -82,7 +90,9 @@ impl Context {
 
     /// No broker has answered.
     pub fn unreachable(&self, reason: &str) {
-        self.down.store(true, Ordering::Relaxed);
+        if !self.down.swap(true, Ordering::Relaxed) {
+            self.deliveries.stats().kafka_is_down(reason);
+        }
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {
             Say::Begins => warn!(pipeline, reason, "Kafka is unreachable; waiting for it"),
@@ -117,6 +127,27 @@ impl Context {
         });
     }
 
+    /// A record is said to be durable, and no broker has said so: librdkafka infers it where one behind
+    /// it was accepted. A broker that knows nothing of the producer yet accepts that one without the
+    /// other, which it has refused a moment before (librdkafka #4134).
+    pub(super) fn assumed(&self, record: &Refused) {
+        self.assumed.store(true, Ordering::SeqCst);
+        self.deliveries.failed_with(DeliveryFailure {
+            reason: format!(
+                "Kafka has acknowledged records for topic {:?} partition {} behind the row at {}, and not that row's",
+                record.topic,
+                record.partition,
+                record.position.as_deref().unwrap_or("an unknown position"),
+            ),
+            permanent: false,
+        });
+    }
+
+    /// Some record was only said to be durable.
+    pub(super) fn has_assumed(&self) -> bool {
+        self.assumed.load(Ordering::SeqCst)
+    }
+
     /// Something is wrong with a broker, or with all of them.
     pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
         use RDKafkaErrorCode as Code;
@@ -135,6 +166,13 @@ impl Context {
                 );
             }
             _ => self.broker_failed(reason),
+        }
+    }
+
+    /// What librdkafka says of itself.
+    pub(super) fn statistics(&self, document: &str) {
+        if let Some(statistics) = Statistics::read(document.as_bytes()) {
+            self.deliveries.stats().kafka_says(statistics);
         }
     }
 
@@ -187,6 +225,7 @@ impl Context {
     }
 
     fn broker_failed(&self, reason: &str) {
+        self.deliveries.stats().count(ErrorKind::KafkaBroker);
         let pipeline = &self.pipeline;
         match lock(&self.broker).failed(Instant::now()) {
             Say::Begins => warn!(pipeline, reason, "Kafka broker connection failed"),

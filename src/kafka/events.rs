@@ -13,9 +13,10 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 use rdkafka::bindings::{
-    RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG, rd_kafka_event_destroy,
-    rd_kafka_event_error, rd_kafka_event_error_string, rd_kafka_event_log,
-    rd_kafka_event_message_next, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
+    RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG, RD_KAFKA_EVENT_STATS,
+    RD_KAFKA_OFFSET_INVALID, rd_kafka_event_destroy, rd_kafka_event_error,
+    rd_kafka_event_error_string, rd_kafka_event_log, rd_kafka_event_message_next,
+    rd_kafka_event_stats, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
     rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_main, rd_kafka_queue_poll,
     rd_kafka_queue_t, rd_kafka_queue_yield, rd_kafka_topic_name,
 };
@@ -104,6 +105,11 @@ impl Event {
                     context.log(level, text(facility).trim(), text(message).trim());
                 }
             }
+            RD_KAFKA_EVENT_STATS => {
+                // SAFETY: the event is there, and its text for as long.
+                let document = unsafe { text(rd_kafka_event_stats(self.0.as_ptr())) };
+                context.statistics(&document);
+            }
             _ => {}
         }
     }
@@ -115,6 +121,11 @@ impl Event {
             // SAFETY: the event is there, and with it its messages.
             let message = unsafe { rd_kafka_event_message_next(self.0.as_ptr()).as_ref() }?;
             match message.err {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
+                    if message.offset == i64::from(RD_KAFKA_OFFSET_INVALID) =>
+                {
+                    context.assumed(&refused(message));
+                }
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR if message._private.is_null() => {}
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {
                     return Some(Tag::from_word(message._private as u64));

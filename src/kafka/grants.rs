@@ -2,6 +2,8 @@
 
 use rdkafka::config::ClientConfig;
 
+use super::properties::brokers;
+
 /// Whom to give rights, and where.
 #[derive(Clone, Debug)]
 pub struct Grants {
@@ -16,9 +18,7 @@ impl Grants {
     pub fn of(config: &ClientConfig) -> Self {
         let get = |name| config.get(name).map(str::to_owned);
         Self {
-            brokers: get("bootstrap.servers")
-                .or(get("metadata.broker.list"))
-                .unwrap_or_default(),
+            brokers: brokers(config),
             user: get("sasl.username").filter(|user| !user.is_empty()),
             transactional_id: get("transactional.id").unwrap_or_default(),
         }
@@ -28,6 +28,12 @@ impl Grants {
     #[must_use]
     pub fn topic(&self, topic: &str) -> String {
         self.command("--operation Write", "--topic", topic)
+    }
+
+    /// To read records of a topic.
+    #[must_use]
+    pub fn read(&self, topic: &str) -> String {
+        self.command("--operation Read", "--topic", topic)
     }
 
     /// To make a topic.

@@ -278,6 +278,7 @@ fn open(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Topic, Sin
 #[cfg(test)]
 mod tests {
     use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
     use crate::outbox::headers::Headers;
@@ -286,18 +287,18 @@ mod tests {
 
     const TOPIC: &str = "t";
     const NEVER_BY_ITSELF: &str = "900000";
+    const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// A sink whose batches wait for ever, with one record taken.
-    fn taken() -> (
-        MockCluster<'static, rdkafka::producer::DefaultProducerContext>,
-        KafkaSink,
-        Watermark,
-    ) {
+    type Cluster = MockCluster<'static, rdkafka::producer::DefaultProducerContext>;
+
+    /// A sink to a broker with one partition, in the middle of a transaction. What `configure` sets
+    /// is set at last.
+    fn sink(configure: impl FnOnce(&mut ClientConfig)) -> (Cluster, KafkaSink, Watermark) {
         let cluster = MockCluster::new(1).expect("mock cluster");
         cluster.create_topic(TOPIC, 1, 1).expect("topic");
         let brokers = ("bootstrap.servers".to_owned(), cluster.bootstrap_servers());
         let mut config = client_config(&[brokers].into(), "test");
-        config.set("linger.ms", NEVER_BY_ITSELF);
+        configure(&mut config);
         let window = Window {
             records: 10,
             bytes: 10_000,
@@ -307,22 +308,101 @@ mod tests {
         let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
         sink.prepared(TOPIC, 1).expect("opened");
         watermark.begin(Lsn(1)).expect("begin");
+        (cluster, sink, watermark)
+    }
+
+    /// Has the sink take one record.
+    fn take(sink: &mut KafkaSink, watermark: &mut Watermark, payload: &[u8]) {
         let tag = watermark.reserve(1).expect("open").expect("room");
         let record = Record {
             topic: TOPIC,
             partition: Some(0),
             timestamp_millis: None,
             key: None,
-            payload: Some(b"x"),
+            payload: Some(payload),
             headers: Headers::default(),
         };
         let before = Instant::now();
         while sink.produce(&record, tag) != Ok(Produced::Taken) {
             // The broker is asked for the topic's partitions in the background.
-            assert!(before.elapsed() < Duration::from_secs(20), "not taken");
+            assert!(before.elapsed() < PATIENCE, "not taken");
             std::thread::yield_now();
         }
+    }
+
+    /// A sink whose batches wait for ever, with one record taken.
+    fn taken() -> (Cluster, KafkaSink, Watermark) {
+        let (cluster, mut sink, mut watermark) = sink(|config| {
+            config.set("linger.ms", NEVER_BY_ITSELF);
+        });
+        take(&mut sink, &mut watermark, b"x");
         (cluster, sink, watermark)
+    }
+
+    /// A record is refused while the second is on its way. The broker accepts that one, as a real one
+    /// does that does not know the producer yet.
+    async fn first_is_refused(
+        configure: impl FnOnce(&mut ClientConfig),
+    ) -> (Cluster, KafkaSink, Watermark) {
+        const ROUND_TRIP: Duration = Duration::from_millis(400);
+        let (cluster, mut sink, mut watermark) = sink(|config| {
+            config.set("linger.ms", "0");
+            config.set("retry.backoff.ms", "1000");
+            configure(config);
+        });
+        // With this one librdkafka has all that it needs to send at once.
+        take(&mut sink, &mut watermark, b"before");
+        watermark.empty().await;
+        let refusals = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION];
+        cluster.request_errors(RDKafkaApiKey::Produce, &refusals);
+        cluster
+            .broker_round_trip_time(1, ROUND_TRIP)
+            .expect("a slow broker");
+        take(&mut sink, &mut watermark, b"first");
+        tokio::time::sleep(ROUND_TRIP / 4).await;
+        take(&mut sink, &mut watermark, b"second");
+        let settled = tokio::time::timeout(PATIENCE, watermark.empty()).await;
+        assert!(settled.is_ok(), "neither delivered nor failed");
+        (cluster, sink, watermark)
+    }
+
+    /// What the topic has, in its order.
+    fn payloads(cluster: &Cluster) -> Vec<Vec<u8>> {
+        use rdkafka::consumer::{BaseConsumer, Consumer};
+        use rdkafka::{Message, TopicPartitionList};
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", cluster.bootstrap_servers())
+            .set("group.id", "test")
+            .set("enable.partition.eof", "true")
+            .create()
+            .expect("consumer");
+        let mut from = TopicPartitionList::new();
+        from.add_partition_offset(TOPIC, 0, rdkafka::Offset::Beginning)
+            .expect("offset");
+        consumer.assign(&from).expect("assigned");
+        let mut payloads = Vec::new();
+        while let Some(Ok(message)) = consumer.poll(PATIENCE) {
+            payloads.extend(message.payload().map(<[u8]>::to_vec));
+        }
+        payloads
+    }
+
+    #[tokio::test]
+    async fn a_record_that_no_broker_has_acknowledged_is_not_delivered() {
+        let (_cluster, _sink, watermark) = first_is_refused(|config| {
+            config.set("max.in.flight.requests.per.connection", "5");
+        })
+        .await;
+        let failure = watermark.deliveries().failure().expect("a failure");
+        assert!(!failure.permanent);
+        assert!(failure.reason.contains("and not that row's"), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn a_record_that_was_refused_for_now_comes_before_those_behind_it() {
+        let (cluster, _sink, watermark) = first_is_refused(|_| {}).await;
+        assert_eq!(watermark.deliveries().failure(), None);
+        assert_eq!(payloads(&cluster), [&b"before"[..], b"first", b"second"]);
     }
 
     #[tokio::test]
@@ -330,7 +410,7 @@ mod tests {
         let (_cluster, mut sink, watermark) = taken();
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
-            assert!(before.elapsed() < Duration::from_secs(20), "not sent");
+            assert!(before.elapsed() < PATIENCE, "not sent");
             // Until the broker is connected to, a flush finds nobody to send to.
             sink.unflushed = true;
             sink.flush(false).expect("flush");

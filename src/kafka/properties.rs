@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use rdkafka::config::ClientConfig;
 
+const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
+
 /// Properties by name, as the user wrote them.
 pub type Properties = BTreeMap<String, String>;
 
@@ -83,6 +85,9 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
         "queue.buffering.max.messages" | "queue.buffering.max.kbytes" => {
             Some("window_records and window_bytes bound what is in flight")
         }
+        "max.in.flight" | "max.in.flight.requests.per.connection" if !holds(&["1"]) => Some(
+            "a record that the broker refuses for a moment would be overtaken by those behind it",
+        ),
         "transactional.id" => {
             Some("Walpost names it after pipeline and slot, with delivery = \"exactly-once\"")
         }
@@ -112,6 +117,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
+    // For whoever watches; as often as PostgreSQL is asked.
+    config.set("statistics.interval.ms", "5000");
     for (name, value) in properties {
         config.set(name, value);
     }
@@ -120,6 +127,10 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     // Otherwise, after a record that the broker refuses for good, those behind it are delivered, and
     // it comes after them when it is sent again.
     config.set("enable.gapless.guarantee", "true");
+    // A broker that does not know the producer yet accepts a batch without the one before it, which it
+    // has refused for a moment, and librdkafka takes that one for accepted too (librdkafka #4134).
+    config.remove("max.in.flight");
+    config.set(IN_FLIGHT, "1");
     // An expired record would be skipped, and later ones sent: a gap.
     config.set("message.timeout.ms", "0");
     // The window bounds both; a bound here would refuse a row larger than it for ever.
@@ -132,6 +143,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
 #[must_use]
 pub fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
     config.set("transactional.id", transactional_id);
+    // What overtakes another is never committed: see `Context::assumed`.
+    config.set(IN_FLIGHT, "5");
     // A record that expires or is refused takes its whole transaction with it.
     config.remove("message.timeout.ms");
     config.remove("delivery.timeout.ms");
@@ -149,6 +162,7 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     for name in [
         "enable.idempotence",
         "enable.gapless.guarantee",
+        IN_FLIGHT,
         "acks",
         "message.timeout.ms",
         "partitioner",
@@ -159,6 +173,7 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
         "batch.size",
         "queue.buffering.max.messages",
         "queue.buffering.max.kbytes",
+        "statistics.interval.ms",
     ] {
         config.remove(name);
     }
@@ -171,6 +186,16 @@ pub fn leaves_linger(properties: &Properties) -> bool {
     ["linger.ms", "queue.buffering.max.ms"]
         .iter()
         .all(|name| !properties.contains_key(*name))
+}
+
+/// The brokers' addresses, under whichever of its names they were given.
+#[must_use]
+pub fn brokers(config: &ClientConfig) -> String {
+    let named = config.get("bootstrap.servers");
+    named
+        .or(config.get("metadata.broker.list"))
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// The property's value is a secret, or would be if its name were spelt rightly.

@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::context::Context;
 use super::grants::Grants;
-use super::properties::{describe, leave_producers};
+use super::properties::{brokers, describe, leave_producers};
 use crate::pipeline::sink::SinkError;
 
 /// How long a broker that creates topics by itself may take for it.
@@ -131,11 +131,7 @@ impl Topics {
     /// The brokers' addresses, for messages.
     #[must_use]
     pub fn brokers(&self) -> String {
-        let named = self.config.get("bootstrap.servers");
-        named
-            .or(self.config.get("metadata.broker.list"))
-            .unwrap_or_default()
-            .to_owned()
+        brokers(&self.config)
     }
 
     async fn create(&self, topic: &str, create: CreateTopics) -> Result<(), SinkError> {

@@ -391,6 +391,11 @@ pub(super) async fn commit(
     let committed = blocking(move || {
         // rdkafka's commit throws deliveries away where some are still to come.
         while !native::flush(&producer, CALL) {}
+        // librdkafka would commit without it.
+        if producer.context().has_assumed() {
+            let reason = "no broker has acknowledged a record of the transaction".to_owned();
+            return Err(SinkError::Broken(reason));
+        }
         again(
             &producer,
             || producer.commit_transaction(CALL),

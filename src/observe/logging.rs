@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
+use super::progress::BesideBars;
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -26,7 +28,7 @@ pub fn start(format: LogFormat, filter: &str) -> Result<(), String> {
     })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| BesideBars)
         .with_target(false);
     match format {
         LogFormat::Json => builder.json().flatten_event(true).init(),

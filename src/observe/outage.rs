@@ -1,4 +1,4 @@
-//! An outage is a line when it begins, one a minute, and one when it ends.
+//! An outage is a line when it begins, one a minute or more seldom, and one when it ends.
 //!
 //! Pure: time comes in as an argument.
 
@@ -7,9 +7,16 @@ use std::time::{Duration, Instant};
 const REMINDER: Duration = Duration::from_secs(60);
 
 /// Whether something is out of order, and what of it has been said.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Outage {
     state: Option<Since>,
+    reminder: Duration,
+}
+
+impl Default for Outage {
+    fn default() -> Self {
+        Self::reminding(REMINDER)
+    }
 }
 
 #[derive(Debug)]
@@ -31,6 +38,15 @@ pub enum Say {
 }
 
 impl Outage {
+    /// One that is told of again so often.
+    #[must_use]
+    pub fn reminding(reminder: Duration) -> Self {
+        Self {
+            state: None,
+            reminder,
+        }
+    }
+
     /// Something failed.
     pub fn failed(&mut self, now: Instant) -> Say {
         let Some(since) = &mut self.state else {
@@ -42,7 +58,7 @@ impl Outage {
             return Say::Begins;
         };
         since.failures += 1;
-        if now.duration_since(since.said) < REMINDER {
+        if now.duration_since(since.said) < self.reminder {
             return Say::Nothing;
         }
         since.said = now;

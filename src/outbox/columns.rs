@@ -10,6 +10,10 @@ use super::template::{Part, Template};
 /// allocates nothing.
 pub const COLUMNS_MAX: usize = 32;
 
+/// Columns of text that become headers of the same name where nobody has said which headers there
+/// are to be: W3C Trace Context.
+const TRACE_CONTEXT: [&str; 2] = ["traceparent", "tracestate"];
+
 /// The values of the columns that the settings name, by slot; `None` is null.
 pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
@@ -37,6 +41,8 @@ pub struct Mapping {
     pub(super) null_payload: NullPayload,
     /// Headers from templates.
     pub(super) headers: Vec<(String, Bound)>,
+    /// Headers from columns of their names, where those are not null.
+    pub(super) trace_context: Vec<(&'static str, Source)>,
     /// Headers from a JSON column.
     pub(super) headers_column: Option<Source>,
     /// The record's timestamp.
@@ -156,6 +162,9 @@ pub enum MappingError {
 /// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const BYTEA: u32 = 17;
+    pub(super) const TEXT: u32 = 25;
+    pub(super) const BPCHAR: u32 = 1042;
+    pub(super) const VARCHAR: u32 = 1043;
     pub(super) const INT8: u32 = 20;
     pub(super) const INT2: u32 = 21;
     pub(super) const INT4: u32 = 23;
@@ -212,6 +221,14 @@ impl Mapping {
             let setting = format!("header {name:?}");
             headers.push((name.clone(), binder.template(template, &setting)?));
         }
+        let is_text = |oid| matches!(oid, oid::TEXT | oid::BPCHAR | oid::VARCHAR);
+        let mut trace_context = Vec::new();
+        for name in TRACE_CONTEXT {
+            let is_it = |column: &&TableColumn<'_>| column.name == name && is_text(column.type_oid);
+            if settings.has_default_headers() && columns.iter().any(|column| is_it(&column)) {
+                trace_context.push((name, binder.column(name, "headers")?));
+            }
+        }
         let is_json = |oid| oid == oid::JSON || oid == oid::JSONB;
         let headers_column = match &settings.headers_column {
             HeadersColumn::Off => None,
@@ -253,6 +270,7 @@ impl Mapping {
             payload,
             null_payload: settings.null_payload,
             headers,
+            trace_context,
             headers_column,
             timestamp,
             partition,
@@ -438,6 +456,27 @@ mod tests {
             .collect();
         assert_eq!(needed, [true, true, true, false, true, false, false]);
         assert!(mapping.headers_column.is_none());
+    }
+
+    #[test]
+    fn a_trace_context_is_taken_from_columns_of_text_unless_headers_are_set() {
+        let bind = |type_oid, change: fn(&mut OutboxSettings)| {
+            let mut columns = columns();
+            columns.push(TableColumn {
+                name: "traceparent",
+                type_oid,
+            });
+            let mut settings = OutboxSettings::default();
+            change(&mut settings);
+            let mapping = Mapping::bind(&settings, "public.outbox", &columns).expect("binds");
+            let names = mapping.trace_context.iter().map(|(name, _)| *name);
+            (names.collect::<Vec<_>>(), mapping.slot(7).is_some())
+        };
+        for type_oid in [oid::TEXT, oid::BPCHAR, oid::VARCHAR] {
+            assert_eq!(bind(type_oid, |_| {}), (vec!["traceparent"], true));
+        }
+        assert_eq!(bind(oid::JSONB, |_| {}), (vec![], false));
+        assert_eq!(bind(oid::TEXT, |s| s.headers.clear()), (vec![], false));
     }
 
     #[test]

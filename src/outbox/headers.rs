@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::columns::{Mapping, Row};
 use super::route::POSITION_HEADER;
 
 /// A record's headers, in order.
@@ -46,6 +47,22 @@ impl<'r> Headers<'r> {
             let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
             (name, span.value.clone().map(|value| &scratch[value]))
         })
+    }
+}
+
+/// Appends the headers of the trace context that the row has.
+pub(super) fn append_trace_context(
+    mapping: &Mapping,
+    row: &Row<'_>,
+    spans: &mut Vec<HeaderSpan>,
+    scratch: &mut Vec<u8>,
+) {
+    for (name, source) in &mapping.trace_context {
+        if let Some(value) = source.of(row) {
+            let name = push(scratch, name.as_bytes());
+            let value = Some(push(scratch, value));
+            spans.push(HeaderSpan { name, value });
+        }
     }
 }
 

@@ -11,6 +11,9 @@ use super::timestamp;
 /// The header with the row's position in the log.
 pub const POSITION_HEADER: &str = "walpost-position";
 
+/// The header of a record that somebody sent again on purpose.
+pub const REPLAY_HEADER: &str = "walpost-replay";
+
 /// Scratch space above this is given back before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
 
@@ -71,23 +74,36 @@ impl Router {
         row: &Row<'r>,
         position: &[u8],
     ) -> Result<Record<'r>, RouteError> {
+        self.route_with(mapping, row, POSITION_HEADER, position)
+    }
+
+    /// As [`Router::route`], with another header in the place of the position.
+    ///
+    /// # Errors
+    /// The row can't become a record under `mapping`'s settings.
+    pub fn route_with<'r>(
+        &'r mut self,
+        mapping: &Mapping,
+        row: &Row<'r>,
+        name: &str,
+        value: &[u8],
+    ) -> Result<Record<'r>, RouteError> {
         self.scratch.clear();
         self.scratch.shrink_to(SCRATCH_KEPT_BYTES);
         self.headers.clear();
         let scratch = &mut self.scratch;
 
-        let topic = match append(&mapping.topic, row, scratch)? {
-            Appended { nulls: 0, span, .. } => span,
-            Appended { .. } => return Err(RouteError::TopicNull),
-        };
+        let topic = append(&mapping.topic, row, scratch)?;
+        let topic = topic.without_nulls().ok_or(RouteError::TopicNull)?;
         let key = append(&mapping.key, row, scratch)?.or_null();
         for (name, value) in &mapping.headers {
             let name = headers::push(scratch, name.as_bytes());
             let value = append(value, row, scratch)?.or_null();
             self.headers.push(HeaderSpan { name, value });
         }
-        let name = headers::push(scratch, POSITION_HEADER.as_bytes());
-        let value = Some(headers::push(scratch, position));
+        headers::append_trace_context(mapping, row, &mut self.headers, scratch);
+        let name = headers::push(scratch, name.as_bytes());
+        let value = Some(headers::push(scratch, value));
         self.headers.push(HeaderSpan { name, value });
         if let Some(json) = mapping.headers_column.and_then(|source| source.of(row)) {
             headers::append_json(json, &mut self.headers, scratch).map_err(RouteError::Headers)?;
@@ -140,21 +156,31 @@ impl Router {
     }
 }
 
-struct Appended {
+/// What a template gave, at the end of the scratch space.
+pub(super) struct Appended {
     span: Range<usize>,
     columns: usize,
     nulls: usize,
 }
 
 impl Appended {
+    /// Nothing where one of its columns is null.
+    pub(super) fn without_nulls(self) -> Option<Range<usize>> {
+        (self.nulls == 0).then_some(self.span)
+    }
+
     /// Nothing where there are columns and all of them are null.
-    fn or_null(self) -> Option<Range<usize>> {
+    pub(super) fn or_null(self) -> Option<Range<usize>> {
         (self.columns == 0 || self.nulls < self.columns).then_some(self.span)
     }
 }
 
 /// Renders a template at the end of `scratch`; a null column adds nothing to the text.
-fn append(template: &Bound, row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<Appended, RouteError> {
+pub(super) fn append(
+    template: &Bound,
+    row: &Row<'_>,
+    scratch: &mut Vec<u8>,
+) -> Result<Appended, RouteError> {
     let start = scratch.len();
     let (mut columns, mut nulls) = (0, 0);
     for piece in &template.pieces {
@@ -180,7 +206,7 @@ fn append(template: &Bound, row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<Appe
 }
 
 /// The bytes that a bytea value's text form (`\x` and hexadecimal digits) stands for.
-fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<usize>, RouteError> {
+pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<usize>, RouteError> {
     let start = scratch.len();
     let (pairs, odd) = text
         .strip_prefix(b"\\x")
@@ -220,12 +246,19 @@ fn partition(source: Source, row: &Row<'_>) -> Result<i32, RouteError> {
 }
 
 fn topic_name(bytes: &[u8]) -> Result<&str, RouteError> {
-    let legal = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     std::str::from_utf8(bytes)
         .ok()
-        .filter(|_| (1..=TOPIC_BYTES_MAX).contains(&bytes.len()) && bytes.iter().all(legal))
-        .filter(|&name| name != "." && name != "..")
+        .filter(|name| is_topic_name(name))
         .ok_or_else(|| RouteError::TopicInvalid(String::from_utf8_lossy(bytes).into_owned()))
+}
+
+/// Kafka lets a topic have this name.
+#[must_use]
+pub fn is_topic_name(name: &str) -> bool {
+    let is_legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    (1..=TOPIC_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(is_legal)
+        && !matches!(name, "." | "..")
 }
 
 #[cfg(test)]

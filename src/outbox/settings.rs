@@ -1,6 +1,6 @@
 //! Which columns mean what: the part of a pipeline's configuration that makes records.
 
-use super::template::Template;
+use super::template::{Part, Template};
 
 /// How records are made of rows. The defaults take a Debezium outbox table as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,18 +47,75 @@ pub enum HeadersColumn {
     Off,
 }
 
+fn template(text: &str) -> Template {
+    text.parse().expect("a default template is a template")
+}
+
+fn default_headers() -> Vec<(String, Template)> {
+    vec![("id".to_owned(), template("{id}"))]
+}
+
+impl OutboxSettings {
+    /// Nobody has said which headers there are to be.
+    #[must_use]
+    pub fn has_default_headers(&self) -> bool {
+        self.headers == default_headers()
+    }
+
+    /// The header that tells events apart, and its template: `id`, or else the first that is the column
+    /// `id` and nothing more.
+    #[must_use]
+    pub fn id_header(&self) -> Option<(&str, &Template)> {
+        let is_id =
+            |template: &Template| matches!(template.parts(), [Part::Column(name)] if name == "id");
+        let mut headers = self.headers.iter();
+        let named = headers.clone().find(|(name, _)| name == "id");
+        let (name, template) = named.or_else(|| headers.find(|(_, template)| is_id(template)))?;
+        Some((name, template))
+    }
+}
+
 impl Default for OutboxSettings {
     fn default() -> Self {
-        let template = |text: &str| text.parse().expect("a default template is a template");
         Self {
             topic: template("outbox.event.{aggregatetype}"),
             key: template("{aggregateid}"),
             payload: "payload".to_owned(),
             null_payload: NullPayload::default(),
-            headers: vec![("id".to_owned(), template("{id}"))],
+            headers: default_headers(),
             headers_column: HeadersColumn::default(),
             timestamp: None,
             partition: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(headers: &[(&str, &str)]) -> OutboxSettings {
+        let headers = headers.iter().map(|(name, template)| {
+            let template = template.parse().expect("a template");
+            ((*name).to_owned(), template)
+        });
+        OutboxSettings {
+            headers: headers.collect(),
+            ..OutboxSettings::default()
+        }
+    }
+
+    #[test]
+    fn header_with_the_id_is_found_by_its_name_or_by_its_column() {
+        let check = |headers: &[(&str, &str)], expected: Option<&str>| {
+            let settings = with(headers);
+            let found = settings.id_header().map(|(name, _)| name);
+            assert_eq!(found, expected, "{headers:?}");
+        };
+        check(&[("id", "{id}")], Some("id"));
+        check(&[("event", "{id}"), ("id", "{tenant}-{id}")], Some("id"));
+        check(&[("type", "{type}"), ("event", "{id}")], Some("event"));
+        check(&[("type", "{type}"), ("event", "x{id}")], None);
+        check(&[], None);
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::pieces::Copied;
 use crate::postgres::lsn::{Lsn, Position};
 
 /// The version of the text form that is read and written.
@@ -32,6 +33,9 @@ pub struct Checkpoint {
     pub delivered: Option<Delivered>,
     /// Partitions of each topic, as they were when its first record was sent.
     pub partitions: BTreeMap<String, usize>,
+    /// The rows older than the stream that were copied, until the stream is past them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Copied>,
 }
 
 /// The row messages that Kafka has, as far as the log can still send them.
@@ -104,6 +108,8 @@ pub struct Resume {
     pub safe_lsn: Lsn,
     /// What Kafka has.
     pub delivered: Option<Delivered>,
+    /// What it has of older rows.
+    pub snapshot: Option<Copied>,
     /// Records in Kafka whose transactions the log does not have any more.
     pub phantom: Option<Phantom>,
 }
@@ -217,6 +223,7 @@ impl Checkpoint {
             safe_lsn: standing.confirmed,
             delivered: None,
             partitions: BTreeMap::new(),
+            snapshot: None,
         }
     }
 
@@ -247,6 +254,37 @@ impl Checkpoint {
     #[must_use]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.saturating_add(1)
+    }
+
+    /// The checkpoint that says the same on a server that stands so, and is gone on from as `resume`
+    /// says.
+    #[must_use]
+    pub fn resumed(&self, standing: &Standing, resume: &Resume) -> Self {
+        Self {
+            epoch: resume.epoch,
+            timeline: standing.timeline,
+            safe_lsn: resume.safe_lsn,
+            delivered: resume.delivered.clone(),
+            snapshot: resume.snapshot.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// The same, after a person has decided that transactions whose commit record is before `to` are
+    /// not to be delivered.
+    #[must_use]
+    pub fn skipped(&self, to: Lsn) -> Self {
+        let delivered = match &self.delivered {
+            // It knows more.
+            Some(Delivered::UpTo(last)) if last.commit_lsn >= to => self.delivered.clone(),
+            Some(Delivered::Before(lsn)) if *lsn >= to => self.delivered.clone(),
+            _ => Some(Delivered::Before(to)),
+        };
+        Self {
+            safe_lsn: self.safe_lsn.max(to),
+            delivered,
+            ..self.clone()
+        }
     }
 
     /// How to go on from here on a server that stands so.
@@ -280,21 +318,50 @@ impl Checkpoint {
                 from,
                 to: last.position(),
             }),
+            (Some(from), Some(Delivered::Before(lsn))) if *lsn > from => Some(Phantom {
+                from,
+                to: Position {
+                    commit: *lsn,
+                    index: 0,
+                },
+            }),
             _ => None,
         };
+        let snapshot = self.copied(left);
         Ok(match phantom {
             Some(Phantom { from, .. }) => Resume {
                 epoch: self.next_epoch(),
                 safe_lsn,
                 delivered: Some(Delivered::Before(from)),
+                snapshot,
                 phantom,
             },
             None => Resume {
                 epoch: self.epoch,
                 safe_lsn,
                 delivered: self.delivered.clone(),
+                snapshot,
                 phantom,
             },
+        })
+    }
+
+    /// What Kafka has of older rows, on a server that stands so.
+    ///
+    /// # Errors
+    /// Its history is another one.
+    pub fn copied_on(&self, standing: &Standing) -> Result<Option<Copied>, HistoryError> {
+        match self.snapshot {
+            Some(_) => Ok(self.copied(self.left_at(standing)?)),
+            None => Ok(None),
+        }
+    }
+
+    fn copied(&self, left: Option<Lsn>) -> Option<Copied> {
+        let copied = self.snapshot.clone()?;
+        Some(match left {
+            Some(at) => copied.left_at(at),
+            None => copied,
         })
     }
 

@@ -96,10 +96,7 @@ mod tests {
     };
 
     fn times(window: Window, n: u64) -> Window {
-        Window {
-            records: window.records * n,
-            bytes: window.bytes * n,
-        }
+        window.map(|part| part * n)
     }
 
     fn commits() -> (Commits, Instant) {

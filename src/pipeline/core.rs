@@ -5,14 +5,21 @@ use std::collections::HashMap;
 use tracing::warn;
 
 use self::books::Books;
+use self::dead_letters::{DeadLetterCounts, DeadLetters};
 use self::log::LogSource;
+use self::snapshot::SnapshotRows;
+pub use self::snapshot::{CopyFrom, LineError};
 use self::table::TableSource;
 use super::PipelineError;
 use super::checkpoint::{Delivered, Last};
-use super::sink::{Produced, Sink};
+use super::pieces::Copied;
+use super::settings::DeadLetterSettings;
+use super::sink::{Produced, Sink, SinkError};
 use super::watermark::{OrderError, Watermark};
+use crate::observe::stats::of_postgres;
 use crate::outbox::Record;
 use crate::outbox::columns::{Mapping, MappingError, Row};
+use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
@@ -22,7 +29,10 @@ use crate::postgres::pgoutput::{Message, Relation, Tuple};
 use crate::postgres::target::Outbox;
 
 mod books;
+pub mod dead_letters;
 mod log;
+pub mod preview;
+mod snapshot;
 mod table;
 
 /// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
@@ -40,8 +50,12 @@ pub struct Core {
     /// Where the next row message is; `None` outside a transaction.
     position: Option<Position>,
     warned_of_update: bool,
+    /// Rows that come before the stream, while they do.
+    snapshot: Option<SnapshotRows>,
     /// Exactly-once: what is left out and what was dealt with.
     books: Option<Books>,
+    /// None where every event that can't be delivered halts the pipeline.
+    dead_letters: Option<DeadLetters>,
     /// Deliveries in any order to one confirmed LSN.
     pub watermark: Watermark,
 }
@@ -50,6 +64,15 @@ pub struct Core {
 enum Source {
     Table(TableSource),
     Log(LogSource),
+}
+
+impl Source {
+    fn new(outbox: Outbox, settings: OutboxSettings) -> Result<Self, MappingError> {
+        Ok(match outbox {
+            Outbox::Table(table) => Self::Table(TableSource::new(table, settings)),
+            Outbox::Log { prefix } => Self::Log(LogSource::new(prefix, &settings)?),
+        })
+    }
 }
 
 /// Messages in the log that are no events of this outbox. What comes again is counted again.
@@ -84,19 +107,31 @@ impl Core {
         settings: OutboxSettings,
         watermark: Watermark,
     ) -> Result<Self, MappingError> {
-        let source = match outbox {
-            Outbox::Table(table) => Source::Table(TableSource::new(table, settings)),
-            Outbox::Log { prefix } => Source::Log(LogSource::new(prefix, &settings)?),
-        };
         Ok(Self {
-            source,
+            source: Source::new(outbox, settings)?,
             others: HashMap::new(),
             router: Router::default(),
             position: None,
             warned_of_update: false,
+            snapshot: None,
             books: None,
+            dead_letters: None,
             watermark,
         })
+    }
+
+    /// Delivers dead letters of this pipeline, where `settings` say so, of events that can't be
+    /// delivered.
+    pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
+        self.dead_letters = settings
+            .are_sent()
+            .then(|| DeadLetters::new(pipeline, &self.source, settings.clone()));
+    }
+
+    /// How many dead letters there were; nothing where there can be none.
+    #[must_use]
+    pub fn dead_letters(&self) -> Option<DeadLetterCounts> {
+        self.dead_letters.as_ref().map(DeadLetters::counts)
     }
 
     /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
@@ -118,7 +153,82 @@ impl Core {
         }
         self.others.clear();
         self.position = None;
+        self.snapshot = None;
         self.watermark.reconnected(resume);
+    }
+
+    /// Rows of a snapshot come first. Comes after [`Core::reconnected`].
+    ///
+    /// # Errors
+    /// Its border is before where the stream resumes.
+    pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
+        let rows = SnapshotRows::new(from);
+        let position = rows.position();
+        self.watermark.begin(position.commit)?;
+        self.position = Some(position);
+        self.snapshot = Some(rows);
+        Ok(())
+    }
+
+    /// Takes one line of `COPY` as [`Core::frame`] takes a frame.
+    ///
+    /// # Errors
+    /// What can't be mapped, routed or produced.
+    pub fn snapshot_row(
+        &mut self,
+        line: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let (Some(snapshot), Source::Table(source)) = (&mut self.snapshot, &self.source) else {
+            return Err(OrderError::Stray.into());
+        };
+        let (mapping, row) = snapshot.row(line).map_err(|error| PipelineError::BadLine {
+            at,
+            table: source.table().clone(),
+            error,
+        })?;
+        let event = Event { at, mapping, row };
+        let step = event.hand_over(
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
+        if step == Step::Done {
+            snapshot.taken(line);
+        }
+        self.counted(step)
+    }
+
+    /// The snapshot has no more rows; the stream begins at its border.
+    ///
+    /// # Errors
+    /// There was none.
+    pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
+        let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
+        let commit = snapshot.position().commit;
+        self.watermark.commit(commit, snapshot.border())?;
+        self.position = None;
+        self.leave_out_copied(snapshot.all());
+        Ok(())
+    }
+
+    /// For exactly-once: leaves out what older rows were copied of what the stream has.
+    pub fn leave_out_copied(&mut self, copied: Copied) {
+        if let Source::Table(source) = &mut self.source {
+            source.copied = Some(Box::new(copied));
+        }
+    }
+
+    /// The older rows that were copied, if any were.
+    #[must_use]
+    pub fn copied(&self) -> Option<Copied> {
+        match (&self.snapshot, &self.source) {
+            (Some(snapshot), _) => snapshot.copied(),
+            (None, Source::Table(source)) => source.copied.as_deref().cloned(),
+            (None, Source::Log(_)) => None,
+        }
     }
 
     /// Messages that came and were no events of this outbox; nothing for a table.
@@ -130,10 +240,18 @@ impl Core {
         }
     }
 
-    /// Counts on from what [`Core::left_alone`] said of the core before this one.
-    pub fn go_on_counting(&mut self, before: Option<LeftAlone>) {
-        if let (Source::Log(source), Some(before)) = (&mut self.source, before) {
+    /// Counts on from what [`Core::left_alone`] and [`Core::dead_letters`] said of the core before
+    /// this one.
+    pub fn go_on_counting(
+        &mut self,
+        left_alone: Option<LeftAlone>,
+        dead_letters: Option<DeadLetterCounts>,
+    ) {
+        if let (Source::Log(source), Some(before)) = (&mut self.source, left_alone) {
             source.left_alone = before;
+        }
+        if let (Some(letters), Some(before)) = (&mut self.dead_letters, dead_letters) {
+            letters.go_on_counting(before);
         }
     }
 
@@ -182,6 +300,7 @@ impl Core {
         match message {
             Message::Begin(begin) => {
                 self.watermark.begin(begin.commit)?;
+                self.watermark.committed_at(of_postgres(begin.time_micros));
                 if let Some(books) = &mut self.books {
                     books.begin(begin)?;
                 }
@@ -234,9 +353,22 @@ impl Core {
         let Source::Table(source) = &self.source else {
             return Err(self.beside_log(at, relation));
         };
+        // A row is large to move about, and this is seldom.
+        if source.copied.is_some() {
+            source.row(at, relation, tuple, &self.others)?;
+            if source.has_copied(at, relation, tuple)? {
+                return self.counted(Step::Done);
+            }
+        }
         let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
         let event = Event { at, mapping, row };
-        let step = event.deliver(&mut self.books, &mut self.router, &mut self.watermark, sink)?;
+        let step = event.deliver(
+            &mut self.books,
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
         self.counted(step)
     }
 
@@ -259,12 +391,45 @@ impl Core {
             source.left_alone.foreign += 1;
             return self.counted(Step::Done);
         }
-        let envelope = source.event(at, content)?;
+        let envelope = match source.event(at, content) {
+            Ok(envelope) => envelope,
+            Err(error) => return self.unreadable(error, at, content, sink),
+        };
         let mut texts = Texts::default();
         let mapping = source.mapping();
         let row = envelope.row(mapping, &mut texts);
         let event = Event { at, mapping, row };
-        let step = event.deliver(&mut self.books, &mut self.router, &mut self.watermark, sink)?;
+        let step = event.deliver(
+            &mut self.books,
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
+        self.counted(step)
+    }
+
+    /// A message with our prefix that is no event.
+    fn unreadable(
+        &mut self,
+        error: PipelineError,
+        at: Position,
+        content: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        if let Some(books) = &self.books
+            && books.has(at, || None)?
+        {
+            return self.counted(Step::Done);
+        }
+        let Some(dead_letters) = &mut self.dead_letters else {
+            return Err(error);
+        };
+        let remains = Remains::Bytes(content);
+        let step = dead_letters.deliver(error, at, remains, &mut self.watermark, sink)?;
+        if let (Some(books), Step::Done) = (&mut self.books, &step) {
+            books.delivered(at, None);
+        }
         self.counted(step)
     }
 
@@ -317,30 +482,51 @@ struct Event<'e> {
 }
 
 impl Event<'_> {
-    /// Hands it over, unless the books say that Kafka has it.
+    /// Hands it over, or a dead letter of it, unless the books say that Kafka has it.
     fn deliver(
         &self,
         books: &mut Option<Books>,
         router: &mut Router,
+        dead_letters: &mut Option<DeadLetters>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        let Some(books) = books else {
-            return self.hand_over(router, watermark, sink);
-        };
         let id = || self.mapping.id(&self.row);
-        if books.has(self.at, id)? {
+        if let Some(books) = books
+            && books.has(self.at, id)?
+        {
             return Ok(Step::Done);
         }
-        let step = self.hand_over(router, watermark, sink)?;
-        if step == Step::Done {
+        let step = self.hand_over(router, dead_letters, watermark, sink)?;
+        if let (Some(books), Step::Done) = (books, &step) {
             books.delivered(self.at, id());
         }
         Ok(step)
     }
 
-    /// Makes a record of it, counts that and gives it to the sink.
+    /// Hands it over, or a dead letter of it.
     fn hand_over(
+        &self,
+        router: &mut Router,
+        dead_letters: &mut Option<DeadLetters>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        match self.record(router, watermark, sink) {
+            Err(error) => match dead_letters {
+                Some(dead_letters) => {
+                    let remains = Remains::Row(self.mapping, &self.row);
+                    dead_letters.deliver(error, self.at, remains, watermark, sink)
+                }
+                None => Err(error),
+            },
+            step => step,
+        }
+    }
+
+    /// Makes a record of it and gives that to the sink.
+    #[inline]
+    fn record(
         &self,
         router: &mut Router,
         watermark: &mut Watermark,
@@ -355,32 +541,36 @@ impl Event<'_> {
                     row: mapping.describe(row),
                     error,
                 })?;
-        let Some(tag) = watermark.reserve(cost(&record))? else {
-            return Ok(Step::Full);
-        };
-        match sink.produce(&record, tag) {
-            Ok(Produced::Taken) => Ok(Step::Done),
-            Ok(Produced::Full) => {
-                watermark.release(tag);
-                Ok(Step::Full)
-            }
-            Ok(Produced::NewTopic) => {
-                watermark.release(tag);
-                Ok(Step::NewTopic(record.topic.to_owned()))
-            }
-            Err(error) => {
-                watermark.release(tag);
-                Err(PipelineError::Produce {
-                    at: *at,
-                    row: mapping.describe(row),
-                    error,
-                })
-            }
-        }
+        give(&record, watermark, sink)?.map_err(|error| PipelineError::Produce {
+            at: *at,
+            row: mapping.describe(row),
+            error,
+        })
     }
 }
 
-fn cost(record: &Record<'_>) -> u64 {
+/// Counts a record and gives it to the sink. The inner error is the sink's refusal.
+#[inline]
+fn give(
+    record: &Record<'_>,
+    watermark: &mut Watermark,
+    sink: &mut impl Sink,
+) -> Result<Result<Step, SinkError>, OrderError> {
+    let Some(tag) = watermark.reserve(cost(record))? else {
+        return Ok(Ok(Step::Full));
+    };
+    let step = match sink.produce(record, tag) {
+        Ok(Produced::Taken) => return Ok(Ok(Step::Done)),
+        Ok(Produced::Full) => Ok(Step::Full),
+        Ok(Produced::NewTopic) => Ok(Step::NewTopic(record.topic.to_owned())),
+        Err(error) => Err(error),
+    };
+    watermark.release(tag);
+    Ok(step)
+}
+
+/// What a record takes of the window, in bytes.
+pub(crate) fn cost(record: &Record<'_>) -> u64 {
     let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record
         .headers

@@ -1,11 +1,17 @@
 //! Exactly-once: what the open Kafka transaction has, and the checkpoint it ends with.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::checkpoint::{Checkpoint, Delivered, Resume, Standing};
 use super::commits::Commits;
 use super::core::Core;
+use super::pieces::Copied;
 use super::sink::{Commit, Sink, SinkError};
+use super::watermark::Window;
+use crate::observe::stats::PipelineStats;
 use crate::postgres::lsn::Lsn;
 
 /// The books of one connection.
@@ -13,14 +19,32 @@ pub(super) struct Ledger {
     /// The last checkpoint, and what the next one has in common with it.
     checkpoint: Checkpoint,
     commits: Commits,
-    /// The commit that is under way, and what may be confirmed after it.
-    under_way: Option<(Lsn, Commit)>,
+    under_way: Option<UnderWay>,
+    stats: Arc<PipelineStats>,
+}
+
+/// The commit that is under way.
+struct UnderWay {
+    safe: Lsn,
+    since: Instant,
+    in_flight: Window,
+    commit: Commit,
+}
+
+/// A commit that has succeeded.
+pub(super) struct Committed {
+    /// What may be confirmed after it.
+    pub(super) safe: Lsn,
+    /// What was in flight when it began.
+    pub(super) in_flight: Window,
+    /// How long it took from then on.
+    pub(super) took: Duration,
 }
 
 impl Ledger {
     /// Goes on from `checkpoint` on a server that stands so.
     pub(super) fn open(
-        mut checkpoint: Checkpoint,
+        checkpoint: &Checkpoint,
         standing: &Standing,
         resume: &Resume,
         core: &mut Core,
@@ -28,14 +52,14 @@ impl Ledger {
     ) -> Self {
         core.watermark.checkpointed(resume.safe_lsn);
         core.leave_out(resume.delivered.clone(), standing.confirmed);
-        checkpoint.epoch = resume.epoch;
-        checkpoint.timeline = standing.timeline;
-        checkpoint.safe_lsn = resume.safe_lsn;
-        checkpoint.delivered.clone_from(&resume.delivered);
+        if let Some(copied) = resume.snapshot.clone().filter(Copied::is_complete) {
+            core.leave_out_copied(copied);
+        }
         Self {
-            checkpoint,
+            checkpoint: checkpoint.resumed(standing, resume),
             commits: Commits::new(now, core.watermark.sent()),
             under_way: None,
+            stats: Arc::clone(core.watermark.stats()),
         }
     }
 
@@ -75,11 +99,41 @@ impl Ledger {
         let received = core.watermark.received();
         // What is sent again at first ends before that.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
-        if let Some(last) = core.last() {
-            self.checkpoint.delivered = Some(Delivered::UpTo(last));
-        }
+        let last = core.last().map(Delivered::UpTo);
+        self.checkpoint.delivered = last.or(self.checkpoint.delivered.take());
+        self.checkpoint.snapshot = core.copied();
+        self.note_copied();
         let commit = sink.commit(&mut self.checkpoint);
-        self.under_way = Some((self.checkpoint.safe_lsn, commit));
+        self.under_way = Some(UnderWay {
+            safe: self.checkpoint.safe_lsn,
+            since: now,
+            in_flight: core.watermark.in_flight(),
+            commit,
+        });
+    }
+
+    /// Transactions whose commit record is before the stream's beginning were copied, and are left
+    /// out; when the stream is past the copy's last snapshot, so are all before that.
+    fn note_copied(&mut self) {
+        let Some(copied) = &self.checkpoint.snapshot else {
+            return;
+        };
+        let is_past = copied.is_complete() && self.checkpoint.safe_lsn >= copied.last_border();
+        let floor = match is_past {
+            true => copied.last_border(),
+            false => copied.first_border(),
+        };
+        let is_beyond = match &self.checkpoint.delivered {
+            Some(Delivered::UpTo(last)) => last.commit_lsn >= floor,
+            Some(Delivered::Before(lsn)) => *lsn >= floor,
+            None => false,
+        };
+        if !is_beyond {
+            self.checkpoint.delivered = Some(Delivered::Before(floor));
+        }
+        if is_past {
+            self.checkpoint.snapshot = None;
+        }
     }
 
     /// There is something that was not committed.
@@ -96,12 +150,20 @@ impl Ledger {
     ///
     /// # Errors
     /// It has failed, or nobody knows: what is in Kafka then says the checkpoint there.
-    pub(super) async fn committed(&mut self) -> Result<Lsn, SinkError> {
-        let Some((safe, commit)) = &mut self.under_way else {
+    pub(super) async fn committed(&mut self) -> Result<Committed, SinkError> {
+        let Some(under_way) = &mut self.under_way else {
             return std::future::pending().await;
         };
-        let (safe, result) = (*safe, commit.await);
+        let result = (&mut under_way.commit).await;
+        let committed = Committed {
+            safe: under_way.safe,
+            in_flight: under_way.in_flight,
+            took: under_way.since.elapsed(),
+        };
         self.under_way = None;
-        result.map(|()| safe)
+        result.map(|()| {
+            self.stats.checkpointed(committed.took);
+            committed
+        })
     }
 }

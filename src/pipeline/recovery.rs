@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::PipelineError;
 use super::sink::SinkError;
+use super::snapshot::SnapshotError;
+use crate::observe::stats::ErrorKind;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connection::ConnectionError;
 use crate::postgres::dial::{DialError, ServerError};
@@ -21,6 +23,58 @@ pub enum Remedy {
     Halt,
 }
 
+impl Remedy {
+    /// What comes of an error that calls for it, for a person.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Reconnect => "Walpost connects again by itself",
+            Self::RebuildSink => "Walpost makes a new producer, and goes on by itself",
+            Self::StandBy => "Walpost takes over when the slot is free",
+            Self::Halt => {
+                "Walpost has halted: do what the message says, then restart it. README.md has the message under \
+                 Troubleshooting"
+            }
+        }
+    }
+}
+
+/// What `error` is about.
+#[must_use]
+pub fn kind(error: &PipelineError) -> ErrorKind {
+    match error {
+        PipelineError::Connection(_)
+        | PipelineError::Catalog(_)
+        | PipelineError::SlotInUse { .. }
+        | PipelineError::ServerStopping => ErrorKind::Postgres,
+        PipelineError::Problem(_)
+        | PipelineError::NoKey { .. }
+        | PipelineError::Mapping(_)
+        | PipelineError::Snapshot(_) => ErrorKind::Setup,
+        PipelineError::OtherCluster { .. }
+        | PipelineError::SlotMoved { .. }
+        | PipelineError::OverBudget { .. }
+        | PipelineError::LetGo(_)
+        | PipelineError::NoCheckpoint { .. }
+        | PipelineError::History(_)
+        | PipelineError::Outrun(_) => ErrorKind::History,
+        PipelineError::Decode { .. }
+        | PipelineError::Order(_)
+        | PipelineError::UnknownRelation { .. }
+        | PipelineError::BadTuple { .. } => ErrorKind::Protocol,
+        PipelineError::ForeignTable { .. }
+        | PipelineError::RowBesideLog { .. }
+        | PipelineError::Envelope { .. }
+        | PipelineError::RowTooLarge { .. }
+        | PipelineError::BadLine { .. }
+        | PipelineError::Route { .. } => ErrorKind::Row,
+        PipelineError::Sink(_)
+        | PipelineError::Produce { .. }
+        | PipelineError::DeadLetter { .. }
+        | PipelineError::Delivery(_) => ErrorKind::Kafka,
+    }
+}
+
 /// What `error` calls for.
 #[must_use]
 pub fn remedy(error: &PipelineError) -> Remedy {
@@ -28,13 +82,17 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Connection(error) => of_connection(error),
         PipelineError::Catalog(error) => of_catalog(error),
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
-        PipelineError::ServerStopping => Remedy::Reconnect,
+        PipelineError::ServerStopping | PipelineError::OverBudget { .. } => Remedy::Reconnect,
+        PipelineError::Snapshot(error) => of_snapshot(error),
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
+        PipelineError::DeadLetter { error, .. } => of_sink(error),
         PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
         PipelineError::Delivery(_) | PipelineError::Outrun(_) => Remedy::RebuildSink,
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
+        | PipelineError::LetGo(_)
+        | PipelineError::NoKey { .. }
         | PipelineError::NoCheckpoint { .. }
         | PipelineError::History(_)
         | PipelineError::Decode { .. }
@@ -46,6 +104,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         | PipelineError::RowTooLarge { .. }
         | PipelineError::UnknownRelation { .. }
         | PipelineError::BadTuple { .. }
+        | PipelineError::BadLine { .. }
         | PipelineError::Route { .. } => Remedy::Halt,
     }
 }
@@ -71,7 +130,7 @@ pub fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Dial(error) => of_dial(error),
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_) => Remedy::Reconnect,
-        CatalogError::Unexpected(_) => Remedy::Halt,
+        CatalogError::NoJournal | CatalogError::Unexpected(_) => Remedy::Halt,
     }
 }
 
@@ -111,6 +170,17 @@ fn of_server(error: &ServerError) -> Remedy {
             // Everything else is about what is there or what we may: it will be the same next time.
             _ => Remedy::Halt,
         },
+    }
+}
+
+fn of_snapshot(error: &SnapshotError) -> Remedy {
+    match error {
+        SnapshotError::NoJournal { .. }
+        | SnapshotError::Denied { .. }
+        | SnapshotError::Interrupted { .. } => Remedy::Halt,
+        SnapshotError::Waits(_) | SnapshotError::OtherServer | SnapshotError::Outrun => {
+            Remedy::Reconnect
+        }
     }
 }
 

@@ -7,26 +7,37 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
+use super::allowance::Allowance;
 use super::checkpoint::{Checkpoint, HistoryError, Phantom, Standing};
 use super::core::{Core, Step};
-use super::ledger::Ledger;
+use super::lag::{self, Watched};
+use super::ledger::{Committed, Ledger};
 use super::pace::Pace;
 use super::settings::{Delivery, PipelineSettings};
 use super::sink::{Preparation, Sink, SinkError};
-use super::watermark::Confirmed;
+use super::snapshot::{self, Copying, Known, Read, Snapshot};
+use super::watermark::{Confirmed, Window};
 use super::{Order, PipelineError, drain_ordered, recovery};
-use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
+use crate::observe::stats::{SnapshotPhase, State, unix_micros};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, KeyColumn, Observed, Past, Problem, Said, Vitals,
+};
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
+use crate::postgres::journal::Entry;
+use crate::postgres::let_go::{LetGo, Outcome};
 use crate::postgres::lsn::Lsn;
+use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 /// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
 const CONFIRM: Duration = Duration::from_millis(100);
 /// The server hears from us at least this often.
 const STATUS_MAX: Duration = Duration::from_secs(10);
-/// How often the publication is looked at while streaming.
-const PUBLICATION: Duration = Duration::from_secs(30);
+/// How often the database is asked how the slot is, for whoever watches.
+pub(super) const VITALS: Duration = Duration::from_secs(5);
+/// The publication is looked at while streaming every so many times.
+const PUBLICATION: u32 = 6;
 /// With more records in flight than this, others have company anyway: times are busy.
 const COMPANY: u64 = 100;
 const REOPEN: Duration = Duration::from_secs(1);
@@ -55,9 +66,60 @@ pub(super) trait Database: Clone + Send + 'static {
 }
 
 /// A connection for questions.
-pub(super) trait Look: Send + 'static {
+pub(super) trait Look: Send + Sync + 'static {
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
+
+    /// Asks how its slot is, and what the pipeline has let go.
+    fn vitals(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vitals, CatalogError>> + Send;
+
+    /// What was let go of the pipeline and not replayed.
+    fn let_go(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vec<LetGo>, CatalogError>> + Send;
+
+    /// Lets go of its slot, if that keeps more than `max_bytes` of the log; `copies` says whether rows
+    /// are delivered that are older.
+    fn let_slot_go(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        max_bytes: u64,
+        copies: bool,
+    ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
+
+    /// What is known of a pipeline's past.
+    fn past(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+    ) -> impl Future<Output = Result<Past, CatalogError>> + Send;
+
+    /// What the journal says of its snapshot.
+    fn said_of_snapshot(
+        &self,
+        pipeline: &str,
+        slot: &str,
+    ) -> impl Future<Output = Result<Said, CatalogError>> + Send;
+
+    /// The columns by which a table's rows are put in order.
+    fn order(
+        &self,
+        table: &TableName,
+    ) -> impl Future<Output = Result<Vec<KeyColumn>, CatalogError>> + Send;
+
+    /// Adds an entry to the journal.
+    fn write_journal(
+        &self,
+        entry: &Entry<'_>,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
@@ -84,13 +146,51 @@ impl Look for Catalog {
         Catalog::look(self, target).await
     }
 
+    async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {
+        Catalog::vitals(self, pipeline, target).await
+    }
+
+    async fn let_go(&self, pipeline: &str, target: &Target) -> Result<Vec<LetGo>, CatalogError> {
+        Catalog::let_go(self, pipeline, target).await
+    }
+
+    async fn let_slot_go(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        max_bytes: u64,
+        copies: bool,
+    ) -> Result<Outcome, CatalogError> {
+        Catalog::let_slot_go(self, pipeline, target, max_bytes, copies).await
+    }
+
+    async fn past(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<Past, CatalogError> {
+        Catalog::past(self, pipeline, target, table).await
+    }
+
+    async fn said_of_snapshot(&self, pipeline: &str, slot: &str) -> Result<Said, CatalogError> {
+        Catalog::said_of_snapshot(self, pipeline, slot).await
+    }
+
+    async fn order(&self, table: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
+        Catalog::order(self, table).await
+    }
+
+    async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
+        Catalog::write_journal(self, entry).await.map(drop)
+    }
+
     async fn closed(&mut self) {
         Catalog::closed(self).await;
     }
 }
 
 /// What a pipeline remembers from one connection to the next, to notice another history.
-#[derive(Debug, Default)]
 pub(super) struct Memory {
     system_id: Option<String>,
     timeline: u32,
@@ -98,9 +198,46 @@ pub(super) struct Memory {
     another_owner: bool,
     /// A checkpoint that did not fit the slot.
     doubted: Option<Checkpoint>,
+    /// Rows that are older than the slot are dealt with.
+    snapshot_done: bool,
+    /// What was let go was said.
+    has_reminded: bool,
+    /// Exactly-once: what may be in flight.
+    allowance: Allowance,
+    watched: Watched,
 }
 
 impl Memory {
+    /// Of a pipeline that has just begun.
+    pub(super) fn new(window: Window, watched: Watched) -> Self {
+        Self {
+            system_id: None,
+            timeline: 0,
+            confirmed: None,
+            another_owner: false,
+            doubted: None,
+            snapshot_done: false,
+            has_reminded: false,
+            allowance: Allowance::new(window),
+            watched,
+        }
+    }
+
+    /// What the lookout looks at.
+    pub(super) fn watched(&self) -> &Watched {
+        &self.watched
+    }
+
+    /// What may be in flight.
+    pub(super) fn window(&self) -> Window {
+        self.allowance.window()
+    }
+
+    /// Exactly-once: a transaction was given up with that much in flight.
+    pub(super) fn gave_up(&mut self, in_flight: Window) {
+        self.allowance.gave_up(in_flight);
+    }
+
     /// What was told to PostgreSQL last.
     pub(super) fn confirmed(&self) -> Option<Confirmed> {
         self.confirmed
@@ -151,6 +288,8 @@ pub(super) struct Session<'s> {
     status_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
+    /// Rows that come before the stream, until they are durable.
+    copying: Option<Copying>,
     /// Exactly-once.
     ledger: Option<Ledger>,
 }
@@ -190,11 +329,16 @@ async fn start<'s>(
     let catalog = database.catalog().await?;
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
-        return Err(problem.into());
+        return Err(lag::explain(settings, &catalog, problem).await);
+    }
+    settings.check_let_go(&observed)?;
+    if !memory.has_reminded {
+        lag::remind(settings, &catalog).await?;
+        memory.has_reminded = true;
     }
     // As the table is now; rows say again what it was like when they were written.
     settings.check_columns(&observed)?;
-    if let Some(pid) = observed.slot.and_then(|slot| slot.active_pid) {
+    if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
         return Err(PipelineError::SlotInUse {
             slot: target.slot.clone(),
             pid,
@@ -206,7 +350,11 @@ async fn start<'s>(
     let checkpoint = match &settings.delivery {
         Delivery::AtLeastOnce => None,
         Delivery::ExactlyOnce(checkpoint) => {
-            let found = sink.take_over().await?;
+            let found = tokio::select! {
+                found = sink.take_over() => found?,
+                // It waits for Kafka, for as long as that is away.
+                error = ask_for_ever(&catalog, &memory.watched) => return Err(error),
+            };
             Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
                 pipeline: settings.name.clone(),
                 topic: checkpoint.topic.clone(),
@@ -241,9 +389,39 @@ async fn start<'s>(
     memory.system_id = Some(identity.system_id.clone());
     memory.timeline = identity.timeline;
 
+    let standing = Standing {
+        system_id: identity.system_id.clone(),
+        timeline: identity.timeline,
+        history,
+        slot: target.slot.clone(),
+        confirmed: Lsn::ZERO,
+    };
+    let known = match &checkpoint {
+        None => None,
+        Some(checkpoint) => Some(Known {
+            has_delivered: checkpoint.delivered.is_some(),
+            copied: checkpoint.copied_on(&standing)?,
+        }),
+    };
+    // A checkpoint knows better, here too.
+    let plan = match memory.snapshot_done && known.is_none() {
+        true => None,
+        false => snapshot::plan(settings, &catalog, &observed, known.as_ref()).await?,
+    };
+    let snapshot = match plan {
+        Some(plan) => {
+            let stats = core.watermark.stats();
+            stats.snapshot_entered(SnapshotPhase::Making, None);
+            Some(Snapshot::make(settings, database, &identity, plan).await?)
+        }
+        None => None,
+    };
+    memory.snapshot_done |= snapshot.is_none();
+    // The server itself leaves out what the snapshot has.
+    let from = snapshot.as_ref().map_or(Lsn::ZERO, Snapshot::stream_from);
     let messages = matches!(target.outbox, Outbox::Log { .. });
     connection
-        .start(&target.slot, &target.publication, messages)
+        .start(&target.slot, from, &target.publication, messages)
         .await?;
     // Only now that the slot is ours does nobody else move it.
     let slot = catalog.look(target).await?.slot;
@@ -263,11 +441,8 @@ async fn start<'s>(
         None => None,
         Some(checkpoint) => {
             let standing = Standing {
-                system_id: identity.system_id,
-                timeline: identity.timeline,
-                history,
-                slot: target.slot.clone(),
                 confirmed: resume,
+                ..standing
             };
             let resume = match checkpoint.resume(&standing) {
                 Ok(resume) => resume,
@@ -280,13 +455,20 @@ async fn start<'s>(
                      positions are in Kafka and never happened in the database"
                 );
             }
-            Some(Ledger::open(checkpoint, &standing, &resume, core, now))
+            Some(Ledger::open(&checkpoint, &standing, &resume, core, now))
         }
     };
-    info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
+    let copying = match snapshot {
+        Some(snapshot) => Some(snapshot.copy(settings, &catalog, resume, core).await?),
+        None => {
+            info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
+            None
+        }
+    };
 
     let mut lookout = JoinSet::new();
-    lookout.spawn(look_out(database.clone(), target.clone(), catalog));
+    core.watermark.stats().entered(State::Streaming);
+    lookout.spawn(look_out(database.clone(), memory.watched.clone(), catalog));
     Ok(Session {
         settings,
         connection,
@@ -298,6 +480,7 @@ async fn start<'s>(
         status_due: now,
         stopping_since: None,
         pace: Pace::new(now),
+        copying,
     })
 }
 
@@ -307,16 +490,40 @@ enum Sighting {
     Problem(Problem),
     /// The server ends its sessions and takes no new ones.
     Stopping,
+    /// The slot keeps more of the log than it may, and is to be let go.
+    OverBudget,
 }
 
-/// Resolves when there is something to be seen.
+/// Asks how the slot is every few seconds, until it is to be let go or nobody answers.
+async fn ask_for_ever(catalog: &impl Look, watched: &Watched) -> PipelineError {
+    loop {
+        match watched.ask(catalog).await {
+            Ok(true) => return watched.over(),
+            Ok(false) => {}
+            Err(error @ CatalogError::Lost(_)) => return error.into(),
+            Err(error) => debug!(%error, "the slot can't be looked at now"),
+        }
+        tokio::time::sleep(VITALS).await;
+    }
+}
+
+/// Asks how the slot is, and resolves when there is something to be seen.
 ///
 /// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
 /// halts the pipeline by itself; looking at the catalog is the second line. That a server is
 /// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
-async fn look_out<D: Database>(database: D, target: Target, mut catalog: D::Catalog) -> Sighting {
-    loop {
-        let mut reopen = timeout(PUBLICATION, catalog.closed()).await.is_ok();
+async fn look_out<D: Database>(database: D, watched: Watched, mut catalog: D::Catalog) -> Sighting {
+    let target = &watched.target;
+    for turn in 1_u32.. {
+        match watched.ask(&catalog).await {
+            Ok(true) => return Sighting::OverBudget,
+            Ok(false) => {}
+            Err(error) => debug!(%error, "the slot can't be looked at now"),
+        }
+        let mut reopen = timeout(VITALS, catalog.closed()).await.is_ok();
+        if !reopen && !turn.is_multiple_of(PUBLICATION) {
+            continue;
+        }
         while reopen {
             match database.catalog().await {
                 Ok(open) => {
@@ -332,15 +539,16 @@ async fn look_out<D: Database>(database: D, target: Target, mut catalog: D::Cata
                 }
             }
         }
-        match catalog.look(&target).await {
+        match catalog.look(target).await {
             Ok(observed) => {
-                if let Some(problem) = observed.publication_problem(&target) {
+                if let Some(problem) = observed.publication_problem(target) {
                     return Sighting::Problem(problem);
                 }
             }
             Err(error) => debug!(%error, "the catalog can't be looked at now"),
         }
     }
+    std::future::pending().await
 }
 
 impl Session<'_> {
@@ -351,6 +559,7 @@ impl Session<'_> {
     /// Whatever keeps the stream from going on.
     pub(super) async fn stream(
         &mut self,
+        database: &impl Database,
         core: &mut Core,
         sink: &mut impl Sink,
         memory: &mut Memory,
@@ -362,7 +571,11 @@ impl Session<'_> {
         loop {
             let takes = matches!(wait, Wait::Nothing) && !self.is_committing();
             if takes {
-                wait = self.frames(core, sink, drain_until.is_some())?;
+                core.watermark.tick(unix_micros());
+                wait = match self.is_copying() {
+                    true => self.rows(core, sink)?,
+                    false => self.frames(core, sink, drain_until.is_some())?,
+                };
             }
             let many = core.watermark.in_flight().records > COMPANY;
             let busy = many || self.pace.is_fast(Instant::now());
@@ -371,7 +584,14 @@ impl Session<'_> {
             }
             let reads = matches!(wait, Wait::Nothing)
                 && (!self.is_committing() || self.connection.unread() < READ_AHEAD);
-            if !reads {
+            // While rows are copied the stream is not gone on with, but heard, for it tells whether
+            // the server is there.
+            let copies = self.is_copying();
+            let hears = match copies {
+                true => self.connection.unread() < READ_AHEAD,
+                false => reads,
+            };
+            if !hears {
                 self.connection.pause();
             }
             if deliveries.failed()
@@ -381,11 +601,18 @@ impl Session<'_> {
             }
             let now = Instant::now();
             if let Some(until) = drain_until
-                && (now >= until || !core.is_open())
+                && (now >= until || copies || !core.is_open())
             {
                 return Ok(until);
             }
-            let mut next = self.keep_in_touch(core, memory, now).await?;
+            let (confirmed, mut next) = self.keep_in_touch(core, memory, now).await?;
+            let waits = !matches!(wait, Wait::Nothing)
+                || self.is_committing()
+                || core.watermark.in_flight().records > 0;
+            let stats = core.watermark.stats();
+            stats.progressed(&core.watermark.progress(confirmed, waits));
+            stats.received_bytes(self.connection.take_received());
+            self.end_copy(core, database, memory).await;
             sink.tend();
             if let Some(ledger) = &mut self.ledger
                 && let Some(due) = ledger.tend(core, sink, now, busy)
@@ -401,22 +628,34 @@ impl Session<'_> {
                 biased;
                 () = drain_ordered(orders), if drain_until.is_none() => {
                     info!(pipeline = self.settings.name, in_flight = core.watermark.in_flight().records, "draining");
+                    core.watermark.stats().entered(State::Draining);
                     drain_until = Some(Instant::now() + self.settings.drain_timeout);
                 }
                 Some(Ok(sighting)) = self.lookout.join_next(), if !self.lookout.is_empty() => {
                     match sighting {
                         Sighting::Problem(problem) => return Err(problem.into()),
                         Sighting::Stopping => self.stopping_since = Some(Instant::now()),
+                        // Not while it drains: what is in flight may be all that there is.
+                        Sighting::OverBudget if drain_until.is_none() => {
+                            return Err(memory.watched.over());
+                        }
+                        Sighting::OverBudget => {}
                     }
                 }
-                committed = committed(&mut self.ledger) => core.watermark.checkpointed(committed?),
+                committed = committed(&mut self.ledger) => {
+                    let committed = committed?;
+                    core.watermark.checkpointed(committed.safe);
+                    memory.allowance.committed(committed.in_flight, committed.took);
+                    core.watermark.allow(memory.allowance.window());
+                }
                 () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 prepared = wait.topic() => {
                     let (topic, partitions) = prepared?;
                     sink.prepared(topic, partitions)?;
                     wait = Wait::Nothing;
                 }
-                filled = self.connection.fill(), if reads => filled?,
+                filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
+                filled = self.connection.fill(), if hears => filled?,
                 () = sleep_until(drained) => {}
             }
         }
@@ -459,14 +698,55 @@ impl Session<'_> {
         Ok(Wait::Nothing)
     }
 
-    /// Confirms what is due, and says when to come back for it. Finds a dead link, and lets go of a
+    /// Rows are copied, and the stream waits for them.
+    fn is_copying(&self) -> bool {
+        self.copying.as_ref().is_some_and(Copying::reads)
+    }
+
+    /// Takes the rows that have come, as [`Session::frames`] takes frames.
+    fn rows(&mut self, core: &mut Core, sink: &mut impl Sink) -> Result<Wait, PipelineError> {
+        let Some(copying) = &mut self.copying else {
+            return Ok(Wait::Nothing);
+        };
+        loop {
+            match copying.row(core, sink)? {
+                Read::Row => self.pace.frame(),
+                Read::Nothing => return Ok(Wait::Nothing),
+                Read::End => {
+                    let (slot, host) = (&self.settings.target.slot, &self.connection.host);
+                    info!(pipeline = self.settings.name, slot, from = %core.watermark.received(), host, "streaming");
+                    return Ok(Wait::Nothing);
+                }
+                Read::Full => return Ok(Wait::Room),
+                Read::NewTopic(topic) => {
+                    let preparation = sink.prepare(&topic);
+                    return Ok(Wait::Topic(topic, preparation));
+                }
+            }
+        }
+    }
+
+    /// Notes that the copy is durable, once it is.
+    async fn end_copy(&mut self, core: &Core, database: &impl Database, memory: &mut Memory) {
+        if let (Some(copying), Some(told)) = (&self.copying, self.told)
+            && copying.is_durable(told.lsn())
+        {
+            memory.snapshot_done = true;
+            let stats = core.watermark.stats();
+            stats.snapshot_entered(SnapshotPhase::Done, None);
+            copying.note(self.settings, database).await;
+            self.copying = None;
+        }
+    }
+
+    /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and lets go of a
     /// server that shuts down.
     async fn keep_in_touch(
         &mut self,
         core: &mut Core,
         memory: &mut Memory,
         now: Instant,
-    ) -> Result<Instant, PipelineError> {
+    ) -> Result<(Confirmed, Instant), PipelineError> {
         let limit = self.settings.link_timeout;
         if now.duration_since(self.connection.last_heard()) > limit {
             return Err(ConnectionError::Silent(limit).into());
@@ -498,7 +778,7 @@ impl Session<'_> {
         } else {
             self.status_due
         };
-        Ok(next.min(self.status_due))
+        Ok((confirmed, next.min(self.status_due)))
     }
 
     /// A Kafka transaction is being committed.
@@ -530,6 +810,8 @@ impl Session<'_> {
             );
         }
         let confirmed = core.watermark.confirmed();
+        let stats = core.watermark.stats();
+        stats.progressed(&core.watermark.progress(confirmed, false));
         memory.confirmed = Some(confirmed);
         let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
         let closed = match told {
@@ -557,7 +839,7 @@ impl Session<'_> {
         };
         let released = async {
             while let Some(sighting) = self.lookout.join_next().await {
-                if matches!(sighting, Ok(Sighting::Stopping)) {
+                if matches!(sighting, Ok(Sighting::Stopping | Sighting::OverBudget)) {
                     return;
                 }
             }
@@ -577,7 +859,7 @@ impl Session<'_> {
 }
 
 /// Resolves when the commit that is under way has succeeded; never without one.
-async fn committed(ledger: &mut Option<Ledger>) -> Result<Lsn, SinkError> {
+async fn committed(ledger: &mut Option<Ledger>) -> Result<Committed, SinkError> {
     match ledger {
         Some(ledger) => ledger.committed().await,
         None => std::future::pending().await,
@@ -593,11 +875,11 @@ async fn settle(
     core.watermark.empty().await;
     let Some(ledger) = ledger else { return Ok(()) };
     if ledger.is_committing() {
-        core.watermark.checkpointed(ledger.committed().await?);
+        core.watermark.checkpointed(ledger.committed().await?.safe);
     }
     if ledger.is_behind(core) && !core.watermark.deliveries().failed() {
         ledger.begin(core, sink, Instant::now());
-        core.watermark.checkpointed(ledger.committed().await?);
+        core.watermark.checkpointed(ledger.committed().await?.safe);
     }
     Ok(())
 }

@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use super::PipelineError;
+use super::budget::{AtMax, LagBudget};
+use super::snapshot::SnapshotMode;
 use crate::kafka::properties::Properties;
 use crate::kafka::topics::CreateTopics;
+use crate::observe::stats::About;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::postgres::catalog::Observed;
+use crate::postgres::catalog::{CatalogError, Observed};
 use crate::postgres::conninfo::Conninfo;
+use crate::postgres::retention::Retention;
 use crate::postgres::target::{Outbox, Target};
 
 /// One pipeline: from one slot to one sink.
@@ -25,6 +30,10 @@ pub struct PipelineSettings {
     pub sink: SinkSettings,
     /// How often each of them arrives.
     pub delivery: Delivery,
+    /// What becomes of events that can't be delivered.
+    pub dead_letters: DeadLetterSettings,
+    /// Whether rows that are older than the slot are delivered.
+    pub snapshot: SnapshotMode,
     /// Records that may be between reading and acknowledged.
     pub window_records: u64,
     /// Bytes that may be between reading and acknowledged.
@@ -35,17 +44,77 @@ pub struct PipelineSettings {
     pub link_timeout: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+    /// What is kept of the table.
+    pub retention: Retention,
+    /// How much of the log the slot may keep.
+    pub lag: LagBudget,
 }
 
 impl PipelineSettings {
+    /// What the pipeline is about, for whoever watches.
+    #[must_use]
+    pub fn about(&self) -> About {
+        About {
+            name: self.name.clone(),
+            database: self.postgres.describe(),
+            outbox: self.target.outbox.to_string(),
+            slot: self.target.slot.clone(),
+            sink: match &self.sink {
+                SinkSettings::Stdout => "standard output".to_owned(),
+                SinkSettings::Kafka { properties, .. } => {
+                    let brokers = ["bootstrap.servers", "metadata.broker.list"]
+                        .iter()
+                        .find_map(|name| properties.get(*name));
+                    format!("Kafka at {}", brokers.map_or("", String::as_str))
+                }
+            },
+            delivery: match self.delivery {
+                Delivery::AtLeastOnce => "at-least-once".to_owned(),
+                Delivery::ExactlyOnce(_) => "exactly-once".to_owned(),
+            },
+            lag_warn_bytes: self.lag.warn_bytes,
+            lag_max_bytes: self.lag.max_bytes,
+        }
+    }
+
+    /// Holds what letting go of the slot takes against what was observed, where the settings say
+    /// that it may be.
+    ///
+    /// # Errors
+    /// There is no journal to write it down in, or the table has no primary key to send its rows
+    /// again by.
+    pub fn check_let_go(&self, observed: &Observed) -> Result<(), PipelineError> {
+        if self.lag.at_max != AtMax::LetGo {
+            return Ok(());
+        }
+        if !observed.has_journal {
+            return Err(CatalogError::NoJournal.into());
+        }
+        match (&observed.table, self.target.outbox.table()) {
+            (Some(found), Some(table)) if !found.has_key => Err(PipelineError::NoKey {
+                table: table.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Holds the settings against the columns of the table that was observed, or those of an event
     /// in the log.
     ///
     /// # Errors
     /// A column is missing or of a type that can't serve.
     pub fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
+        self.mapping(observed).map(drop)
+    }
+
+    /// The settings bound to the columns of the table that was observed, or those of an event in
+    /// the log.
+    ///
+    /// # Errors
+    /// A column is missing or of a type that can't serve.
+    pub fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
         let Outbox::Table(table) = &self.target.outbox else {
-            return Mapping::of_log(&self.outbox).map(drop);
+            return Mapping::of_log(&self.outbox);
         };
         let columns: Vec<_> = observed
             .table
@@ -56,7 +125,7 @@ impl PipelineSettings {
                 type_oid: *type_oid,
             })
             .collect();
-        Mapping::bind(&self.outbox, &table.to_string(), &columns).map(drop)
+        Mapping::bind(&self.outbox, &table.to_string(), &columns)
     }
 }
 
@@ -76,6 +145,46 @@ pub struct CheckpointSettings {
     pub topic: String,
     /// Its number of replicas, if it has to be made; -1 is the broker's default.
     pub replication: i32,
+}
+
+/// What becomes of events that can't be delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetterSettings {
+    /// Of those whose record is larger than the producer may send.
+    pub oversize: Undeliverable,
+    /// Of those that no record can be made of.
+    pub unroutable: Undeliverable,
+    /// The topic for dead letters.
+    pub topic: String,
+}
+
+impl DeadLetterSettings {
+    /// There can be dead letters.
+    #[must_use]
+    pub fn are_sent(&self) -> bool {
+        [self.oversize, self.unroutable].contains(&Undeliverable::DeadLetter)
+    }
+}
+
+impl Default for DeadLetterSettings {
+    fn default() -> Self {
+        Self {
+            oversize: Undeliverable::default(),
+            unroutable: Undeliverable::default(),
+            topic: "walpost-dead-letters".to_owned(),
+        }
+    }
+}
+
+/// What becomes of an event that can't be delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Undeliverable {
+    /// The pipeline halts.
+    #[default]
+    Halt,
+    /// A dead letter is delivered in its place, and the pipeline goes on.
+    DeadLetter,
 }
 
 /// Where records go.

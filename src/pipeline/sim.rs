@@ -4,12 +4,14 @@
 //! remedies, the session, the protocol's bytes, the core, the watermark, the checkpoints. A seed
 //! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
-//! whose answers are lost, instances that are taken for dead and come back. Rules are checked while
+//! whose answers are lost, instances that are taken for dead and come back. Some events can't be
+//! delivered, and become dead letters. Rules are checked while
 //! it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,17 +21,26 @@ use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared};
+use super::budget::LagBudget;
 use super::checkpoint::{Checkpoint, Standing};
 use super::session::{Database, Look};
-use super::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
+use super::settings::{
+    CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+};
+use super::snapshot::SnapshotMode;
 use super::{Order, PipelineError, run_into};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{
-    CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable,
+    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past,
+    Rows, Said, Vitals,
 };
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::dial::{self, ServerError, Socket};
+use crate::postgres::journal::Entry;
+use crate::postgres::let_go::{LetGo, Outcome};
+use crate::postgres::retention::Retention;
+use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 mod broker;
@@ -96,8 +107,10 @@ impl Look for SimDatabase {
                 .map(column)
                 .to_vec(),
                 refuses_update: true,
+                has_key: true,
             }),
             has_publish: false,
+            has_journal: false,
             publication: Some(ObservedPublication {
                 inserts: true,
                 has_table: true,
@@ -114,6 +127,44 @@ impl Look for SimDatabase {
                 two_phase: false,
             }),
         })
+    }
+
+    async fn vitals(&self, _: &str, _: &Target) -> Result<Vitals, CatalogError> {
+        Ok(Vitals::default())
+    }
+
+    async fn let_go(&self, _: &str, _: &Target) -> Result<Vec<LetGo>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn let_slot_go(
+        &self,
+        _: &str,
+        _: &Target,
+        _: u64,
+        _: bool,
+    ) -> Result<Outcome, CatalogError> {
+        Ok(Outcome::Changed)
+    }
+
+    async fn past(&self, _: &str, _: &Target, _: &TableName) -> Result<Past, CatalogError> {
+        Ok(Past {
+            written: Said::Nothing,
+            has_streamed: false,
+            rows: Rows::None,
+        })
+    }
+
+    async fn said_of_snapshot(&self, _: &str, _: &str) -> Result<Said, CatalogError> {
+        Ok(Said::Nothing)
+    }
+
+    async fn order(&self, _: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn write_journal(&self, _: &Entry<'_>) -> Result<(), CatalogError> {
+        Ok(())
     }
 
     async fn closed(&mut self) {
@@ -140,11 +191,23 @@ fn settings(exactly_once: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
                 replication: 1,
             }),
         },
+        dead_letters: DeadLetterSettings {
+            oversize: Undeliverable::DeadLetter,
+            unroutable: Undeliverable::DeadLetter,
+            topic: world::DEAD_LETTERS.to_owned(),
+        },
+        snapshot: SnapshotMode::Initial,
         window_records: dice.u64(1..60),
         window_bytes: 1 << 20,
         row_bytes_max: 1 << 20,
         link_timeout: Duration::from_secs(60),
         drain_timeout: Duration::from_millis(dice.u64(0..3000)),
+        retention: Retention {
+            keep: None,
+            ahead: 1,
+            delete_rows: false,
+        },
+        lag: LagBudget::default(),
     }
 }
 
@@ -162,7 +225,8 @@ impl Instance {
         let (shared, settings) = (shared.clone(), settings.clone());
         let database = SimDatabase(shared.clone());
         let run = async move {
-            run_into(&settings, &database, receiver, |deliveries| {
+            let stats = Arc::default();
+            run_into(&settings, &database, receiver, stats, |deliveries| {
                 Ok(SimSink::new(
                     shared.clone(),
                     settings.window_records,

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
+use crate::observe::stats::{PipelineStats, Progress, unix_micros};
 use crate::postgres::lsn::Lsn;
 
 /// An LSN such that every record of every transaction ending at or before it is durable in the
@@ -38,6 +39,14 @@ pub struct Window {
 }
 
 impl Window {
+    /// Both parts, each changed in the same way.
+    pub(super) fn map(self, change: impl Fn(u64) -> u64) -> Self {
+        Self {
+            records: change(self.records),
+            bytes: change(self.bytes),
+        }
+    }
+
     fn minus(self, other: Self) -> Self {
         Self {
             records: self.records - other.records,
@@ -107,11 +116,28 @@ pub struct Watermark {
     confirmed: Confirmed,
     /// Exactly-once: what a committed checkpoint covers. Nothing beyond it may be confirmed.
     checkpointed: Option<Lsn>,
+    /// Exactly-once: ends and times of transactions that no checkpoint covers yet.
+    uncovered: VecDeque<(Lsn, Times)>,
+    /// Transactions that had records.
+    transactions: u64,
+    /// When the last of them was committed, in microseconds since 1970.
+    last_micros: u64,
+    /// When the transaction was committed that began last; zero where that is not known.
+    begun_micros: u64,
+    /// The time, as of the last look at the clock.
+    now_micros: u64,
 }
 
 struct OpenTransaction {
     commit: Lsn,
     records: u64,
+}
+
+/// Times of one transaction, in microseconds since 1970; zero where they are not known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    committed: u64,
+    read: u64,
 }
 
 /// A stream that contradicts itself. Confirming anything after it could lose events.
@@ -136,12 +162,24 @@ impl Watermark {
     /// slot's `confirmed_flush_lsn`.
     #[must_use]
     pub fn new(window: Window, resume: Lsn) -> Self {
+        Self::observed(window, resume, Arc::default())
+    }
+
+    /// As [`Watermark::new`]; what is delivered is written down in `stats`.
+    #[must_use]
+    pub fn observed(window: Window, resume: Lsn, stats: Arc<PipelineStats>) -> Self {
         let counters = (0..TRANSACTIONS_MAX)
             .map(|_| AtomicU64::new(OPEN))
             .collect();
+        let times = (0..TRANSACTIONS_MAX)
+            .map(|_| SharedTimes::default())
+            .collect();
+        stats.allowed(window);
         Self {
             deliveries: Arc::new(Deliveries {
                 counters,
+                times,
+                stats,
                 records: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
                 waiter: Waiter::default(),
@@ -157,6 +195,11 @@ impl Watermark {
             received: resume,
             confirmed: Confirmed(resume),
             checkpointed: None,
+            uncovered: VecDeque::new(),
+            transactions: 0,
+            last_micros: 0,
+            begun_micros: 0,
+            now_micros: 0,
         }
     }
 
@@ -173,9 +216,10 @@ impl Watermark {
     /// more: the server may be another one now, whose log ends before those LSNs.
     pub fn reconnected(&mut self, resume: Lsn) {
         if let Some(open) = self.open.take() {
-            self.seal(open.records, Lsn::ZERO);
+            self.seal(open.records, Lsn::ZERO, Times::default());
         }
         self.ends.iter_mut().for_each(|end| *end = Lsn::ZERO);
+        self.uncovered.clear();
         self.received = resume;
         self.confirmed = Confirmed(resume);
     }
@@ -192,7 +236,18 @@ impl Watermark {
             return Err(OrderError::NotRising(commit, self.received));
         }
         self.open = Some(OpenTransaction { commit, records: 0 });
+        self.begun_micros = 0;
         Ok(())
+    }
+
+    /// When the transaction was committed that is open, in microseconds since 1970.
+    pub fn committed_at(&mut self, micros: u64) {
+        self.begun_micros = micros;
+    }
+
+    /// It is now so many microseconds since 1970. To be said before each read.
+    pub fn tick(&mut self, now_micros: u64) {
+        self.now_micros = now_micros;
     }
 
     /// Counts one more record, which takes `cost` bytes, as in flight: its tag, or nothing while
@@ -247,7 +302,13 @@ impl Watermark {
         if records == 0 {
             self.lift(end);
         } else {
-            self.seal(records, end);
+            self.transactions += 1;
+            let times = Times {
+                committed: self.begun_micros,
+                read: self.now_micros,
+            };
+            self.last_micros = times.committed;
+            self.seal(records, end, times);
         }
         Ok(())
     }
@@ -299,6 +360,13 @@ impl Watermark {
             before.is_none_or(|before| before <= lsn),
             "a checkpoint up to {lsn} came after one up to {before:?}",
         );
+        let mut settled = Settled::of(&self.deliveries.stats);
+        while let Some((end, times)) = self.uncovered.front()
+            && *end <= lsn
+        {
+            settled.add(|| *times);
+            self.uncovered.pop_front();
+        }
     }
 
     /// Totals of what the sink has taken.
@@ -307,10 +375,49 @@ impl Watermark {
         self.sent
     }
 
+    /// How far it has got, for whoever watches; `confirmed` is what [`Watermark::confirmed`] said,
+    /// and `waits` whether something waits for the sink.
+    #[must_use]
+    pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
+        let oldest = match (self.uncovered.front(), &self.open) {
+            (Some((_, times)), _) => times.committed,
+            (None, _) if !self.ends.is_empty() => self.deliveries.times[self.head].load().committed,
+            (None, Some(open)) if open.records > 0 => self.begun_micros,
+            (None, _) => 0,
+        };
+        Progress {
+            taken: self.sent,
+            transactions: self.transactions,
+            received: self.received,
+            confirmed: confirmed.lsn(),
+            oldest_micros: oldest,
+            last_micros: self.last_micros,
+            waits,
+        }
+    }
+
+    /// Where it is written down.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<PipelineStats> {
+        &self.deliveries.stats
+    }
+
+    /// Transactions that had records.
+    #[must_use]
+    pub fn transactions(&self) -> u64 {
+        self.transactions
+    }
+
     /// The highest LSN that was received on this connection.
     #[must_use]
     pub fn received(&self) -> Lsn {
         self.received
+    }
+
+    /// From now on that much may be in flight; what is more by then stays.
+    pub fn allow(&mut self, window: Window) {
+        self.window = window;
+        self.deliveries.stats.allowed(window);
     }
 
     /// Records and bytes that the sink has and that aren't durable.
@@ -366,13 +473,25 @@ impl Watermark {
     }
 
     /// Gives the counter of the transaction that was open its true value.
-    fn seal(&mut self, records: u64, end: Lsn) {
+    fn seal(&mut self, records: u64, end: Lsn, mut times: Times) {
         if records == 0 {
             return;
         }
+        if self.checkpointed.is_some() {
+            // It is readable only when a checkpoint covers it.
+            if self.uncovered.len() < TRANSACTIONS_MAX {
+                self.uncovered.push_back((end, times));
+            }
+            times.read = 0;
+        }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
+        self.deliveries.times[slot].store(times);
         // OPEN - delivered + records - OPEN: what is still in flight.
-        self.deliveries.counters[slot].fetch_sub(OPEN - records, Ordering::AcqRel);
+        let sealed = OPEN - records;
+        let before = self.deliveries.counters[slot].fetch_sub(sealed, Ordering::AcqRel);
+        if before == sealed {
+            Settled::of(&self.deliveries.stats).add(|| times);
+        }
         self.ends.push_back(end);
     }
 
@@ -387,6 +506,9 @@ impl Watermark {
 /// The sink's side: called from its threads.
 pub struct Deliveries {
     counters: Box<[AtomicU64]>,
+    /// Of the transactions that have the counters.
+    times: Box<[SharedTimes]>,
+    stats: Arc<PipelineStats>,
     records: AtomicU64,
     bytes: AtomicU64,
     waiter: Waiter,
@@ -414,6 +536,7 @@ impl Deliveries {
     /// reading side looks at is written once.
     pub fn delivered(&self, tags: impl IntoIterator<Item = Tag>) -> u64 {
         let mut delivered = Window::default();
+        let mut settled = Settled::of(&self.stats);
         let mut transaction: Option<Transaction> = None;
         for tag in tags {
             delivered.records += 1;
@@ -421,18 +544,21 @@ impl Deliveries {
             match &mut transaction {
                 Some(same) if same.slot == tag.slot() => same.records += 1,
                 other => {
-                    self.count(other.replace(Transaction {
+                    let before = other.replace(Transaction {
                         slot: tag.slot(),
                         records: 1,
-                    }));
+                    });
+                    self.count(before, &mut settled);
                 }
             }
         }
-        self.count(transaction);
+        self.count(transaction, &mut settled);
+        drop(settled);
         if delivered.records == 0 {
             return 0;
         }
         let Window { bytes, records } = delivered;
+        self.stats.delivered(records, bytes);
         let total = Window {
             bytes: self.bytes.fetch_add(bytes, Ordering::SeqCst) + bytes,
             records: self.records.fetch_add(records, Ordering::SeqCst) + records,
@@ -441,10 +567,19 @@ impl Deliveries {
         records
     }
 
-    fn count(&self, of: Option<Transaction>) {
+    fn count(&self, of: Option<Transaction>, settled: &mut Settled<'_>) {
         if let Some(Transaction { slot, records }) = of {
-            self.counters[slot].fetch_sub(records, Ordering::AcqRel);
+            let before = self.counters[slot].fetch_sub(records, Ordering::AcqRel);
+            if before == records {
+                settled.add(|| self.times[slot].load());
+            }
         }
+    }
+
+    /// What is known of the pipeline, for whoever watches.
+    #[must_use]
+    pub fn stats(&self) -> &PipelineStats {
+        &self.stats
     }
 
     /// What was delivered, ever.
@@ -486,6 +621,82 @@ impl Deliveries {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+/// [`Times`] that the reading side writes and the sink's side reads.
+#[derive(Default)]
+struct SharedTimes {
+    committed: AtomicU64,
+    read: AtomicU64,
+}
+
+impl SharedTimes {
+    fn store(&self, times: Times) {
+        self.committed.store(times.committed, Ordering::Relaxed);
+        self.read.store(times.read, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> Times {
+        Times {
+            committed: self.committed.load(Ordering::Relaxed),
+            read: self.read.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// So many transactions that become durable together count as the first of them. They are neighbours
+/// in the log, and looking at each would cost as much as counting its records.
+const ALIKE: u64 = 16;
+
+/// Counts how long transactions took that become durable together.
+struct Settled<'s> {
+    stats: &'s PipelineStats,
+    /// Of the first of them.
+    times: Times,
+    alike: u64,
+}
+
+impl<'s> Settled<'s> {
+    fn of(stats: &'s PipelineStats) -> Self {
+        Self {
+            stats,
+            times: Times::default(),
+            alike: 0,
+        }
+    }
+
+    /// One is durable, or, with exactly-once, readable.
+    fn add(&mut self, times: impl FnOnce() -> Times) {
+        if self.alike == 0 {
+            self.times = times();
+            if self.times.read == 0 {
+                return;
+            }
+        }
+        self.alike += 1;
+        if self.alike == ALIKE {
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        let Times { committed, read } = self.times;
+        let (now, alike) = (unix_micros(), std::mem::take(&mut self.alike));
+        let delivery = &self.stats.delivery;
+        delivery.record_alike(now.saturating_sub(read), alike);
+        if committed > 0 {
+            let since = now.saturating_sub(committed);
+            self.stats.commit_to_delivery.record_alike(since, alike);
+        }
+    }
+}
+
+impl Drop for Settled<'_> {
+    fn drop(&mut self) {
+        if self.alike > 0 {
+            self.write();
+        }
     }
 }
 

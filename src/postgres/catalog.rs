@@ -8,16 +8,22 @@ use tracing::debug;
 
 use super::conninfo::Conninfo;
 use super::dial::{self, DialError, ServerError};
-use super::table::TableName;
+use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 
 pub use self::observed::{Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem};
+pub use self::past::{KeyColumn, Past, Rows, Said};
+pub use self::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
 
 mod observed;
+mod past;
+mod vitals;
 
 /// A connection for questions.
 pub struct Catalog {
     client: Client,
+    /// Who we are.
+    user: String,
     /// Ends when the connection does.
     driver: JoinHandle<()>,
 }
@@ -34,6 +40,9 @@ pub enum CatalogError {
     /// The connection was cut.
     #[error("connection to PostgreSQL lost: {0}")]
     Lost(tokio_postgres::Error),
+    /// There is no journal.
+    #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
+    NoJournal,
     /// It gave an answer that can't be read.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),
@@ -60,7 +69,11 @@ impl Catalog {
                 debug!(%error, "catalog connection ended");
             }
         });
-        Ok(Self { client, driver })
+        Ok(Self {
+            client,
+            user: conninfo.user().to_owned(),
+            driver,
+        })
     }
 
     /// Resolves when the connection has ended.
@@ -75,6 +88,21 @@ impl Catalog {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The error, with the statement that mends it if we lack a right; `grant` gives it for our role.
+    pub(super) fn with_grant(
+        &self,
+        error: tokio_postgres::Error,
+        grant: impl FnOnce(&str) -> String,
+    ) -> CatalogError {
+        let mut error = error.into();
+        if let CatalogError::Server(server) = &mut error
+            && server.code == "42501"
+        {
+            server.hint = Some(grant(&identifier(&self.user)));
+        }
+        error
     }
 
     /// Asks for everything that `target` names.
@@ -107,6 +135,7 @@ impl Catalog {
                 Outbox::Table(_) => false,
                 Outbox::Log { .. } => self.has_publish().await?,
             },
+            has_journal: self.has_journal().await?,
             publication: self.publication(target, server.try_get(0)?).await?,
             slot: self.slot(&target.slot).await?,
         })
@@ -117,7 +146,8 @@ impl Catalog {
             .client
             .query_opt(
                 "SELECT c.oid, c.relkind::text, c.relpersistence::text, EXISTS (SELECT FROM pg_trigger t \
-                 WHERE t.tgrelid = c.oid AND t.tgname = 'walpost_no_update' AND t.tgenabled <> 'D') \
+                 WHERE t.tgrelid = c.oid AND t.tgname = 'walpost_no_update' AND t.tgenabled <> 'D'), \
+                 EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) \
                  FROM pg_class c \
                  JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE n.nspname = $1 AND c.relname = $2",
@@ -142,6 +172,7 @@ impl Catalog {
                 .map(column)
                 .collect::<Result<_, tokio_postgres::Error>>()?,
             refuses_update: found.try_get(3)?,
+            has_key: found.try_get(4)?,
         }))
     }
 
@@ -151,6 +182,18 @@ impl Catalog {
             .query_one(
                 "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
                  WHERE n.nspname = 'walpost' AND p.proname = 'publish')",
+                &[],
+            )
+            .await?;
+        Ok(found.try_get(0)?)
+    }
+
+    async fn has_journal(&self) -> Result<bool, CatalogError> {
+        let found = self
+            .client
+            .query_one(
+                "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = 'walpost' AND c.relname = 'journal')",
                 &[],
             )
             .await?;
@@ -226,7 +269,11 @@ impl Catalog {
         Ok(Some(publication))
     }
 
-    async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
+    /// Asks for a slot.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
         let found = self
             .client
             .query_opt(

@@ -84,6 +84,15 @@ pub struct Identity {
     pub flushed: Lsn,
 }
 
+/// What `COPY ... TO STDOUT` sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOut<'c> {
+    /// A row, as the format has it.
+    Row(&'c [u8]),
+    /// There are no more.
+    End,
+}
+
 /// A connection of the walsender protocol.
 pub struct Connection {
     socket: Socket,
@@ -93,27 +102,32 @@ pub struct Connection {
     /// Length of the message that is not complete yet.
     wanted: usize,
     last_heard: Instant,
+    /// Bytes that were read since [`Connection::take_received`].
+    received: usize,
     row_bytes_max: usize,
     /// The host that answered, as logs call it.
     pub host: String,
 }
 
+/// Session settings that the texts of values depend on.
+pub const TEXT_FORMS: [(&str, &str); 5] = [
+    ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("timezone", "UTC"),
+];
+
 /// Session settings that the output depends on: the text forms of values, and how soon the server
 /// takes us for dead.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
-    [
-        ("datestyle", "ISO"),
-        ("intervalstyle", "postgres"),
-        ("extra_float_digits", "3"),
-        ("bytea_output", "hex"),
-        ("timezone", "UTC"),
+    TEXT_FORMS
+        .into_iter()
         // The warning of a skipped publication must reach us.
-        ("client_min_messages", "warning"),
-    ]
-    .map(|(name, value)| (name, value.to_owned()))
-    .into_iter()
-    .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
-    .collect()
+        .chain([("client_min_messages", "warning")])
+        .map(|(name, value)| (name, value.to_owned()))
+        .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
+        .collect()
 }
 
 impl Connection {
@@ -145,6 +159,7 @@ impl Connection {
             consumed: 0,
             wanted: 0,
             last_heard: Instant::now(),
+            received: 0,
             row_bytes_max,
             host: session.host,
         }
@@ -195,21 +210,24 @@ impl Connection {
             .ok_or_else(|| ConnectionError::Protocol(format!("{command} answered with {row:?}")))
     }
 
-    /// `START_REPLICATION` from where the slot stands: the server knows better than any client
-    /// what was confirmed. With `messages` it also sends what `pg_logical_emit_message` wrote.
+    /// `START_REPLICATION` of the transactions whose commit record is at or after both `from` and
+    /// where the slot stands: what was confirmed the server knows better than any client, so that
+    /// `from` is 0/0 but where something else is known to be delivered. With `messages` it also
+    /// sends what `pg_logical_emit_message` wrote.
     ///
     /// # Errors
     /// The server refuses, or the connection fails.
     pub async fn start(
         &mut self,
         slot: &str,
+        from: Lsn,
         publication: &str,
         messages: bool,
     ) -> Result<(), ConnectionError> {
         // The option's value is a list of identifiers inside a literal.
         let publication = postgres_protocol::escape::escape_identifier(publication);
         let command = format!(
-            "START_REPLICATION SLOT \"{slot}\" LOGICAL 0/0 (proto_version '1', publication_names {}{})",
+            "START_REPLICATION SLOT \"{slot}\" LOGICAL {from} (proto_version '1', publication_names {}{})",
             escape_literal(&publication).trim_start(),
             if messages { ", messages 'true'" } else { "" },
         );
@@ -226,6 +244,60 @@ impl Connection {
                 Message::NoticeResponse(body) => notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 _ => return Err(unexpected("START_REPLICATION")),
+            }
+        }
+    }
+
+    /// Runs a statement, and gives the first row of its answer.
+    ///
+    /// # Errors
+    /// The server refuses, or the connection fails.
+    pub async fn query(&mut self, statement: &str) -> Result<Vec<Option<String>>, ConnectionError> {
+        self.command(statement).await
+    }
+
+    /// Begins `COPY ... TO STDOUT`; [`Connection::peek_row`] gives its rows.
+    ///
+    /// # Errors
+    /// The server refuses, or the connection fails.
+    pub async fn copy_out(&mut self, statement: &str) -> Result<(), ConnectionError> {
+        self.send_query(statement).await?;
+        loop {
+            self.await_message(ANSWER_BYTES_MAX).await?;
+            match self.parse_message()? {
+                Message::CopyOutResponse(_) => return Ok(()),
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ParameterStatus(_) => {}
+                _ => return Err(unexpected("COPY")),
+            }
+        }
+    }
+
+    /// The next row of `COPY` that is complete in the buffer, or its end, if one of them is there.
+    /// A row stays the next until [`Connection::consume`].
+    ///
+    /// # Errors
+    /// The server ended the copy or sent something else.
+    pub fn peek_row(&mut self) -> Result<Option<CopyOut<'_>>, ConnectionError> {
+        loop {
+            let Some(len) = self.complete(self.row_bytes_max)? else {
+                return Ok(None);
+            };
+            self.wanted = len;
+            if self.buffer[self.consumed] == b'd' {
+                let row = &self.buffer[self.consumed + 5..self.consumed + len];
+                return Ok(Some(CopyOut::Row(row)));
+            }
+            match self.parse_message()? {
+                Message::ReadyForQuery(_) => {
+                    self.wanted = 0;
+                    return Ok(Some(CopyOut::End));
+                }
+                Message::CopyDone | Message::CommandComplete(_) | Message::ParameterStatus(_) => {}
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                _ => return Err(unexpected("COPY")),
             }
         }
     }
@@ -278,8 +350,14 @@ impl Connection {
         if read == 0 {
             return Err(ConnectionError::Closed);
         }
+        self.received += read;
         self.last_heard = Instant::now();
         Ok(())
+    }
+
+    /// How many bytes were read since this was last asked.
+    pub fn take_received(&mut self) -> u64 {
+        std::mem::take(&mut self.received) as u64
     }
 
     /// Bytes that were read and not consumed.

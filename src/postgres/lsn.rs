@@ -116,6 +116,29 @@ impl fmt::Display for Position {
     }
 }
 
+/// A text that isn't a position.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is not a position: expected one like 00000000/016B3748:0000000002, as walpost-position has it"
+)]
+pub struct ParsePositionError(String);
+
+impl FromStr for Position {
+    type Err = ParsePositionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let read = || {
+            let (commit, index) = text.split_once(':')?;
+            let is_number = !index.is_empty() && index.bytes().all(|b| b.is_ascii_digit());
+            Some(Self {
+                commit: commit.parse().ok()?,
+                index: is_number.then(|| index.parse().ok()).flatten()?,
+            })
+        };
+        read().ok_or_else(|| ParsePositionError(text.to_owned()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +193,21 @@ mod tests {
         for pair in ordered.windows(2) {
             assert!(pair[0] < pair[1]);
             assert!(pair[0].text() < pair[1].text());
+        }
+        for position in ordered {
+            assert_eq!(position.to_string().parse(), Ok(position));
+        }
+        for text in [
+            "",
+            "0/1",
+            "0/1:",
+            "0/1:x",
+            "0/1:+1",
+            "0/1:1:1",
+            ":1",
+            "0/1:99999999999999999999",
+        ] {
+            assert!(text.parse::<Position>().is_err(), "{text:?}");
         }
         assert_eq!(
             position(0x016B_3748, 2).to_string(),

@@ -15,13 +15,17 @@ const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
 const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
+const JOURNAL: &str = include_str!("../../sql/journal.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
+const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub struct Provision {
+    /// The pipeline's name.
+    pub pipeline: String,
     /// Outbox, publication and slot.
     pub target: Target,
     /// The table is partitioned by day.
@@ -42,7 +46,8 @@ pub struct Script {
 }
 
 impl Provision {
-    /// The steps, in the order that matters: the publication has to be there before the slot.
+    /// The steps, in the order that matters: the journal has to be there before the role, and the
+    /// publication before the slot, after which nothing is older than it.
     #[must_use]
     pub fn scripts(&self) -> Vec<Script> {
         let Target {
@@ -69,6 +74,10 @@ impl Provision {
                 sql: self.fill_in(PUBLISH),
             },
         }];
+        scripts.push(Script {
+            makes: "table walpost.journal".to_owned(),
+            sql: self.fill_in(JOURNAL),
+        });
         if let Some(role) = &self.role {
             scripts.push(Script {
                 makes: format!("role {role}"),
@@ -83,6 +92,10 @@ impl Provision {
         scripts.push(Script {
             makes: format!("slot {slot}"),
             sql: self.fill_in(SLOT),
+        });
+        scripts.push(Script {
+            makes: "a note of what is older than the slot".to_owned(),
+            sql: self.fill_in(SNAPSHOT),
         });
         scripts
     }
@@ -140,6 +153,7 @@ impl Provision {
         // The files take an empty name for no table.
         let table = self.target.outbox.table();
         let value = match name {
+            "pipeline" => &self.pipeline,
             "schema" => table.map_or("", |table| &table.schema),
             "table" => table.map_or("", |table| &table.name),
             "publication" => &self.target.publication,
@@ -161,6 +175,7 @@ mod tests {
 
     fn provision() -> Provision {
         Provision {
+            pipeline: "it's".to_owned(),
             target: Target {
                 outbox: Outbox::Table("\"My Shop\".\"out'box\"".parse().expect("table")),
                 publication: "pub".to_owned(),
@@ -215,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_publication_comes_before_the_slot_and_the_outbox_before_both() {
+    fn the_publication_comes_before_the_slot_and_the_journal_before_the_role() {
         let makes: Vec<_> = provision()
             .scripts()
             .into_iter()
@@ -225,16 +240,18 @@ mod tests {
             makes,
             [
                 "table \"My Shop\".\"out'box\"",
+                "table walpost.journal",
                 "role carrier",
                 "publication pub",
-                "slot slot"
+                "slot slot",
+                "a note of what is older than the slot"
             ]
         );
         let without = Provision {
             role: None,
             ..provision()
         };
-        assert_eq!(without.scripts().len(), 3);
+        assert_eq!(without.scripts().len(), 5);
         assert_eq!(in_the_log().scripts()[0].makes, "function walpost.publish");
     }
 }

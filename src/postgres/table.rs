@@ -22,6 +22,13 @@ pub struct TableName {
 pub struct TableNameError(String);
 
 impl TableName {
+    /// The name for SQL, whatever words it consists of: also one that SQL has for itself.
+    #[must_use]
+    pub fn quoted(&self) -> String {
+        let Self { schema, name } = self;
+        format!("{}.{}", escape_identifier(schema), escape_identifier(name))
+    }
+
     /// It is the table with this schema and this name, as the catalog spells them.
     #[must_use]
     pub fn is(&self, schema: &str, name: &str) -> bool {
@@ -35,14 +42,32 @@ impl fmt::Display for TableName {
     }
 }
 
-/// A name as SQL has it: in double quotes where it needs them.
+/// Words that are no names without quotes everywhere: those that `pg_get_keywords()` of PostgreSQL 18 does
+/// not call unreserved.
+const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
+    boolean both case cast char character check coalesce collate collation column concurrently \
+    constraint create cross current_catalog current_date current_role current_schema current_time \
+    current_timestamp current_user dec decimal default deferrable desc distinct do else end except \
+    exists extract false fetch float for foreign freeze from full grant greatest group grouping \
+    having ilike in initially inner inout int integer intersect interval into is isnull join json \
+    json_array json_arrayagg json_exists json_object json_objectagg json_query json_scalar \
+    json_serialize json_table json_value lateral leading least left like limit localtime \
+    localtimestamp merge_action national natural nchar none normalize not notnull null nullif \
+    numeric offset on only or order out outer overlaps overlay placing position precision primary \
+    real references returning right row select session_user setof similar smallint some substring \
+    symmetric system_user table tablesample then time timestamp to trailing treat trim true union \
+    unique user using values varchar variadic verbose when where window with xmlattributes \
+    xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize \
+    xmltable";
+
+/// A name as SQL has it: in double quotes where it needs them, as `quote_ident` gives them.
 #[must_use]
 pub fn identifier(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name
             .bytes()
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    match plain {
+    match plain && !KEYWORDS.split(' ').any(|word| word == name) {
         true => name.to_owned(),
         false => escape_identifier(name),
     }
@@ -120,6 +145,12 @@ mod tests {
             "\"Shop\".\"out.box\"",
         );
         check("s.\"a\"\"b\"", "s", "a\"b", "s.\"a\"\"b\"");
+        check(
+            "order.user_events",
+            "order",
+            "user_events",
+            "\"order\".user_events",
+        );
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Outbox {
     #[must_use]
     pub fn resend(&self) -> &'static str {
         match self {
-            Self::Table(_) => "Send them again from the table",
+            Self::Table(_) => "Send them again from the table: walpost replay --from TIME",
             Self::Log { .. } => {
                 "They are in no table: whoever published them has to publish them again"
             }

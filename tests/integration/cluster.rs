@@ -3,16 +3,10 @@
 use crate::support::cluster::Cluster;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::under_load::{UnderLoad, settle};
+use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
 const SOME: usize = 40;
-
-fn wait_for_transactions(streams: &[UnderLoad]) {
-    for stream in streams {
-        stream.wait_for_transactions(SOME);
-    }
-}
 
 /// Waits until what is committed by now is confirmed.
 fn wait_for_progress(streams: &[UnderLoad]) {
@@ -30,7 +24,7 @@ fn leader_that_is_killed_under_load_costs_nothing() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams);
+    wait_for_transactions(&streams, SOME);
     cluster.leader(&topic).kill();
     wait_for_progress(&streams);
     cluster.start_all();
@@ -43,13 +37,13 @@ fn leader_that_is_frozen_until_another_leads_costs_nothing() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams);
+    wait_for_transactions(&streams, SOME);
     let zombie = cluster.leader(&topic);
     zombie.freeze();
     wait_until("another leader", || {
         cluster.leader(&topic).id() != zombie.id()
     });
-    wait_for_transactions(&streams);
+    wait_for_transactions(&streams, SOME);
     zombie.thaw();
     wait_for_progress(&streams);
     cluster.wait_until_in_sync();
@@ -63,10 +57,12 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
     let streams = [false, true].map(|exactly_once| {
         let scene = Scene::on(Server::shared(MAJOR), cluster.entry()).in_mode(exactly_once);
         let conninfo = scene.conninfo();
-        UnderLoad::start(scene, &conninfo, &[("min.insync.replicas", "3")])
+        // What waits for a replica that is gone is refused only when this is over.
+        let patience = ["-X", "request.timeout.ms=5000"];
+        UnderLoad::start(scene, &conninfo, &patience, &[("min.insync.replicas", "3")])
     });
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams);
+    wait_for_transactions(&streams, SOME);
     let leader = cluster.leader(&topic);
     let log_before = leader.log().len();
     let nodes = cluster.nodes().iter();
@@ -92,7 +88,7 @@ fn rolling_restart_of_all_nodes_under_load_costs_nothing() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
     for node in cluster.nodes() {
-        wait_for_transactions(&streams);
+        wait_for_transactions(&streams, SOME);
         node.stop();
         wait_for_progress(&streams);
         cluster.start_all();

@@ -1,11 +1,13 @@
 //! `check`, and the small things beside the commands that work.
 
 use serde_json::Value;
+use walpost::postgres::table::identifier;
 
 use crate::init::objects;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
 use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
 use crate::support::walpost::Invocation;
 
 #[test]
@@ -31,6 +33,63 @@ fn check_is_content_with_what_init_made() {
         let finished = scene.check().arg("--json").finish().expect_code(0);
         serde_json::from_str::<Value>(&finished.stdout).expect("one JSON document");
     }
+}
+
+#[test]
+fn names_are_quoted_as_each_server_quotes_them() {
+    for major in MAJORS {
+        let session = Server::shared(major).session("postgres");
+        let rows = session.rows(
+            "SELECT word, quote_ident(word) FROM pg_get_keywords()
+             UNION ALL SELECT name, quote_ident(name) FROM unnest('{outbox,o_1,1o,O,o b,ö}'::text[]) AS name",
+        );
+        for row in rows {
+            let [Some(name), Some(quoted)] = &row[..] else {
+                panic!("{row:?}");
+            };
+            let ours = identifier(name);
+            assert!(ours == *quoted || ours == format!("\"{name}\""), "{ours}");
+        }
+    }
+}
+
+/// `order`, `user` and the like: SQL takes them in double quotes alone.
+#[test]
+fn names_that_sql_has_for_itself_are_no_trouble() {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE SCHEMA \"order\";
+         CREATE TABLE \"order\".\"user\" (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text,
+             payload jsonb, created_at timestamptz DEFAULT now())",
+    );
+    let aggregate = scene.aggregate(1);
+    let insert = || {
+        scene.db.run(&format!(
+            "INSERT INTO \"order\".\"user\" VALUES (gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}')"
+        ));
+    };
+    let run = |command: Invocation| {
+        let done = command.args(["--table", "order.user"]).finish();
+        done.expect_code(0)
+    };
+    insert();
+    run(scene.init());
+    run(scene.check());
+    let mut walpost = scene.run().args(["--table", "order.user"]).start();
+    walpost.wait_for_log("streaming");
+    insert();
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    run(scene.verify());
+    run(scene.replay(&["--yes"])).expect_says(&["table \"order\".\"user\""]);
+    scene.wait_for_records(4);
+    let maintain = ["--retention", "1s", "--delete-rows"];
+    wait_until("the rows to go", || {
+        run(scene.invoke("maintain").args(maintain));
+        scene.db.run("CHECKPOINT");
+        scene.db.number("SELECT count(*) FROM \"order\".\"user\"") == 0
+    });
+    walpost.terminate().expect_code(0);
 }
 
 #[test]

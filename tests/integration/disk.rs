@@ -6,7 +6,7 @@ use crate::support::disk::Disk;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::under_load::{UnderLoad, settle};
+use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
 const SOME: usize = 40;
@@ -16,19 +16,13 @@ fn broker_with_a_full_disk_that_gets_room_has_everything() {
     let disk = Disk::new(256);
     let broker = Broker::on_disk(&disk);
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), &broker);
-    streams
-        .iter()
-        .for_each(|stream| stream.wait_for_transactions(SOME));
+    wait_for_transactions(&streams, SOME);
     disk.fill();
     wait_until("the broker to give up", || !broker.is_running());
-    streams
-        .iter()
-        .for_each(|stream| stream.wait_for_transactions(SOME));
+    wait_for_transactions(&streams, SOME);
     disk.make_room();
     broker.start();
-    streams
-        .iter()
-        .for_each(|stream| stream.wait_for_transactions(SOME));
+    wait_for_transactions(&streams, SOME);
     settle(streams, 1);
 }
 
@@ -37,9 +31,7 @@ fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
     let disk = Disk::new(256);
     let server = Server::on_disk(&disk, "pg_wal", MAJOR, "");
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
-    streams
-        .iter()
-        .for_each(|stream| stream.wait_for_transactions(SOME));
+    wait_for_transactions(&streams, SOME);
     disk.fill();
     // The next segment finds no room.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");

@@ -62,7 +62,7 @@ fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [
             standby.port,
             scene.name
         );
-        let stream = UnderLoad::start(scene, &conninfo, &[]);
+        let stream = UnderLoad::start(scene, &conninfo, &[], &[]);
         stream.wait_for_transactions(SOME);
         stream
     })

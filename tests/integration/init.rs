@@ -14,7 +14,8 @@ use crate::support::wait::wait_until;
 pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
     scene.db.rows(
         "SELECT 'table', c.oid::regclass::text FROM pg_class c
-             WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'i')
+             JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname IN ('public', 'walpost') AND relkind IN ('r', 'p', 'i')
          UNION ALL SELECT 'function', p.oid::regprocedure::text FROM pg_proc p
              WHERE pronamespace = 'public'::regnamespace
          UNION ALL SELECT 'trigger', tgname::text FROM pg_trigger
@@ -25,6 +26,11 @@ pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
     )
 }
 
+/// An entry in the journal.
+pub(crate) const WRITE: &str =
+    "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
+     VALUES ('shop', 'shop', 'skip', '0/1', '0/2', '{\"events\": 1}')";
+
 #[test]
 fn init_makes_everything_and_twice_does_no_harm() {
     for major in MAJORS {
@@ -34,6 +40,7 @@ fn init_makes_everything_and_twice_does_no_harm() {
         let made = objects(&scene);
         for (kind, name) in [
             ("table", "outbox"),
+            ("table", "walpost.journal"),
             ("publication", &*scene.slot()),
             ("slot", &*scene.slot()),
         ] {
@@ -45,6 +52,7 @@ fn init_makes_everything_and_twice_does_no_harm() {
         }
         let confirmed = scene.confirmed();
         scene.insert("kept", "k");
+        scene.db.run(WRITE);
         scene.init().finish().expect_code(0);
         assert_eq!(objects(&scene), made, "{major}");
         assert_eq!(
@@ -53,6 +61,11 @@ fn init_makes_everything_and_twice_does_no_harm() {
             "{major}: the slot was touched"
         );
         assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+        let actions = "SELECT action FROM walpost.journal ORDER BY id";
+        let one = |text: &str| vec![Some(text.to_owned())];
+        assert_eq!(scene.db.rows(actions), [one("snapshot"), one("skip")]);
+        let published = "SELECT tablename FROM pg_publication_tables";
+        assert_eq!(scene.db.rows(published), [vec![Some("outbox".to_owned())]]);
         let publication = scene.db.rows(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication",
         );
@@ -167,6 +180,7 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
             "-v",
             &format!("slot={name}"),
         ])
+        .args(["-v", &format!("pipeline={}", scene.name)])
         .args(["-v", &format!("role={}", scene.name), "--file"])
         .arg(file)
         .output()
@@ -185,7 +199,13 @@ fn sql_files_make_by_hand_what_init_makes() {
         let by_init = Scene::on(Server::shared(major), Broker::shared());
         let by_hand = Scene::bare_on(Server::shared(major), Broker::shared());
         for _ in 0..2 {
-            for file in ["outbox.sql", "publication.sql", "slot.sql"] {
+            for file in [
+                "outbox.sql",
+                "journal.sql",
+                "publication.sql",
+                "slot.sql",
+                "snapshot.sql",
+            ] {
                 psql_file(&by_hand, file);
             }
         }
@@ -220,6 +240,16 @@ fn sql_file_of_the_role_can_be_run_twice() {
     let mut walpost = scene.run_as(&conninfo).start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn journal_of_another_make_is_refused() {
+    let scene = Scene::bare();
+    scene
+        .db
+        .run("CREATE SCHEMA walpost; CREATE TABLE walpost.journal (id int, at date, action text)");
+    let finished = scene.init().finish().expect_code(3);
+    finished.expect_says(&["walpost.journal exists and lacks: pipeline, slot, from_lsn"]);
 }
 
 #[test]

@@ -136,6 +136,29 @@ fn create_topics_needs_create_on_them() {
 }
 
 #[test]
+fn dead_letters_need_write_on_their_topic() {
+    let guest = Guest::new();
+    guest.gives("Write", &format!("--topic {}", guest.topic));
+    let dead = format!("{}.dead", guest.scene.name);
+    BROKER.create_topic(&dead, 1, &[]);
+    let letters = [
+        "--on-unroutable",
+        "dead-letter",
+        "--dead-letter-topic",
+        &dead,
+    ];
+    let run = [&["run"], &letters[..]].concat();
+    let check = [&["check"], &letters[..]].concat();
+    let needed = format!("--operation Write --topic {dead}");
+    assert_eq!(guest.obeys(&check), needed);
+    guest.takes("Write", &format!("--topic {dead}"));
+    guest.scene.insert("no topic", "k");
+    assert_eq!(guest.obeys(&run), needed);
+    guest.delivers(&run);
+    assert_eq!(BROKER.count(&[dead]), 1);
+}
+
+#[test]
 fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let guest = Guest::new();
     let checkpoints = format!("{}-checkpoints", guest.scene.name);
@@ -187,4 +210,18 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
         .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
     assert_eq!(guest.obeys(&run), writes);
     guest.delivers(&run);
+}
+
+#[test]
+fn verify_needs_read_on_the_topics() {
+    let guest = Guest::new();
+    let topic = format!("--topic {}", guest.topic);
+    let needed = format!("--operation Read {topic}");
+    // It may not see it, then see it and not read it.
+    assert_eq!(guest.obeys(&["verify"]), needed);
+    guest.takes("Read", &topic);
+    guest.gives("Write", &topic);
+    guest.delivers(&["run"]);
+    assert_eq!(guest.obeys(&["verify"]), needed);
+    guest.command(&["verify"]).finish().expect_code(0);
 }

@@ -112,23 +112,28 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
         (expired, &right),
         (early, &right),
     ] {
-        let scene = Scene::new();
-        scene.insert(&scene.aggregate(1), "k");
-        let started = [
-            &["run"][..],
-            &["run", "--exactly-once"],
+        // This one takes the slot before it hears from Kafka, and would be in the way of the others.
+        let streaming = [&["run"][..]];
+        let others = [
+            &["run", "--exactly-once"][..],
             &["check"],
             &["checkpoint", "show"],
             &["checkpoint", "adopt", "--yes"],
-        ]
-        .map(|words| {
-            Invocation::new(words)
-                .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
-                .args(["--kafka", &address])
-                .args(["-X", "security.protocol=ssl", "-X", root])
-                .start()
-        });
-        running.push((scene, address, started));
+            &["replay", "--yes"],
+        ];
+        for commands in [&streaming[..], &others] {
+            let scene = Scene::new();
+            scene.insert(&scene.aggregate(1), "k");
+            let start = |words: &&[&str]| {
+                Invocation::new(*words)
+                    .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
+                    .args(["--kafka", &address])
+                    .args(["-X", "security.protocol=ssl", "-X", root])
+                    .start()
+            };
+            let started: Vec<_> = commands.iter().map(start).collect();
+            running.push((scene, address.clone(), started));
+        }
     }
     for (scene, address, started) in running {
         for walpost in started {

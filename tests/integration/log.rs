@@ -351,15 +351,9 @@ fn bad_content(content: &str, texts: &[&str]) {
     let (_, index) = parse_position(position.expect("a position"));
     assert_eq!(index, 1);
 
-    let (_, command) = finished
-        .stderr
-        .split_once("SELECT pg_replication_slot_advance")
-        .unwrap();
-    let (command, _) = command.split_once(" pipeline=").unwrap();
-    let command = command.replace("SLOT", &scene.slot());
-    scene
-        .db
-        .run(&format!("SELECT pg_replication_slot_advance{command}"));
+    let (_, command) = finished.stderr.split_once("walpost skip --to ").unwrap();
+    let to = command.split(' ').next().unwrap();
+    scene.skip(to).arg("--yes").finish().expect_code(0);
     let walpost = scene.start();
     let keys: Vec<_> = scene
         .wait_for_records(2)

@@ -29,6 +29,40 @@ fn debezium_table_needs_no_change() {
 }
 
 #[test]
+fn trace_context_in_columns_becomes_headers_where_none_are_set() {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
+             traceparent text, tracestate varchar(512))",
+    );
+    let aggregate = scene.aggregate(1);
+    let insert = |id: u32, trace: &str| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', 'p', {trace})"
+        ));
+    };
+    let walpost = scene.start();
+    insert(1, &format!("'{TRACE}', 'vendor=1'"));
+    insert(2, &format!("'{TRACE}', NULL"));
+    insert(3, "NULL, NULL");
+    let records = scene.wait_for_records(3);
+    let names = ["id", "traceparent", "tracestate", "walpost-position"];
+    assert_eq!(records[0].header_names(), names);
+    assert_eq!(records[0].header("traceparent"), TRACE);
+    assert_eq!(records[0].header("tracestate"), "vendor=1");
+    let names = ["id", "traceparent", "walpost-position"];
+    assert_eq!(records[1].header_names(), names);
+    assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
+    walpost.terminate().expect_code(0);
+    // Who says which headers there are to be gets those.
+    let walpost = scene.start_with(&["--header", "about={aggregateid}"]);
+    insert(4, &format!("'{TRACE}', 'vendor=1'"));
+    let records = scene.wait_for_records(4);
+    assert_eq!(records[3].header_names(), ["about", "walpost-position"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
 fn composite_key_and_literals_come_from_templates() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, tenant text, aggregatetype text, aggregateid bigint, payload text)",
@@ -138,6 +172,37 @@ fn headers_column_gives_each_member_as_a_header() {
         records[0].headers
     );
     assert_eq!(records[1].header_names(), ["id", "walpost-position"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn trace_context_is_passed_on_from_the_headers_column_and_from_a_column_of_its_own() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers jsonb, traceparent text)",
+    );
+    let aggregate = scene.aggregate(1);
+    let context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let insert = |headers: &str, traceparent: &str| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', '', {headers}, {traceparent})"
+        ));
+    };
+    let walpost = scene.start();
+    insert(&format!("'{{\"traceparent\": \"{context}\"}}'"), "NULL");
+    assert_eq!(scene.wait_for_records(1)[0].header("traceparent"), context);
+    walpost.terminate().expect_code(0);
+
+    let walpost = scene.start_with_file("headers = { id = '{id}', traceparent = '{traceparent}' }");
+    insert("NULL", &format!("'{context}'"));
+    insert("NULL", "NULL");
+    let records = scene.wait_for_records(3);
+    assert_eq!(records[1].header("traceparent"), context);
+    let without = ("traceparent".to_owned(), None);
+    assert!(
+        records[2].headers.contains(&without),
+        "{:?}",
+        records[2].headers
+    );
     walpost.terminate().expect_code(0);
 }
 

@@ -132,6 +132,9 @@ fn slot_that_lost_its_log() {
             "walpost init",
         ],
     );
+    let end = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
+    let skip = scene.skip(&end).arg("--yes").finish().expect_code(3);
+    skip.expect_says(&[&scene.slot(), "is lost"]);
 }
 
 #[test]

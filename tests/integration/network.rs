@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
@@ -20,6 +19,8 @@ in_both_modes! {
     connection_to_kafka_that_is_cut_at_any_byte_costs_nothing
     black_hole_before_postgresql_is_found_in_time
     black_hole_before_kafka_costs_nothing
+    host_of_postgresql_that_answers_nothing_is_left_for_the_next
+    host_of_kafka_that_answers_nothing_costs_nothing
     slow_and_late_network_costs_nothing
 }
 
@@ -28,32 +29,16 @@ fn scene(exactly_once: bool) -> Scene<'static> {
 }
 
 fn scene_on(broker: &Broker, exactly_once: bool) -> Scene<'_> {
-    let scene = Scene::on(Server::shared(MAJOR), broker);
-    if exactly_once {
-        scene.exactly_once()
-    } else {
-        scene
-    }
-}
-
-/// How often a partition may start again, with so many breaks.
-fn resends(exactly_once: bool, breaks: usize) -> Resends {
-    if exactly_once {
-        Resends::Never
-    } else {
-        Resends::AtMost(breaks)
-    }
+    Scene::on(Server::shared(MAJOR), broker).in_mode(exactly_once)
 }
 
 /// Walpost with a proxy before PostgreSQL.
 fn start_far_from_postgresql(scene: &Scene, arguments: &[&str]) -> (Walpost, Proxy) {
     let proxy = Proxy::start(free_port(), scene.server.port);
-    let conninfo = format!(
-        "host=127.0.0.1 port={} user=postgres dbname={} sslmode=disable",
-        proxy.port(),
-        scene.name
-    );
-    let mut walpost = scene.run_as(&conninfo).args(arguments).start();
+    let mut walpost = scene
+        .run_as(&scene.conninfo_through(&proxy))
+        .args(arguments)
+        .start();
     walpost.wait_for_log("streaming");
     (walpost, proxy)
 }
@@ -74,7 +59,7 @@ fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: 
         wait_until("the slot to move", || scene.confirmed() > before);
     }
     load.stop();
-    let summary = scene.settle(walpost, &[], resends(exactly_once, 2 * CUTS));
+    let summary = scene.settle(walpost, &[], scene.resends(2 * CUTS));
     assert!(summary.committed > 100, "{summary:?}");
 }
 
@@ -92,16 +77,19 @@ fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool)
         wait_until("the slot to move", || scene.confirmed() > before);
     }
     load.stop();
-    let summary = scene.settle(walpost, &[], resends(exactly_once, 0));
+    let summary = scene.settle(walpost, &[], scene.resends(0));
     assert!(summary.committed > 100, "{summary:?}");
 }
 
 /// Walpost with a proxy before Kafka.
 fn start_far_from_kafka(scene: &Scene) -> (Walpost, Proxy) {
     let proxy = scene.broker.proxy();
-    let far = format!("127.0.0.1:{}", proxy.port());
-    let far = format!("bootstrap.servers={far}");
-    (scene.start_with(&["-X", &far]), proxy)
+    (start_behind(&proxy, scene, &[]), proxy)
+}
+
+fn start_behind(proxy: &Proxy, scene: &Scene, flags: &[&str]) -> Walpost {
+    let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
+    scene.start_with(&[&["-X", &far], flags].concat())
 }
 
 fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
@@ -116,23 +104,89 @@ fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
     proxy.cut();
     proxy.set(Manner::Pass);
     walpost.wait_for_logs("streaming", 2);
-    scene.settle(walpost, &[], resends(exactly_once, 1));
+    scene.settle(walpost, &[], scene.resends(1));
 }
 
 fn black_hole_before_kafka_costs_nothing(exactly_once: bool) {
+    kafka_is_away_for_a_while(exactly_once, |proxy| proxy.set(Manner::Swallow));
+}
+
+/// From when `breaks` was called until all passes again nothing is confirmed, and nothing is lost.
+fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     let broker = Broker::private();
     let scene = scene_on(&broker, exactly_once);
     let aggregate = scene.aggregate(2);
     let (walpost, proxy) = start_far_from_kafka(&scene);
     let load = scene.load(&[&aggregate]);
     load.wait_for_transactions(30);
-    proxy.set(Manner::Swallow);
+    breaks(&proxy);
     load.wait_for_transactions(200);
     load.stop();
     let event = scene.history().pop().unwrap().end;
     assert!(scene.confirmed() < event);
     proxy.set(Manner::Pass);
-    scene.settle(walpost, &[], resends(exactly_once, 0));
+    scene.settle(walpost, &[], scene.resends(0));
+}
+
+/// Full windows would be given up again and again: less is sent at once until it gets there in time.
+#[test]
+fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all() {
+    const TIMEOUT_MILLIS: usize = 3000;
+    const BYTES_A_SECOND: usize = 200_000;
+    let broker = Broker::private();
+    let scene = scene_on(&broker, true);
+    let aggregate = scene.aggregate(1);
+    // Nothing that can be compressed, another for each row, and more than passes in the time of one
+    // transaction.
+    let payload = "(SELECT jsonb_build_object('x', string_agg(md5(random()::text), '')) FROM generate_series(1, 30) \
+                   WHERE n > 0)";
+    let rows = 2 * TIMEOUT_MILLIS * BYTES_A_SECOND / 1_000_000;
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, rows, payload));
+    let proxy = broker.proxy();
+    proxy.set(Manner::Throttle(BYTES_A_SECOND));
+    let timeout = format!("transaction.timeout.ms={TIMEOUT_MILLIS}");
+    let flags = ["-X", &timeout, "--http", "127.0.0.1:0"];
+    let mut walpost = start_behind(&proxy, &scene, &flags);
+    let http = walpost.http();
+    wait_until("less to be in flight", || {
+        let window = http.metric("walpost_window_bytes", &scene.name);
+        window.is_some_and(|bytes| bytes < 1e6)
+    });
+    scene.settle(walpost, &[], scene.resends(0));
+}
+
+fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bool) {
+    let scene = scene(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let [near, far] = [(); 2].map(|()| Proxy::start(free_port(), scene.server.port));
+    let conninfo = format!(
+        "host=127.0.0.1,127.0.0.1 port={},{} user=postgres dbname={} sslmode=disable connect_timeout=2",
+        near.port(),
+        far.port(),
+        scene.name
+    );
+    let arguments = ["--link-timeout", "2s"];
+    let mut walpost = scene.run_as(&conninfo).args(arguments).start();
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    near.set(Manner::Silence);
+    scene.insert(&aggregate, "k");
+    walpost.wait_for_log("no word from PostgreSQL for 2s");
+    // The server holds the slot for a walsender whose client is gone, until its own timeout.
+    near.cut();
+    walpost.wait_for_logs("streaming", 2);
+    scene.settle(walpost, &[], scene.resends(1));
+}
+
+fn host_of_kafka_that_answers_nothing_costs_nothing(exactly_once: bool) {
+    kafka_is_away_for_a_while(exactly_once, |proxy| {
+        proxy.set(Manner::Silence);
+        // Those who connect anew find nobody.
+        proxy.cut();
+    });
 }
 
 fn slow_and_late_network_costs_nothing(exactly_once: bool) {
@@ -150,5 +204,5 @@ fn slow_and_late_network_costs_nothing(exactly_once: bool) {
         load.wait_for_transactions(60);
     }
     load.stop();
-    scene.settle(walpost, &[], resends(exactly_once, 0));
+    scene.settle(walpost, &[], scene.resends(0));
 }

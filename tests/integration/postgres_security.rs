@@ -51,6 +51,10 @@ impl Guarded {
     fn new() -> Self {
         LazyLock::force(&ROLES);
         let scene = Scene::new();
+        // The roles are the server's, and whoever connects may run it here.
+        scene
+            .db
+            .run("GRANT SELECT, INSERT ON walpost.journal TO PUBLIC");
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "k");
         Self { scene, aggregate }
@@ -261,6 +265,8 @@ fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
         with_kafka(&["checkpoint", "show"]),
         with_kafka(&["checkpoint", "adopt", "--yes"]),
         with_kafka(&["run"]),
+        with_kafka(&["skip", "--to", "0/1", "--yes"]),
+        with_kafka(&["replay", "--yes"]),
     ]
 }
 

@@ -1,9 +1,11 @@
 //! The role that `walpost init` makes has the rights that Walpost needs, and no others; who lacks one
 //! is told the statement that grants it.
 
+use super::budget;
+use crate::init::WRITE;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJORS, Server};
+use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
@@ -77,6 +79,29 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         .finish()
         .expect_code(0);
     clerk.delivers(&["run", "--exactly-once"]);
+    if outbox == Outbox::Table {
+        clerk.command(&["verify"]).finish().expect_code(0);
+        let replay = clerk.command(&["replay", "--yes"]).finish();
+        replay.expect_code(0).expect_says(&["2 rows of table"]);
+    }
+    clerk.scene.insert(&clerk.scene.aggregate(1), "k");
+    let end = clerk.scene.db.value("SELECT pg_current_wal_flush_lsn()");
+    let skip = ["skip", "--exactly-once", "--yes", "--to", &end.unwrap()];
+    clerk
+        .command(&skip)
+        .finish()
+        .expect_code(0)
+        .expect_says(&["1 event would never be delivered"]);
+    if outbox == Outbox::Table {
+        // It drops the slot, and has the table sent again.
+        clerk.scene.insert(&clerk.scene.aggregate(1), "k");
+        let run = clerk.scene.invoke_as("run", &clerk.conninfo());
+        let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::LET_GO);
+        run.finish().expect_code(3).expect_says(&["was let go"]);
+        budget::new_slot(&clerk.scene);
+        let replay = clerk.command(&["replay", "--let-go", "--yes"]).finish();
+        replay.expect_code(0).expect_says(&["replayed"]);
+    }
 }
 
 #[test]
@@ -95,17 +120,76 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
         assert_eq!(db.number(&roles), 0, "member of a role");
         // What it owns or was granted, in every database.
         let objects = db.rows(&format!(
-            "SELECT classid::regclass FROM pg_shdepend
-             WHERE refclassid = 'pg_authid'::regclass AND refobjid = '\"{role}\"'::regrole"
+            "SELECT DISTINCT classid::regclass::text, CASE WHEN classid = 'pg_database'::regclass THEN ''
+                 ELSE pg_describe_object(classid, objid, 0) END
+             FROM pg_shdepend WHERE refclassid = 'pg_authid'::regclass AND refobjid = '\"{role}\"'::regrole
+             ORDER BY 1, 2"
         ));
-        assert_eq!(objects, [vec![Some("pg_database".to_owned())]]);
+        let expected = [
+            ["pg_class", "table outbox"],
+            ["pg_class", "table walpost.journal"],
+            ["pg_database", ""],
+            ["pg_namespace", "schema walpost"],
+        ];
+        assert_eq!(
+            objects,
+            expected.map(|row| row.map(|text| Some(text.to_owned())).to_vec())
+        );
         let rights = db.rows(&format!(
             "SELECT privilege_type FROM pg_database, aclexplode(datacl)
              WHERE datname = current_database() AND grantee = '\"{role}\"'::regrole"
         ));
         assert_eq!(rights, [vec![Some("CONNECT".to_owned())]]);
+        let rights = db.rows(&format!(
+            "SELECT relname || ' ' || privilege_type FROM pg_class, aclexplode(relacl)
+             WHERE grantee = '\"{role}\"'::regrole ORDER BY 1"
+        ));
+        let on = ["journal SELECT", "outbox SELECT"];
+        assert_eq!(rights, on.map(|right| vec![Some(right.to_owned())]));
+        let as_role = |sql: &str| {
+            db.try_run(&format!("SET ROLE \"{role}\"; {sql}"))
+                .inspect_err(|_| db.run("RESET ROLE"))
+                .map(|()| db.run("RESET ROLE"))
+        };
+        as_role("SELECT * FROM walpost.journal").unwrap();
+        as_role(WRITE).unwrap();
+        for refused in [
+            "UPDATE walpost.journal SET pipeline = 'x'",
+            "DELETE FROM walpost.journal",
+            "TRUNCATE walpost.journal",
+            "INSERT INTO walpost.journal (pipeline, slot, action, by_role) VALUES ('', '', 'skip', 'x')",
+            "INSERT INTO walpost.journal (pipeline, slot, action, at) VALUES ('', '', 'skip', now())",
+            "CREATE TABLE walpost.other ()",
+        ] {
+            as_role(refused).expect_err(refused);
+        }
         clerk.command(&["check"]).finish().expect_code(0);
         clerk.delivers(&["run"]);
+        clerk.command(&["verify"]).finish().expect_code(0);
+    }
+}
+
+#[test]
+fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
+    let clerk = Clerk::new(Outbox::Table, MAJOR);
+    let (db, role) = (&clerk.scene.db, &clerk.role);
+    for taken in [
+        format!("REVOKE SELECT ON outbox FROM \"{role}\""),
+        format!(
+            "REVOKE USAGE ON SCHEMA public FROM PUBLIC; REVOKE SELECT ON outbox FROM \"{role}\""
+        ),
+    ] {
+        db.run(&taken);
+        let finished = clerk.command(&["verify"]).finish().expect_code(3);
+        let said = finished
+            .stderr
+            .lines()
+            .find(|line| line.contains("GRANT USAGE"));
+        let said = said.expect("a line with the statements");
+        let at = said.find("GRANT USAGE").unwrap();
+        let mends = said[at..].split(" pipeline=").next().unwrap();
+        db.run(mends);
+        clerk.command(&["verify"]).finish().expect_code(0);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::support::wait::wait_until;
 
 /// Everything that a fenced block in a language may be, by the heading it stands under; each is run
 /// by a test below, but for pictures.
-const RUN: [(&str, &str); 25] = [
+const RUN: [(&str, &str); 35] = [
     ("text", "Why not poll the table"),
     ("sql", "1. Settings of the server"),
     ("sh", "2. Table, role, publication, slot"),
@@ -24,7 +24,6 @@ const RUN: [(&str, &str); 25] = [
     ("sh", "4. Topics"),
     ("toml", "5. Configuration"),
     ("sh", "6. Check"),
-    ("ini", "7. Run"),
     ("sql", "8. Send an event"),
     ("sql", "Look after it"),
     ("sh", "Remove it"),
@@ -32,16 +31,27 @@ const RUN: [(&str, &str); 25] = [
     ("sql", "Coming from Debezium's outbox event router"),
     ("sh", "A partitioned outbox"),
     ("sql", "A partitioned outbox"),
+    ("toml", "Retention"),
+    ("sql", "Retention"),
+    ("sh", "Retention"),
+    ("sql", "A partition for rows of the default partition"),
     ("sql", "An outbox without a table"),
     ("sh", "An outbox without a table"),
     ("toml", "An outbox without a table"),
     ("toml", "Several pipelines"),
     ("sh", "Several pipelines"),
+    ("toml", "When Kafka is away for long"),
     ("sh", "Exactly once"),
+    ("sql", "The journal"),
+    ("toml", "Dead letters"),
+    ("sh", "Verify"),
+    ("text", "Verify"),
+    ("sh", "walpost status"),
     ("toml", "Kafka"),
     ("sql", "What a consumer sees"),
     ("sql", "Other trouble"),
-    ("sql", "Send events again"),
+    ("sh", "Leave events out"),
+    ("sh", "Send events again"),
 ];
 
 #[test]
@@ -65,7 +75,7 @@ fn example(heading: &str, language: &str) -> String {
 
 /// What systemd runs.
 fn run_line() -> String {
-    let unit = example("7. Run", "ini");
+    let unit = include_str!("../../deploy/systemd/walpost.service");
     let line = unit
         .lines()
         .find_map(|line| line.strip_prefix("ExecStart="));
@@ -153,12 +163,18 @@ fn configuration_files_fit_what_init_makes() {
                  aggregateid text, type text, payload jsonb, created_at timestamptz)"
         ));
     }
-    let mut files = 0;
-    for block in blocks().iter().filter(|block| block.language == "toml") {
-        place.write("walpost.toml", &block.text);
+    Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
+    let blocks = blocks()
+        .into_iter()
+        .filter(|block| block.language == "toml");
+    let mut files: Vec<_> = blocks.map(|block| block.text).collect();
+    assert!(files.len() >= 4, "{files:?}");
+    files.push(in_config_map());
+    for text in files {
+        place.write("walpost.toml", &text);
         // Two of them use the same names for different kinds of outbox.
         place.sh(&example("Remove it", "sh"));
-        let file: toml::Table = place.fill_in(&block.text).parse().unwrap();
+        let file: toml::Table = place.fill_in(&text).parse().unwrap();
         for pipeline in file["pipeline"].as_array().unwrap() {
             let name = pipeline
                 .get("name")
@@ -170,9 +186,17 @@ fn configuration_files_fit_what_init_makes() {
             place.sh(&init);
         }
         place.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
-        files += 1;
     }
-    assert!(files >= 3);
+}
+
+/// The configuration that the manifests for Kubernetes have.
+fn in_config_map() -> String {
+    let map = include_str!("../../deploy/kubernetes/configmap.yaml");
+    let (_, file) = map.split_once("walpost.toml: |\n").unwrap();
+    let lines = file
+        .lines()
+        .map(|line| line.strip_prefix("    ").unwrap_or(line));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -200,7 +224,8 @@ fn switching_from_debezium_leaves_no_gap() {
     db.rows("SELECT pg_replication_slot_advance('debezium', pg_current_wal_lsn())");
     assert_eq!(place.sql(&queries[0]), "t");
     insert("after");
-    let mut walpost = run(&place);
+    place.write("walpost.toml", &example("5. Configuration", "toml"));
+    let mut walpost = place.start(&format!("{} --snapshot never", run_line()));
     let records = place.wait_for_records(&mut walpost, 2);
     let keys: Vec<_> = records.iter().map(|record| record.key()).collect();
     assert_eq!(keys, ["between", "after"]);
@@ -231,6 +256,49 @@ fn partition_that_is_dropped_as_described_was_delivered() {
     place.sql(&today(&queries[2]));
     walpost.stop();
     assert_eq!(db.number("SELECT count(*) FROM outbox"), 0);
+}
+
+#[test]
+fn partitions_are_kept_by_run_as_described() {
+    let place = Place::new("");
+    create_topic(&place);
+    let db = place.shop();
+    place.sh(&examples("A partitioned outbox", "sh")[0]);
+    place.sql(&example("Retention", "sql"));
+    let would = place.sh(&example("Retention", "sh"));
+    assert!(
+        !would.contains("would"),
+        "nothing is old or missing: {would}"
+    );
+    db.run("DROP TABLE outbox_default; CREATE TABLE outbox_default PARTITION OF outbox DEFAULT");
+    let last = "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '7 days', 'YYYYMMDD')";
+    let last = format!("outbox_p{}", db.value(last).unwrap());
+    db.run(&format!("DROP TABLE {last}"));
+    place.write(
+        "walpost.toml",
+        &example("When Kafka is away for long", "toml"),
+    );
+    let found = place.sh(&example("6. Check", "sh"));
+    assert!(found.contains("the slot can be let go"), "{found}");
+    place.write("walpost.toml", &example("Retention", "toml"));
+    let mut walpost = place.start(&run_line());
+    let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
+    wait_until("the last partition to be made", || db.is_true(&made));
+
+    // Rows that came before their partition.
+    let sql = example("A partition for rows of the default partition", "sql");
+    place.sql(&example("8. Send an event", "sql"));
+    let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
+    place.sql(insert);
+    place.wait_for_records(&mut walpost, 2);
+    assert_eq!(db.number("SELECT count(*) FROM outbox_default"), 1);
+    place.sql(&sql);
+    assert_eq!(db.number("SELECT count(*) FROM outbox_default"), 0);
+    assert_eq!(db.number("SELECT count(*) FROM outbox_p20251101"), 1);
+    place.sql(&example("8. Send an event", "sql"));
+    let records = place.wait_for_records(&mut walpost, 3);
+    assert_eq!(records.len(), 3, "moving a row publishes nothing");
+    walpost.stop();
 }
 
 #[test]
@@ -274,6 +342,40 @@ fn pipeline_that_delivers_exactly_once_begins_at_an_adopted_checkpoint() {
 }
 
 #[test]
+fn event_that_halts_is_left_out_as_described() {
+    let place = Place::new("");
+    create_topic(&place);
+    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.write("walpost.toml", &example("5. Configuration", "toml"));
+    let event = example("8. Send an event", "sql");
+    place.sql(&event.replace("'order'", "'not a topic'"));
+    place.sql(&event);
+    let halted = place.sh(&format!("{} 2>&1 || test $? = 3", run_line()));
+    let (_, rest) = halted.split_once("halted: ").unwrap();
+    let (_, rest) = rest.split_once(" at ").unwrap();
+    let position = rest.split(' ').next().unwrap();
+    let skip = example("Leave events out", "sh").replace("00000000/016B3748:0000000002", position);
+    place.sh(&format!("echo outbox | {skip}"));
+    let mut walpost = run(&place);
+    assert_eq!(place.wait_for_records(&mut walpost, 1)[0].key(), "4711");
+    walpost.stop();
+}
+
+#[test]
+fn status_shows_a_running_pipeline() {
+    let place = Place::new("");
+    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    let mut walpost = run(&place);
+    let address = walpost.wait_for_log("status at http://");
+    let address = address.rsplit_once("http://").unwrap().1.trim();
+    walpost.wait_for_log("streaming");
+    let example = example("walpost status", "sh");
+    let shown = place.sh_as_walpost(&format!("{} --http {address}", example.trim()));
+    assert!(shown.contains("streaming"), "{shown}");
+    walpost.stop();
+}
+
+#[test]
 fn events_that_are_sent_again_keep_their_ids() {
     let place = Place::new("");
     create_topic(&place);
@@ -288,7 +390,11 @@ fn events_that_are_sent_again_keep_their_ids() {
     let db = place.shop();
     let ids = "SELECT id FROM outbox ORDER BY created_at, id";
     let before = db.rows(ids);
-    place.sql(&example("Send events again", "sql"));
+    let replay = example("Send events again", "sh");
+    let shown = place.sh(&replay);
+    assert!(shown.contains("3 rows of table public.outbox"), "{shown}");
+    let replay = replay.replace("--dry-run", "");
+    place.sh(&format!("echo outbox | {replay}"));
     assert_eq!(db.rows(ids), before);
     let records = place.wait_for_records(&mut walpost, 3);
     let delivered: Vec<_> = records
@@ -300,8 +406,40 @@ fn events_that_are_sent_again_keep_their_ids() {
 }
 
 #[test]
+fn what_was_delivered_can_be_verified() {
+    let place = Place::new("");
+    create_topic(&place);
+    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    let mut walpost = run(&place);
+    for _ in 0..3 {
+        place.sql(&example("8. Send an event", "sql"));
+    }
+    place.wait_for_records(&mut walpost, 3);
+    let found = place.sh(&example("Verify", "sh"));
+    let shown = example("Verify", "text");
+    let lines = |text: &str, from: &str| {
+        let lines: Vec<_> = text
+            .lines()
+            .skip_while(|line| !line.starts_with(from))
+            .collect();
+        lines
+            .join("\n")
+            .replace(|c: char| c.is_ascii_digit(), "")
+            .replace(' ', "")
+    };
+    let shown = lines(&shown, "outbox:").replace("NOTOK", "ok");
+    assert_eq!(lines(&found, "outbox:"), shown);
+    walpost.stop();
+}
+
+#[test]
 fn other_queries_answer_what_they_are_for() {
-    let scene = Scene::bare();
+    let scene = Scene::new();
+    let journal = scene.db.rows(&example("The journal", "sql"));
+    let [entry] = &journal[..] else {
+        panic!("not one entry: {journal:?}");
+    };
+    assert_eq!(entry[2].as_deref(), Some("snapshot"));
     let position = scene.db.rows(&example("What a consumer sees", "sql"));
     assert_eq!(position, [vec![Some("0/16B3748".to_owned())]]);
     let other = scene.server.session(&scene.name);

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::checker::{Committed, Resends, Summary};
+use crate::support::checker::{Committed, Summary};
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
@@ -96,11 +96,7 @@ impl Stage<'_> {
             let outbox = *dice.choice(&[Outbox::Table, Outbox::Log]).unwrap();
             let scene = Scene::of_on(outbox, self.server, self.broker);
             let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-            let scene = if is_exactly_once {
-                scene.exactly_once()
-            } else {
-                scene
-            };
+            let scene = scene.in_mode(is_exactly_once);
             Pipeline {
                 scene,
                 aggregates,
@@ -136,11 +132,7 @@ impl Stage<'_> {
 
     /// Starts Walpost for a pipeline, behind both proxies.
     fn start(&self, pipeline: &Pipeline) -> Walpost {
-        let postgres = format!(
-            "host=127.0.0.1 port={} user=postgres dbname={} sslmode=disable",
-            self.postgres.port(),
-            pipeline.scene.name
-        );
+        let postgres = pipeline.scene.conninfo_through(&self.postgres);
         let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
         pipeline
             .scene
@@ -334,11 +326,7 @@ impl Stage<'_> {
 
     /// Waits until a pipeline has delivered and confirmed everything, and judges it.
     fn judge(&self, pipeline: Pipeline, mut walpost: Walpost) -> Summary {
-        let Pipeline {
-            mut scene,
-            is_exactly_once,
-            ..
-        } = pipeline;
+        let mut scene = pipeline.scene;
         scene.reconnect();
         let goal = scene.wal_position();
         let confirmed = poll_until(RECOVERY, || {
@@ -353,11 +341,7 @@ impl Stage<'_> {
         let finished = walpost.terminate().expect_code(0);
         self.diary.log(&scene.name, &finished);
         self.diary.list(&scene);
-        let resends = if is_exactly_once {
-            Resends::Never
-        } else {
-            Resends::AtMost(self.diary.sessions(&scene.name))
-        };
+        let resends = scene.resends(self.diary.sessions(&scene.name));
         scene.judge(&[], resends)
     }
 }

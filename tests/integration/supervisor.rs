@@ -13,13 +13,18 @@ use crate::support::walpost::{Invocation, Walpost};
 
 /// walpost.toml with a pipeline for each scene.
 fn file(scenes: &[&Scene]) -> PathBuf {
+    file_with(scenes, "")
+}
+
+/// The same, with more settings for the first.
+fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
     let mut text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n",
         Broker::shared().address()
     );
     for scene in scenes {
         text.push_str(&format!(
-            "[[pipeline]]\nname = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n",
+            "[[pipeline]]\nname = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n{settings}",
             scene.name,
             match scene.events() {
                 Writer::Table(_) => "table",
@@ -28,6 +33,7 @@ fn file(scenes: &[&Scene]) -> PathBuf {
             scene.conninfo(),
             scene.broker.address()
         ));
+        settings = "";
     }
     let file = reaper::folder("config").join("walpost.toml");
     fs::write(&file, text).unwrap();
@@ -78,6 +84,32 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
     scenes[1].wait_for_records(1);
     scenes[1].wait_until_confirmed();
     assert!(walpost.is_running());
+    walpost.terminate().expect_code(3);
+}
+
+#[test]
+fn slot_of_one_that_has_halted_is_watched_and_never_let_go() {
+    let server = Server::private(MAJOR, "");
+    let scenes = [Scene::on(&server, Broker::shared()), Scene::new()];
+    let settings = "lag = { max = '32MiB', at_max = 'let-go' }\n";
+    let mut walpost = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"])
+        .arg(file_with(&scenes.each_ref(), settings))
+        .start();
+    let http = walpost.http();
+    walpost.wait_for_logs("streaming", scenes.len());
+    scenes[0].insert("not a topic", "k");
+    walpost.wait_for_log("halted");
+    for _ in 0..40 {
+        let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
+        scenes[0].db.run(message);
+    }
+    let line = walpost.wait_for_log("than lag.max, and it is held");
+    assert!(line.contains(&scenes[0].name), "{line}");
+    let kept = http.metric("walpost_slot_kept_bytes", &scenes[0].name);
+    assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");
+    assert_eq!(walpost.logged("was let go"), 0);
+    // It is there, and what it halted at is still in it.
+    assert!(scenes[0].confirmed() < scenes[0].history()[0].end);
     walpost.terminate().expect_code(3);
 }
 

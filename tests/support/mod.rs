@@ -15,11 +15,13 @@
     reason = "a broken test set-up has nobody to report to but the panic"
 )]
 
+pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod checker;
 pub(crate) mod cluster;
 pub(crate) mod disk;
 pub(crate) mod event;
+pub(crate) mod http;
 pub(crate) mod kafka;
 pub(crate) mod load;
 pub(crate) mod oracle;

@@ -1,8 +1,9 @@
 //! A TCP proxy between Walpost and a server, which fails as networks do.
 
+use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -17,7 +18,18 @@ pub(crate) enum Manner {
     Throttle(usize),
     /// Keeps connections open, and passes nothing on: a black hole.
     Swallow,
+    /// As [`Manner::Swallow`], and answers no attempt to connect either: a host that is gone.
+    Silence,
 }
+
+impl Manner {
+    fn passes_nothing(self) -> bool {
+        matches!(self, Self::Swallow | Self::Silence)
+    }
+}
+
+/// How long a connection to the loopback may take until there is no room for it in the queue.
+const ANSWER: Duration = Duration::from_millis(300);
 
 /// Listens on a port of its own and passes on to another.
 pub(crate) struct Proxy {
@@ -33,8 +45,13 @@ struct Shared {
 
 struct State {
     manner: Manner,
-    /// Both ends of each connection.
-    streams: Vec<TcpStream>,
+    /// Connections of our own that fill the listener's queue, so that it answers no other.
+    stuffing: Vec<TcpStream>,
+    /// The addresses of those that have not been accepted yet.
+    stuffed: HashSet<SocketAddr>,
+    /// Both ends of each connection. They close when it has ended: a server that still has something to
+    /// say would wait for ever for one who neither reads nor goes.
+    streams: Vec<Weak<TcpStream>>,
     /// Bytes that may pass until all connections are cut.
     until_cut: Option<usize>,
     /// How often that came true.
@@ -50,6 +67,8 @@ impl Proxy {
             target: ([127, 0, 0, 1], target).into(),
             state: Mutex::new(State {
                 manner: Manner::Pass,
+                stuffing: Vec::new(),
+                stuffed: HashSet::new(),
                 streams: Vec::new(),
                 until_cut: None,
                 cuts: 0,
@@ -59,11 +78,13 @@ impl Proxy {
         });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
-            for client in listener.incoming() {
-                if accepting.lock().is_over {
-                    return;
+            while accepting.may_accept() {
+                let Ok((client, address)) = listener.accept() else {
+                    continue;
+                };
+                if accepting.lock().stuffed.remove(&address) {
+                    continue;
                 }
-                let Ok(client) = client else { continue };
                 // A server that is away refuses, and so does its proxy.
                 if let Ok(server) = TcpStream::connect(accepting.target) {
                     let _ = accepting.join(client, server);
@@ -80,7 +101,13 @@ impl Proxy {
 
     /// Treats all bytes so from now on.
     pub(crate) fn set(&self, manner: Manner) {
-        self.shared.lock().manner = manner;
+        let mut state = self.shared.lock();
+        state.manner = manner;
+        match manner {
+            Manner::Silence => state.stuff(([127, 0, 0, 1], self.port).into()),
+            _ => state.stuffing.clear(),
+        }
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -105,6 +132,7 @@ impl Drop for Proxy {
         {
             let mut state = self.shared.lock();
             state.is_over = true;
+            state.stuffing.clear();
             state.cut();
         }
         self.shared.changed.notify_all();
@@ -114,8 +142,16 @@ impl Drop for Proxy {
 }
 
 impl State {
+    /// Connects until the listener's queue is full: from then on the kernel drops what comes.
+    fn stuff(&mut self, listener: SocketAddr) {
+        while let Ok(stream) = TcpStream::connect_timeout(&listener, ANSWER) {
+            self.stuffed.extend(stream.local_addr());
+            self.stuffing.push(stream);
+        }
+    }
+
     fn cut(&mut self) {
-        for stream in self.streams.drain(..) {
+        for stream in self.streams.drain(..).filter_map(|stream| stream.upgrade()) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -126,12 +162,25 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until connections are accepted; false when it is over.
+    fn may_accept(&self) -> bool {
+        let mut state = self.lock();
+        while state.manner == Manner::Silence && !state.is_over {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.is_over
+    }
+
     fn join(self: &Arc<Self>, client: TcpStream, server: TcpStream) -> io::Result<()> {
+        let (client, server) = (Arc::new(client), Arc::new(server));
         for stream in [&client, &server] {
             stream.set_nodelay(true)?;
-            self.lock().streams.push(stream.try_clone()?);
+            self.lock().streams.push(Arc::downgrade(stream));
         }
-        let ways = [(client.try_clone()?, server.try_clone()?), (server, client)];
+        let ways = [(Arc::clone(&client), Arc::clone(&server)), (server, client)];
         for (from, to) in ways {
             let shared = Arc::clone(self);
             thread::spawn(move || {
@@ -162,7 +211,7 @@ impl Shared {
     /// How many of `count` bytes may pass now.
     fn admit(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
-        while state.manner == Manner::Swallow && !state.is_over {
+        while state.manner.passes_nothing() && !state.is_over {
             state = self
                 .changed
                 .wait(state)
@@ -189,7 +238,7 @@ impl Shared {
                 thread::sleep(Duration::from_millis(50));
                 return Ok(part);
             }
-            Manner::Pass | Manner::Swallow => {}
+            Manner::Pass | Manner::Swallow | Manner::Silence => {}
         }
         Ok(count)
     }

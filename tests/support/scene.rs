@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use super::kafka::Broker;
 use super::load::{Load, Profile};
 use super::oracle::Oracle;
 use super::postgres::{MAJOR, Server};
+use super::proxy::Proxy;
 use super::reaper;
 use super::records::Record;
 use super::secrets::PAYLOAD_MARK;
@@ -133,6 +135,11 @@ impl<'a> Scene<'a> {
         }
     }
 
+    /// Whether Walpost delivers exactly once.
+    pub(crate) fn is_exactly_once(&self) -> bool {
+        self.exactly_once
+    }
+
     /// What the mode allows to be repeated after something broke so often.
     pub(crate) fn resends(&self, breaks: usize) -> Resends {
         match self.exactly_once {
@@ -183,6 +190,12 @@ impl<'a> Scene<'a> {
         self.server.conninfo(&self.name)
     }
 
+    /// key=value conninfo of the superuser over TCP, through a proxy to the server.
+    pub(crate) fn conninfo_through(&self, proxy: &Proxy) -> String {
+        let (port, name) = (proxy.port(), &self.name);
+        format!("host=127.0.0.1 port={port} user=postgres dbname={name} sslmode=disable")
+    }
+
     /// Makes the topic of an aggregate type of this test's own, and returns the aggregate type.
     pub(crate) fn aggregate(&self, partitions: i32) -> String {
         let aggregate = format!("{}.{}", self.name, self.topics.lock().unwrap().len());
@@ -224,6 +237,13 @@ impl<'a> Scene<'a> {
             .args(["--kafka", &self.broker.address()])
     }
 
+    /// `walpost verify` for this database and broker.
+    pub(crate) fn verify(&self) -> Invocation {
+        self.invoke("verify")
+            .args(["--kafka", &self.broker.address()])
+            .args(self.delivery_arguments())
+    }
+
     /// `walpost run` from this database to this broker.
     pub(crate) fn run(&self) -> Invocation {
         self.run_as(&self.conninfo())
@@ -234,6 +254,21 @@ impl<'a> Scene<'a> {
         self.invoke_as("run", conninfo)
             .args(["--kafka", &self.broker.address()])
             .args(self.delivery_arguments())
+    }
+
+    /// `walpost skip` to a place in the log.
+    pub(crate) fn skip(&self, to: &str) -> Invocation {
+        self.invoke("skip")
+            .args(["--kafka", &self.broker.address()])
+            .args(self.delivery_arguments())
+            .arg(format!("--to={to}"))
+    }
+
+    /// `walpost replay` from this database to this broker.
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
+        self.invoke("replay")
+            .args(["--kafka", &self.broker.address()])
+            .args(arguments)
     }
 
     fn delivery_arguments(&self) -> &'static [&'static str] {
@@ -284,8 +319,8 @@ impl<'a> Scene<'a> {
         walpost
     }
 
-    /// Walpost with its settings and more of them in walpost.toml, already streaming.
-    pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
+    /// walpost.toml with the pipeline, and more settings of it.
+    pub(crate) fn file(&self, settings: &str) -> PathBuf {
         let outbox = match self.events {
             Writer::Table(_) => "table",
             Writer::Log(_) => "log",
@@ -299,6 +334,12 @@ impl<'a> Scene<'a> {
         );
         let file = reaper::folder("config").join("walpost.toml");
         fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// Walpost with its settings and more of them in walpost.toml, already streaming.
+    pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
+        let file = self.file(settings);
         let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
         walpost.wait_for_log("streaming");
         walpost
@@ -322,6 +363,11 @@ impl<'a> Scene<'a> {
 
     /// Writers on this database, events for the aggregates.
     pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
+        self.load_that_rests(aggregates, Duration::from_millis(5))
+    }
+
+    /// As [`Scene::load`], with rests of that length between transactions.
+    pub(crate) fn load_that_rests(&self, aggregates: &[&str], rest: Duration) -> Load {
         Load::start(&Profile {
             conninfo: self.conninfo(),
             events: self.events.clone(),
@@ -331,7 +377,7 @@ impl<'a> Scene<'a> {
                 .collect(),
             keys: 50,
             writers: 3,
-            rest: Duration::from_millis(5),
+            rest,
         })
     }
 

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use walpost::observe::stats::unix_micros;
 use walpost::outbox::Record;
 use walpost::outbox::settings::OutboxSettings;
 use walpost::pipeline::core::{Core, Step};
@@ -269,6 +270,7 @@ pub(crate) fn play<'s>(
         let frame = Frame::decode(body).expect("a frame");
         assert_eq!(core.frame(&frame, sink).expect("goes on"), Step::Done);
         if n % FRAMES_A_READ == 0 {
+            core.watermark.tick(unix_micros());
             sink.flush(true).expect("flushes");
             std::hint::black_box(core.watermark.confirmed());
         }

@@ -20,18 +20,23 @@ impl<'a> UnderLoad<'a> {
         [false, true].map(|exactly_once| {
             let scene = Scene::on(server, broker).in_mode(exactly_once);
             let conninfo = scene.conninfo();
-            Self::start(scene, &conninfo, &[])
+            Self::start(scene, &conninfo, &[], &[])
         })
     }
 
-    /// Walpost with that way to the database, into topics with these settings.
-    pub(crate) fn start(scene: Scene<'a>, conninfo: &str, settings: &[(&str, &str)]) -> Self {
+    /// Walpost with that way to the database and these flags, into topics with these settings.
+    pub(crate) fn start(
+        scene: Scene<'a>,
+        conninfo: &str,
+        flags: &[&str],
+        settings: &[(&str, &str)],
+    ) -> Self {
         let aggregates = [("many", 3), ("one", 1)].map(|(name, partitions)| {
             let aggregate = format!("{}.{name}", scene.name);
             scene.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
             aggregate
         });
-        let mut walpost = scene.run_as(conninfo).start();
+        let mut walpost = scene.run_as(conninfo).args(flags).start();
         walpost.wait_for_log("streaming");
         let mut stream = Self {
             scene,
@@ -74,5 +79,12 @@ impl<'a> UnderLoad<'a> {
 pub(crate) fn settle(streams: [UnderLoad; 2], breaks: usize) {
     for stream in streams {
         stream.settle(breaks);
+    }
+}
+
+/// Waits until that many more transactions are committed in both modes.
+pub(crate) fn wait_for_transactions(streams: &[UnderLoad], more: usize) {
+    for stream in streams {
+        stream.wait_for_transactions(more);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use procfs::process::Process;
 
+use super::http::Http;
 use super::process::{freeze, signal, thaw, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::secrets::{Leaks, Stream};
@@ -21,6 +22,8 @@ use super::wait::{PATIENCE, wait_for};
 pub(crate) struct Invocation {
     command: Command,
     reads_output: bool,
+    asks: bool,
+    answer: Option<String>,
 }
 
 /// A running Walpost. Killed when dropped; what it logged is shown where the test fails. Whatever it
@@ -52,11 +55,15 @@ impl Invocation {
         }
         command
             .env("HOME", reaper::scratch())
+            // Many run at once.
+            .env("WALPOST_HTTP", "off")
             .current_dir(reaper::scratch())
             .args(arguments);
         Self {
             command,
             reads_output: true,
+            asks: false,
+            answer: None,
         }
     }
 
@@ -75,6 +82,12 @@ impl Invocation {
         self
     }
 
+    /// Leaves out a variable that is set for every run.
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
     pub(crate) fn folder(mut self, path: &Path) -> Self {
         self.command.current_dir(path);
         self
@@ -86,6 +99,18 @@ impl Invocation {
         self
     }
 
+    /// Lets somebody answer what it asks: see [`Walpost::answer`].
+    pub(crate) fn ask(mut self) -> Self {
+        self.asks = true;
+        self
+    }
+
+    /// Answers what it asks.
+    pub(crate) fn answer(mut self, text: &str) -> Self {
+        self.answer = Some(text.to_owned());
+        self.ask()
+    }
+
     /// Starts it.
     pub(crate) fn start(mut self) -> Walpost {
         // A process group of its own: Ctrl-C on the terminal is for the tests and must not make it
@@ -93,7 +118,11 @@ impl Invocation {
         let mut child = self
             .command
             .process_group(0)
-            .stdin(Stdio::null())
+            .stdin(if self.asks {
+                Stdio::piped()
+            } else {
+                Stdio::null()
+            })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -106,11 +135,15 @@ impl Invocation {
             Captured::closed()
         };
         let standard_error = Captured::new(Stream::Error, child.stderr.take().unwrap());
-        Walpost {
+        let mut walpost = Walpost {
             child,
             standard_output,
             standard_error,
+        };
+        if let Some(text) = self.answer {
+            walpost.answer(&text);
         }
+        walpost
     }
 
     /// Runs it to its end.
@@ -142,6 +175,13 @@ impl Walpost {
         })
     }
 
+    /// Where it listens, with `--http 127.0.0.1:0`.
+    pub(crate) fn http(&mut self) -> Http {
+        let line = self.wait_for_log("status at http://");
+        let (_, address) = line.rsplit_once("http://").unwrap();
+        Http::at(address.trim())
+    }
+
     /// How many lines of the log contain `text` by now.
     pub(crate) fn logged(&self, text: &str) -> usize {
         self.standard_error
@@ -154,6 +194,13 @@ impl Walpost {
     /// Everything on standard error by now.
     pub(crate) fn log(&self) -> String {
         self.standard_error.text()
+    }
+
+    /// Answers what it asks, or is going to ask.
+    pub(crate) fn answer(&mut self, text: &str) {
+        let mut input = self.child.stdin.take().expect("somebody to answer");
+        // It may have ended without a question.
+        let _ = input.write_all(text.as_bytes());
     }
 
     /// Everything on standard output by now.
@@ -250,6 +297,12 @@ impl Drop for Walpost {
             self.expect_no_leak();
         }
     }
+}
+
+/// What stands behind `mark` in what was said, up to the next blank.
+pub(crate) fn word_behind<'t>(text: &'t str, mark: &str) -> &'t str {
+    let (_, behind) = text.split_once(mark).expect(mark);
+    behind.split(' ').next().unwrap()
 }
 
 impl Finished {

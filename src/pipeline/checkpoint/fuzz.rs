@@ -26,6 +26,7 @@ pub fn checkpoint(data: &[u8]) {
         epoch: checkpoint.epoch,
         safe_lsn: checkpoint.safe_lsn,
         delivered: checkpoint.delivered.clone(),
+        snapshot: checkpoint.snapshot.clone(),
         phantom: None,
     };
     assert_eq!(checkpoint.resume(&here), Ok(as_it_was));
@@ -51,14 +52,24 @@ pub fn checkpoint(data: &[u8]) {
         let lost = |last: &Last| last.commit_lsn >= at;
         let has_lost = match &checkpoint.delivered {
             Some(Delivered::UpTo(last)) => lost(last),
-            Some(Delivered::Before(_)) | None => false,
+            Some(Delivered::Before(lsn)) => *lsn > at,
+            None => false,
         };
         assert_eq!(resume.phantom.is_some(), has_lost);
         match resume.delivered {
             Some(Delivered::UpTo(last)) => assert!(!lost(&last)),
             Some(Delivered::Before(from)) if has_lost => assert_eq!(from, at),
+            // Nothing of the new timeline is left out.
+            Some(Delivered::Before(from)) => {
+                let Some(Delivered::Before(before)) = checkpoint.delivered else {
+                    panic!("{:?} became {from}", checkpoint.delivered);
+                };
+                assert_eq!(from, before.min(at), "nothing new is left out");
+            }
             other => assert_eq!(other, checkpoint.delivered),
         }
+        let copied = resume.snapshot.iter().flat_map(|copied| &copied.pieces);
+        assert!(copied.into_iter().all(|piece| piece.border <= at));
         let ahead = Standing {
             confirmed: Lsn(promoted.confirmed.0.saturating_add(1)),
             ..promoted

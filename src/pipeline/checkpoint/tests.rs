@@ -1,4 +1,5 @@
 use super::*;
+use crate::pipeline::pieces::Piece;
 
 const SAFE: Lsn = Lsn(0x500);
 
@@ -157,4 +158,89 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
         let error = checkpoint().resume(&other).expect_err("another timeline");
         assert!(matches!(error, HistoryError::OtherTimeline { .. }));
     }
+}
+
+#[test]
+fn what_was_copied_of_a_history_that_was_left_ends_there() {
+    let piece = |border, upto: Option<&str>| Piece {
+        border,
+        upto: upto.map(|key| vec![key.to_owned()]),
+    };
+    let copied = |pieces: &[Piece]| Copied {
+        key: vec!["id".to_owned()],
+        rows: 7,
+        pieces: pieces.to_vec(),
+    };
+    let checkpoint = Checkpoint {
+        delivered: Some(Delivered::Before(Lsn(0x400))),
+        snapshot: Some(copied(&[
+            piece(Lsn(0x400), Some("k")),
+            piece(Lsn(0x480), None),
+        ])),
+        ..checkpoint()
+    };
+    assert_eq!(
+        Checkpoint::decode(&checkpoint.encode()),
+        Ok(checkpoint.clone())
+    );
+    let same = checkpoint.resume(&standing()).expect("goes on");
+    assert_eq!(
+        (same.epoch, same.snapshot),
+        (4, checkpoint.snapshot.clone())
+    );
+    let at = Lsn(0x380);
+    let resume = checkpoint.resume(&promoted(at)).expect("goes on");
+    assert_eq!(
+        (resume.epoch, resume.delivered),
+        (5, Some(Delivered::Before(at)))
+    );
+    assert_eq!(
+        resume.snapshot,
+        Some(copied(&[piece(at, Some("k")), piece(at, None)]))
+    );
+    let later = checkpoint.resume(&promoted(Lsn(0x440))).expect("goes on");
+    assert_eq!(
+        (later.epoch, later.delivered),
+        (4, checkpoint.delivered.clone())
+    );
+    assert_eq!(
+        later.snapshot.map(|copied| copied.last_border()),
+        Some(Lsn(0x440))
+    );
+}
+
+#[test]
+fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
+    let skipped = |to: u64| {
+        let found = checkpoint().skipped(Lsn(to));
+        (found.safe_lsn, found.delivered)
+    };
+    // Behind what is in Kafka.
+    assert_eq!(
+        skipped(0x600),
+        (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
+    );
+    assert_eq!(skipped(0x401), (SAFE, Some(Delivered::Before(Lsn(0x401)))));
+    // It knows more than that it is before somewhere.
+    for to in [0x350, 0x400] {
+        assert_eq!(skipped(to), (SAFE, Some(Delivered::UpTo(last()))));
+    }
+    let twice = checkpoint().skipped(Lsn(0x600)).skipped(Lsn(0x550));
+    assert_eq!(twice, checkpoint().skipped(Lsn(0x600)));
+    let slot = Standing {
+        confirmed: Lsn(0x600),
+        ..standing()
+    };
+    let resume = twice.resume(&slot).expect("it goes on");
+    assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x600)));
+}
+
+#[test]
+fn after_a_failover_that_lost_what_was_skipped_nothing_new_is_left_out() {
+    let skipped = checkpoint().skipped(Lsn(0x600));
+    let resume = skipped.resume(&promoted(Lsn(0x450))).expect("it goes on");
+    assert_eq!(resume.safe_lsn, Lsn(0x450));
+    assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x450))));
+    let resume = skipped.resume(&promoted(Lsn(0x700))).expect("it goes on");
+    assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x600))));
 }

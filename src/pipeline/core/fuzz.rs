@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::pipeline::recovery::{Remedy, remedy};
+use crate::pipeline::settings::Undeliverable;
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Deliveries, Tag, Window};
 
@@ -13,8 +14,8 @@ const WINDOW: Window = Window {
     bytes: 8192,
 };
 
-/// Bytes as a stream: the first chooses the outbox, and then come steps, each with a letter before
-/// it.
+/// Bytes as a stream: the first chooses the outbox, the mode and whether there are dead letters; then
+/// come steps, each with a letter before it.
 ///
 /// | Letter | Step |
 /// |---|---|
@@ -110,6 +111,13 @@ impl Stream {
         let mut core = core.expect("the defaults fit");
         if kind & 2 != 0 {
             core.leave_out(None, RESUME);
+        }
+        if kind & 4 != 0 {
+            let settings = DeadLetterSettings {
+                unroutable: Undeliverable::DeadLetter,
+                ..DeadLetterSettings::default()
+            };
+            core.send_dead_letters("fuzz", &settings);
         }
         Self {
             core,

@@ -31,6 +31,10 @@ impl LogSource {
         self.prefix == prefix
     }
 
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     pub(super) fn mapping(&self) -> &Mapping {
         &self.mapping
     }

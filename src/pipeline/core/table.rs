@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::PipelineError;
+use crate::pipeline::pieces::{Copied, KeyError, KeyType};
 use crate::postgres::lsn::Position;
 use crate::postgres::pgoutput::{Relation, Tuple, Value};
 use crate::postgres::table::TableName;
@@ -15,6 +16,10 @@ pub(super) struct TableSource {
     settings: OutboxSettings,
     /// Mappings of the outbox by its OID. There is one, until the table is made anew.
     mappings: Vec<(u32, Mapping)>,
+    /// Older rows that were copied; what of them the stream has too is left out.
+    pub(super) copied: Option<Box<Copied>>,
+    /// Where the columns of their key are, and what they are, by the table's OID.
+    keys: Vec<(u32, Vec<(usize, KeyType)>)>,
 }
 
 impl TableSource {
@@ -23,6 +28,8 @@ impl TableSource {
             table,
             settings,
             mappings: Vec::new(),
+            copied: None,
+            keys: Vec::new(),
         }
     }
 
@@ -32,6 +39,8 @@ impl TableSource {
 
     pub(super) fn reconnected(&mut self) {
         self.mappings.clear();
+        self.keys.clear();
+        self.copied = None;
     }
 
     /// Takes the shape of the outbox; says whether the relation is that.
@@ -50,7 +59,49 @@ impl TableSource {
         let mapping = Mapping::bind(&self.settings, &self.table.to_string(), &columns)?;
         self.mappings.retain(|(oid, _)| *oid != relation.oid);
         self.mappings.push((relation.oid, mapping));
+        self.keys.retain(|(oid, _)| *oid != relation.oid);
+        let place = |name: &String| {
+            let mut columns = relation.columns.iter().enumerate();
+            let (index, column) = columns.find(|(_, column)| column.name == name)?;
+            Some((index, KeyType::of(column.type_oid)?))
+        };
+        let key = self.copied.iter().flat_map(|copied| &copied.key);
+        if let Some(key) = key.map(place).collect() {
+            self.keys.push((relation.oid, key));
+        }
         Ok(true)
+    }
+
+    /// Whether the row was copied already, though its transaction is one of the stream's: in another
+    /// piece than the first.
+    pub(super) fn has_copied(
+        &self,
+        at: Position,
+        relation: u32,
+        tuple: &Tuple<'_>,
+    ) -> Result<bool, PipelineError> {
+        let Some(copied) = &self.copied else {
+            return Ok(false);
+        };
+        if at.commit >= copied.last_border() {
+            return Ok(false);
+        }
+        let key = self.keys.iter().find(|(oid, _)| *oid == relation);
+        let key = key.and_then(|(_, key)| {
+            let value = |(index, kind): &(usize, KeyType)| match tuple.values().nth(*index) {
+                Some(Value::Text(text)) => Some((text, *kind)),
+                _ => None,
+            };
+            key.iter().map(value).collect::<Option<Vec<_>>>()
+        });
+        let has = key
+            .ok_or(KeyError)
+            .and_then(|key| copied.has(at.commit, &key));
+        has.map_err(|error| PipelineError::BadLine {
+            at,
+            table: self.table.clone(),
+            error: error.into(),
+        })
     }
 
     /// The row, and what it means. `others` are the names of relations that are not the outbox.

@@ -4,6 +4,8 @@ use super::*;
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Deliveries, Tag, Window};
 
+mod dead_letters;
+
 const OUTBOX: u32 = 16_500;
 
 /// A scripted sink: takes records, and answers as it is told.
@@ -12,6 +14,8 @@ struct Script {
     /// Answers to come, before it takes everything.
     answers: Vec<Result<Produced, SinkError>>,
     taken: Vec<(String, Tag)>,
+    /// Headers of the record that was taken last.
+    headers: Vec<String>,
 }
 
 impl Sink for Script {
@@ -37,6 +41,10 @@ impl Sink for Script {
         ]
         .join(" ");
         self.taken.push((shown, tag));
+        let headers = record.headers.iter();
+        self.headers = headers
+            .map(|(name, value)| format!("{name}={}", text(value)))
+            .collect();
         Ok(Produced::Taken)
     }
 
@@ -296,7 +304,7 @@ fn what_is_no_event_stops_an_outbox_in_the_log_and_says_where() {
             "00000200:0000000000",
             "0x02",
             "0x01",
-            "'0/200'::pg_lsn + 1",
+            "walpost skip --to 00000000/00000200:0000000000",
         ],
     );
     check(&open, &logical(true, "ours", b"\x01ab"), &["inside id"]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::world::{PARTITIONS, Shared};
+use super::world::{DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_unroutable};
 use crate::outbox::Record;
 use crate::pipeline::checkpoint::Checkpoint;
 use crate::pipeline::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
@@ -188,7 +188,21 @@ impl Sink for SimSink {
                 .expect("a number")
         };
         let partition = usize::try_from(number(record.key)).expect("a partition");
-        let id = number(record.payload);
+        let mut headers = record.headers.iter();
+        let id = number(headers.find(|(name, _)| *name == "id").and_then(|id| id.1));
+        let is_dead_letter = record.topic == DEAD_LETTERS;
+        if is_oversize(id) && !is_dead_letter {
+            return Err(SinkError::TooLarge {
+                topic: record.topic.to_owned(),
+                bytes: 0,
+            });
+        }
+        let is_to_be_one = is_oversize(id) || is_unroutable(id);
+        let payload = record.payload.map(|_| number(record.payload));
+        if is_dead_letter != is_to_be_one || payload != (!is_oversize(id)).then_some(id) {
+            let text = format!("event {id} is in topic {:?} with {payload:?}", record.topic);
+            self.producer.shared.lock().break_rule(text);
+        }
         let mut state = self.producer.lock();
         state.queued[partition].push_back((id, tag));
         let queued = state.queued.iter().map(VecDeque::len).sum::<usize>();

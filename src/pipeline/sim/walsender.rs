@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::{sleep, timeout};
 
-use super::world::{SYSTEM_ID, Shared, Transaction};
+use super::world::{SYSTEM_ID, Shared, Transaction, is_unroutable};
 use crate::postgres::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
@@ -172,7 +172,12 @@ impl Walsender {
         }
         for event in &transaction.events {
             let (id, key) = (event.id.to_string(), event.partition.to_string());
-            let row = [id.as_str(), "order", &key, &id];
+            let topic = if is_unroutable(event.id) {
+                "no topic"
+            } else {
+                "order"
+            };
+            let row = [id.as_str(), topic, &key, &id];
             self.data(&insert(&row)).await?;
             if self.shared.lock().chance(3) {
                 self.keepalive(transaction.commit, true).await?;

@@ -10,6 +10,7 @@ use crate::postgres::lsn::Lsn;
 
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
+pub(super) const DEAD_LETTERS: &str = "dead-letters";
 
 /// A committed transaction in the log.
 #[derive(Clone, Debug)]
@@ -25,6 +26,16 @@ pub(super) struct Transaction {
 pub(super) struct Event {
     pub(super) id: u64,
     pub(super) partition: usize,
+}
+
+/// The event has a column that is no topic.
+pub(super) fn is_unroutable(id: u64) -> bool {
+    id.is_multiple_of(11)
+}
+
+/// Kafka does not take the event's payload.
+pub(super) fn is_oversize(id: u64) -> bool {
+    id.is_multiple_of(13) && !is_unroutable(id)
 }
 
 /// PostgreSQL.

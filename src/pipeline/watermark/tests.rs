@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::observe::histogram::Histogram;
 
 const WINDOW: Window = Window {
     records: 1000,
@@ -54,6 +55,89 @@ fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
     assert_eq!(watermark.confirmed().lsn(), Lsn(100));
     watermark.commit(Lsn(200), Lsn(210)).expect("ends");
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+}
+
+/// How many transactions were timed, from commit and from read.
+fn timed(watermark: &Watermark) -> (u64, u64) {
+    let stats = watermark.stats();
+    let total = |of: &Histogram| of.counts().total();
+    (total(&stats.commit_to_delivery), total(&stats.delivery))
+}
+
+#[test]
+fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
+    let mut watermark = watermark();
+    watermark.tick(unix_micros());
+    let tags = transaction(&mut watermark, 200, 3);
+    deliver(&watermark, &tags[..2]);
+    assert_eq!(timed(&watermark), (0, 0));
+    deliver(&watermark, &tags[2..]);
+    assert_eq!(
+        timed(&watermark),
+        (0, 1),
+        "nobody said when it was committed"
+    );
+    // Delivered before it was read to its end.
+    watermark.begin(Lsn(300)).expect("begins");
+    watermark.committed_at(unix_micros() - 2_000_000);
+    let tag = watermark.reserve(1).expect("open").expect("room");
+    deliver(&watermark, &[tag]);
+    assert_eq!(timed(&watermark), (0, 1));
+    watermark.commit(Lsn(300), Lsn(310)).expect("ends");
+    assert_eq!(timed(&watermark), (1, 2));
+    let committed = watermark.stats().commit_to_delivery.counts();
+    assert!(committed.sum_micros >= 2_000_000, "{committed:?}");
+    // Many at once.
+    let tags: Vec<_> = (0..50)
+        .flat_map(|n| transaction(&mut watermark, 400 + n * 10, 2))
+        .collect();
+    deliver(&watermark, &tags);
+    assert_eq!(timed(&watermark), (1, 52));
+}
+
+#[test]
+fn with_checkpoints_a_transaction_is_timed_when_one_covers_it() {
+    let mut watermark = watermark();
+    watermark.tick(unix_micros());
+    watermark.checkpointed(Lsn(100));
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 1);
+    deliver(&watermark, &first);
+    deliver(&watermark, &second);
+    assert_eq!(timed(&watermark), (0, 0));
+    watermark.checkpointed(Lsn(210));
+    assert_eq!(timed(&watermark), (0, 1));
+    watermark.checkpointed(Lsn(400));
+    assert_eq!(timed(&watermark), (0, 2));
+}
+
+#[test]
+fn the_oldest_transaction_is_the_one_that_is_not_durable() {
+    let mut watermark = watermark();
+    let oldest = |watermark: &mut Watermark| {
+        let confirmed = watermark.confirmed();
+        watermark.progress(confirmed, false).oldest_micros
+    };
+    assert_eq!(oldest(&mut watermark), 0);
+    let mut sent = |commit, micros| {
+        watermark.begin(Lsn(commit)).expect("begins");
+        watermark.committed_at(micros);
+        let tag = watermark.reserve(1).expect("open").expect("room");
+        let end = Lsn(commit + 10);
+        watermark.commit(Lsn(commit), end).expect("ends");
+        tag
+    };
+    let (first, second) = (sent(200, 7), sent(300, 8));
+    assert_eq!(oldest(&mut watermark), 7);
+    deliver(&watermark, &[first]);
+    assert_eq!(oldest(&mut watermark), 8);
+    deliver(&watermark, &[second]);
+    assert_eq!(oldest(&mut watermark), 0);
+    watermark.begin(Lsn(400)).expect("begins");
+    watermark.committed_at(9);
+    assert_eq!(oldest(&mut watermark), 0, "it has no records yet");
+    watermark.reserve(1).expect("open").expect("room");
+    assert_eq!(oldest(&mut watermark), 9);
 }
 
 #[test]

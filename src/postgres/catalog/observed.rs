@@ -26,6 +26,8 @@ pub struct Observed {
     pub table: Option<ObservedTable>,
     /// `walpost.publish` is there; asked for an outbox in the log alone.
     pub has_publish: bool,
+    /// The journal is there.
+    pub has_journal: bool,
     /// The publication, if it is there.
     pub publication: Option<ObservedPublication>,
     /// The slot, if it is there.
@@ -43,6 +45,8 @@ pub struct ObservedTable {
     pub columns: Vec<(String, u32)>,
     /// The trigger of `sql/no_update.sql` is on it.
     pub refuses_update: bool,
+    /// It has a primary key.
+    pub has_key: bool,
 }
 
 /// The publication.
@@ -417,6 +421,7 @@ mod tests {
             wal_level: text("logical"),
             slot_wal_keep: Some(text("-1")),
             has_publish: false,
+            has_journal: true,
             table: Some(ObservedTable {
                 kind: text("r"),
                 persistence: text("p"),

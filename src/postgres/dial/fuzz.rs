@@ -109,7 +109,10 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
         Ok(history) => outcome.push(format!("{history:?}")),
         Err(error) => return error,
     }
-    if let Err(error) = connection.start("slot", "publication", true).await {
+    if let Err(error) = connection
+        .start("slot", crate::postgres::lsn::Lsn::ZERO, "publication", true)
+        .await
+    {
         return error;
     }
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await

@@ -84,7 +84,9 @@ impl Place {
             ("kafka1.example.com:9094", broker.sasl_address()),
             ("sasl_ssl", "sasl_plaintext".to_owned()),
             ("/etc/walpost/postgres-ca.pem", root.clone()),
-            ("/etc/walpost/kafka-ca.pem", root),
+            ("/etc/walpost/kafka-ca.pem", root.clone()),
+            ("/etc/walpost-tls/postgres.pem", root.clone()),
+            ("/etc/walpost-tls/kafka.pem", root),
             ("/etc/walpost", self.folder.display().to_string()),
             (
                 "/usr/local/bin/walpost",
@@ -113,6 +115,8 @@ impl Place {
             .env_clear()
             .env("PATH", format!("{}:{path}", self.folder.display()))
             .env("HOME", reaper::scratch())
+            // The port of the examples can be somebody else's here.
+            .env("WALPOST_HTTP", "127.0.0.1:0")
             .env("PGHOST", &self.server.socket)
             .env("PGPORT", self.server.port.to_string())
             .env("PGUSER", "postgres")
@@ -197,6 +201,17 @@ impl Service {
         if let Some(status) = self.child.try_wait().unwrap() {
             panic!("ended with {status}:\n{}", read(&self.log));
         }
+    }
+
+    /// Waits for a line of the log that contains `text`.
+    pub(super) fn wait_for_log(&mut self, text: &str) -> String {
+        wait_for(text, || {
+            self.expect_running();
+            let log = read(&self.log);
+            log.lines()
+                .find(|line| line.contains(text))
+                .map(str::to_owned)
+        })
     }
 
     /// Stops it with SIGTERM.

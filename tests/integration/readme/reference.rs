@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use walpost::kafka::properties::{Properties, PropertyError, check, client_config};
+use walpost::observe::metrics::METRICS;
+use walpost::outbox::dead_letter;
 use walpost::postgres::conninfo::Conninfo;
 
 use super::markdown::{README, anchors, in_backticks, links, tables};
@@ -21,6 +23,8 @@ struct Flag {
 
 fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
+        // The help shows what a variable is set to.
+        .without("WALPOST_HTTP")
         .finish()
         .expect_code(0)
         .stdout;
@@ -110,7 +114,12 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
         &["check"],
         &["checkpoint", "show"],
         &["checkpoint", "adopt"],
+        &["maintain"],
+        &["replay"],
         &["run"],
+        &["skip"],
+        &["verify"],
+        &["status"],
     ] {
         for flag in flags(command) {
             let found = documented.iter().find(|row| row.name == flag.name);
@@ -145,6 +154,24 @@ fn every_key_of_the_file_is_in_the_reference_and_no_other() {
     let documented: BTreeSet<_> = tables("Keys of a pipeline")
         .into_iter()
         .map(|cells| cells[0][0].clone())
+        .collect();
+    assert_eq!(documented, known);
+}
+
+#[test]
+fn every_metric_is_in_the_reference_as_it_is_and_no_other() {
+    let text = |cell: &[String]| cell.join(", ");
+    let documented: Vec<_> = tables("Metrics")
+        .iter()
+        .map(|cells| [&cells[0], &cells[1], &cells[2], &cells[3]].map(|cell| text(cell)))
+        .collect();
+    let known: Vec<_> = METRICS
+        .iter()
+        .map(|metric| {
+            let kind = format!("{:?}", metric.source.kind()).to_lowercase();
+            let labels = metric.source.labels().join(", ");
+            [metric.name.to_owned(), kind, labels, metric.help.to_owned()]
+        })
         .collect();
     assert_eq!(documented, known);
 }
@@ -256,6 +283,9 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("MappingError", 5),
         ("EnvelopeError", 5),
         ("DialError", 8),
+        ("RetentionError", 10),
+        ("Wait", 4),
+        ("SnapshotError", 6),
     ] {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
@@ -288,10 +318,32 @@ fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
         "not all records were acknowledged in time; they will be sent again at the next start",
         "halted: ",
         "reconnecting",
+        "dead letter of ",
     ] {
         assert!(README.contains(line.trim_end()), "README.md: {line}");
         assert!(sources.contains(line), "src: {line}");
     }
+}
+
+#[test]
+fn headers_of_dead_letters_are_in_their_table_and_no_others() {
+    let documented: BTreeSet<_> = tables("Dead letters")
+        .into_iter()
+        .flat_map(|cells| cells[0].clone())
+        .filter(|name| name.starts_with("walpost-"))
+        .collect();
+    let known = [
+        dead_letter::ERROR,
+        dead_letter::ERROR_MESSAGE,
+        dead_letter::SOURCE_TABLE,
+        dead_letter::SOURCE_PREFIX,
+        dead_letter::SOURCE_TOPIC,
+        dead_letter::SOURCE_HEADERS,
+        dead_letter::EVENT_ID,
+        dead_letter::PAYLOAD_BYTES,
+        dead_letter::PIPELINE,
+    ];
+    assert_eq!(documented, known.map(String::from).into());
 }
 
 #[test]

@@ -1,0 +1,65 @@
+-- Writes down that no row of the outbox is older than its slot, where that is so: `walpost run` has nothing to deliver
+-- before the stream then.
+--
+--   psql -v pipeline=outbox -v schema=public -v table=outbox -v slot=walpost_outbox -f sql/snapshot.sql
+--
+-- Run by: a role that may read the outbox and add to the journal, after journal.sql and slot.sql. Twice without harm: what is
+-- written already stays.
+--
+-- Rows that were committed before the slot was made are not in its stream. `walpost run` copies them first, unless
+-- snapshot = "never", and with them whatever was committed until it is started. A table that is empty after the slot was
+-- made has none: then everything comes from the stream, in commit order. The same goes for a slot that has been streamed from.
+\set ON_ERROR_STOP on
+\if :{?pipeline}
+\else
+\set pipeline outbox
+\endif
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+\if :{?slot}
+\else
+\set slot walpost_outbox
+\endif
+
+SET walpost.pipeline = :'pipeline';
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+SET walpost.slot = :'slot';
+
+DO $walpost$
+DECLARE
+    name text := current_setting('walpost.pipeline');
+    outbox_name text := current_setting('walpost.table_name');
+    outbox text := format('%I.%I', current_setting('walpost.schema'), outbox_name);
+    its_slot text := current_setting('walpost.slot');
+    confirmed pg_lsn;
+    why text;
+    has_rows boolean;
+BEGIN
+    -- An outbox in the log has no rows.
+    IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal
+        WHERE pipeline = name AND slot = its_slot AND action = 'snapshot') THEN
+        RETURN;
+    END IF;
+    SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
+    IF EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0) THEN
+        why := 'streamed before';
+    ELSE
+        EXECUTE format('SELECT EXISTS (SELECT FROM %s)', outbox) INTO has_rows;
+        IF has_rows THEN
+            RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers them first', outbox, its_slot
+                USING HINT = 'If they were delivered, or are not to be, let it run with snapshot = "never".';
+            RETURN;
+        END IF;
+        why := 'empty table';
+    END IF;
+    INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail) VALUES (name, its_slot, 'snapshot', confirmed,
+        jsonb_build_object('state', 'done', 'table', outbox, 'why', why));
+END
+$walpost$;

@@ -1,0 +1,100 @@
+//! `walpost maintain`: partitions of the table ahead, and the retention.
+
+use clap::Args;
+use tracing::{error, warn};
+
+use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
+use super::{Exit, load_to_ask};
+use crate::config::Given;
+use crate::config::file::SinkName;
+use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::retention::{self, Report, RetentionError};
+
+/// Flags of `walpost maintain`.
+#[derive(Debug, Args)]
+pub struct MaintainArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Does once what there is to be done.
+#[must_use]
+pub fn run(args: &MaintainArgs) -> Exit {
+    let records = RecordArgs::of_no_sink(args.retention.clone());
+    let given = Given {
+        connection: &args.connection,
+        records: Some(&records),
+        sink: Some(SinkName::Stdout),
+    };
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let mut exit = Exit::Done;
+    for settings in &pipelines {
+        let ended = match runtime.block_on(pass(settings, args.dry_run)) {
+            Ok(report) => told(settings, &report),
+            Err(reason) => {
+                error!(pipeline = settings.name, "{reason}");
+                recovery::of_catalog(&reason).into()
+            }
+        };
+        // A person who is needed is worth more than a server that is not there now.
+        if exit != Exit::Halted && ended != Exit::Done {
+            exit = ended;
+        }
+    }
+    exit
+}
+
+async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, CatalogError> {
+    let catalog = Catalog::open(&settings.postgres).await?;
+    retention::pass(&catalog, &settings.target, settings.retention, dry_run).await
+}
+
+/// Prints what a pass has come to.
+fn told(settings: &PipelineSettings, report: &Report) -> Exit {
+    let name = &settings.name;
+    for done in &report.done {
+        println!("{name}: {done}");
+    }
+    for wait in &report.waits {
+        println!("{name}: {wait}");
+    }
+    if settings.target.outbox.table().is_none() {
+        println!("{name}: an outbox in the log has no partitions");
+    } else if settings.retention.keep.is_none() {
+        println!("{name}: nothing is removed without --retention or retention in walpost.toml");
+    }
+    let mut exit = Exit::Done;
+    for trouble in &report.troubles {
+        if is_of_the_moment(trouble) {
+            warn!(pipeline = name, "{trouble}");
+            exit = if exit == Exit::Done {
+                Exit::Failed
+            } else {
+                exit
+            };
+        } else {
+            error!(pipeline = name, "{trouble}");
+            exit = Exit::Halted;
+        }
+    }
+    exit
+}
+
+/// Another try may do it.
+fn is_of_the_moment(trouble: &RetentionError) -> bool {
+    match trouble {
+        RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,
+        RetentionError::Catalog(error) => recovery::of_catalog(error) != Remedy::Halt,
+        _ => false,
+    }
+}

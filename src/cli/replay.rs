@@ -1,0 +1,295 @@
+//! `walpost replay`: sends rows of the outbox table again.
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::{error, info};
+use uuid::Uuid;
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::{Exit, consent, load_to_ask};
+use crate::config::Given;
+use crate::config::file::SinkName;
+use crate::kafka::producer::KafkaSink;
+use crate::observe::progress::Progress;
+use crate::outbox::route::REPLAY_HEADER;
+use crate::pipeline::recovery;
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::sink::Sink;
+use crate::pipeline::stdout::StdoutSink;
+use crate::pipeline::watermark::{Watermark, Window};
+use crate::postgres::copy::CopyError;
+use crate::postgres::lsn::Lsn;
+use crate::replay::selection::{Aggregate, Bound, Selection};
+use crate::replay::{Ended, Plan, ReplayError};
+
+/// Flags of `walpost replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// Rows from here on: a time, like 2025-11-01T03:00:00Z, held against created_at; an id; or the
+    /// walpost-position of a record
+    #[arg(long, value_name = "TIME|ID|POSITION")]
+    from: Option<Bound>,
+    /// Rows up to and with this time, id or position
+    #[arg(long, value_name = "TIME|ID|POSITION")]
+    to: Option<Bound>,
+    /// Rows that fulfil a condition in SQL. It runs under your role, in a transaction that can only
+    /// read
+    #[arg(long = "where", value_name = "SQL")]
+    condition: Option<String>,
+    /// Rows of this aggregate type, or of one aggregate; repeated, of any of them
+    #[arg(long, value_name = "TYPE[/ID]")]
+    aggregate: Vec<Aggregate>,
+    /// The row with this id; repeated, each of them
+    #[arg(long, value_name = "ID")]
+    id: Vec<String>,
+    /// What may be missing after slots were let go: then that is no longer listed
+    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
+    let_go: bool,
+    /// Count the rows, and send none
+    #[arg(long)]
+    dry_run: bool,
+    /// Send at most so many rows a second
+    #[arg(long, value_name = "N/s", value_parser = rate)]
+    rate: Option<u32>,
+    /// Where records go [default: kafka]
+    #[arg(long, env = "WALPOST_SINK", value_enum)]
+    sink: Option<SinkName>,
+    /// Go on with a replay that was cut short
+    #[arg(
+        long,
+        value_name = "RUN-ID",
+        value_parser = run_id,
+        conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "let_go", "topic"]
+    )]
+    resume: Option<Uuid>,
+    /// Don't ask
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Why rows were not sent, or not all of them.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error(
+        "{reason}. To go on where it was cut short: walpost replay --pipeline {pipeline} --resume {run}"
+    )]
+    CutShort {
+        reason: ReplayError,
+        pipeline: String,
+        run: Uuid,
+    },
+    #[error("signals can't be received: {0}")]
+    Signals(std::io::Error),
+    #[error("pipeline {0:?} was not named: nothing was sent")]
+    NotAsked(String),
+}
+
+/// Sends rows of one pipeline's table again.
+#[must_use]
+pub fn run(args: &ReplayArgs) -> Exit {
+    let given = Given {
+        connection: &args.connection,
+        records: Some(&args.records),
+        sink: args.sink,
+    };
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let [settings] = &pipelines[..] else {
+        error!(
+            "each pipeline has a table of its own: say with --pipeline which of the file is meant"
+        );
+        return Exit::Usage;
+    };
+    let done = runtime.block_on(replay(settings, args));
+    runtime.shutdown_background();
+    match done {
+        Ok(Ended::Complete) => Exit::Done,
+        Ok(Ended::Stopped) => Exit::Failed,
+        Err(reason) => {
+            error!(pipeline = settings.name, "{reason}");
+            match reason {
+                Failure::NotAsked(_) => Exit::Usage,
+                Failure::Signals(_) => Exit::Failed,
+                Failure::Replay(reason) | Failure::CutShort { reason, .. } => exit(&reason),
+            }
+        }
+    }
+}
+
+fn exit(reason: &ReplayError) -> Exit {
+    match reason {
+        ReplayError::NoTable(_)
+        | ReplayError::NoKey(_)
+        | ReplayError::NoColumn { .. }
+        | ReplayError::NoRow { .. }
+        | ReplayError::NoRecord { .. }
+        | ReplayError::Wrong { .. }
+        | ReplayError::NoRun { .. }
+        | ReplayError::NothingLetGo { .. }
+        | ReplayError::Complete(_)
+        | ReplayError::OtherKey { .. } => Exit::Usage,
+        ReplayError::Running(_)
+        | ReplayError::NotDropped { .. }
+        | ReplayError::Open
+        | ReplayError::Order(_) => Exit::Failed,
+        ReplayError::Entry { .. }
+        | ReplayError::Detached { .. }
+        | ReplayError::Problem(_)
+        | ReplayError::Mapping(_)
+        | ReplayError::Route { .. }
+        | ReplayError::Copy(CopyError::Text(_) | CopyError::RowTooLarge { .. }) => Exit::Halted,
+        ReplayError::Catalog(error) | ReplayError::Copy(CopyError::Catalog(error)) => {
+            recovery::of_catalog(error).into()
+        }
+        ReplayError::Sink(error) | ReplayError::Produce { error, .. } => {
+            recovery::of_sink(error).into()
+        }
+        ReplayError::Topics(error) => error.into(),
+        ReplayError::Delivery(failure) if failure.permanent => Exit::Halted,
+        ReplayError::Delivery(_) => Exit::Failed,
+    }
+}
+
+async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended, Failure> {
+    let name = &settings.name;
+    let plan = match args.resume {
+        Some(run) => Plan::resume(settings, run).await?,
+        None if args.let_go => Plan::of_let_go(settings).await?,
+        None => {
+            let selection = Selection {
+                from: args.from.clone(),
+                to: args.to.clone(),
+                condition: args.condition.clone(),
+                aggregates: args.aggregate.clone(),
+                ids: args.id.clone(),
+            };
+            Plan::new(settings, &selection).await?
+        }
+    };
+    println!("{name}: {}", plan.describe());
+    println!(
+        "{name}: to be sent to topic {}, with the header {REPLAY_HEADER}={}",
+        plan.topic(),
+        plan.run
+    );
+    if args.dry_run {
+        println!("{name}: nothing was sent");
+        return Ok(Ended::Complete);
+    }
+    if plan.rows == 0 && args.resume.is_none() && !plan.closes() {
+        println!("{name}: there is nothing to send");
+        return Ok(Ended::Complete);
+    }
+    if !args.yes && !consent::is_given(name) {
+        return Err(Failure::NotAsked(name.clone()));
+    }
+    let window = Window {
+        records: settings.window_records,
+        bytes: settings.window_bytes,
+    };
+    let watermark = Watermark::new(window, Lsn::ZERO);
+    let deliveries = watermark.deliveries();
+    match &settings.sink {
+        SinkSettings::Stdout => {
+            send(
+                &plan,
+                name,
+                args.rate,
+                StdoutSink::new(deliveries),
+                watermark,
+            )
+            .await
+        }
+        SinkSettings::Kafka {
+            properties,
+            create_topics,
+        } => {
+            // Not the pipeline's own producer, which it would fence.
+            let sink = KafkaSink::new(name, properties, *create_topics, None, deliveries);
+            let sink = sink.map_err(ReplayError::from)?;
+            send(&plan, name, args.rate, sink, watermark).await
+        }
+    }
+}
+
+async fn send(
+    plan: &Plan<'_>,
+    name: &str,
+    rate: Option<u32>,
+    mut sink: impl Sink,
+    watermark: Watermark,
+) -> Result<Ended, Failure> {
+    let run = plan.run;
+    let mut stop = stop_at_signals().map_err(Failure::Signals)?;
+    info!(pipeline = name, %run, rows = plan.rows, "replaying");
+    let mut progress = Progress::new("rows sent again", Some(plan.rows));
+    let told = |rows| progress.advance(rows);
+    let ended = plan.send(&mut sink, watermark, rate, &mut stop, told).await;
+    let rows = progress.done();
+    match ended {
+        Ok(Ended::Complete) => {
+            progress.finish();
+            info!(pipeline = name, %run, rows, "replayed");
+            Ok(Ended::Complete)
+        }
+        Ok(Ended::Stopped) => {
+            drop(progress);
+            info!(
+                pipeline = name, %run, rows,
+                "stopped. To go on: walpost replay --pipeline {name} --resume {run}"
+            );
+            Ok(Ended::Stopped)
+        }
+        Err(reason) => {
+            let pipeline = name.to_owned();
+            Err(Failure::CutShort {
+                reason,
+                pipeline,
+                run,
+            })
+        }
+    }
+}
+
+/// Says true from the first SIGTERM or SIGINT on; the second ends the process.
+fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if sender.send_replace(true) {
+                std::process::exit(i32::from(Exit::Failed.code()));
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+fn run_id(text: &str) -> Result<Uuid, String> {
+    let read = text.parse();
+    read.map_err(|error: uuid::Error| {
+        format!("{error}; expected the id that the replay was logged with")
+    })
+}
+
+fn rate(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix("/s").unwrap_or(text);
+    match number.parse() {
+        Ok(rate) if rate > 0 => Ok(rate),
+        _ => Err("expected a number of rows a second, like 500/s".to_owned()),
+    }
+}

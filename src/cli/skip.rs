@@ -1,0 +1,446 @@
+//! `walpost skip`: moves a slot forward over what a person has decided to leave out.
+//!
+//! The order is: journal, checkpoint, slot. A death between them leaves a journal that says what was
+//! intended; a checkpoint ahead of its slot, which the next `run` goes on from; and in each case a
+//! slot that can be moved by the same command again.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+use serde_json::json;
+use tracing::{error, info};
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::{Exit, consent, load_to_ask};
+use crate::config::Given;
+use crate::kafka::producer::KafkaSink;
+use crate::kafka::transaction::Checkpoints;
+use crate::pipeline::PipelineError;
+use crate::pipeline::checkpoint::{Checkpoint, Standing};
+use crate::pipeline::core::preview::{Found, Preview, Until};
+use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
+use crate::pipeline::sink::Sink;
+use crate::pipeline::snapshot::SnapshotMode;
+use crate::pipeline::watermark::{Watermark, Window};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Said};
+use crate::postgres::connection::Connection;
+use crate::postgres::copy;
+use crate::postgres::journal::{Action, Entry};
+use crate::postgres::lsn::{Lsn, Position};
+use crate::postgres::target::Outbox;
+
+/// Flags of `walpost skip`.
+#[derive(Debug, Args)]
+pub struct SkipArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// Skip what is committed before this LSN; or the transaction of this position, and what is
+    /// before it
+    #[arg(long, value_name = "LSN|POSITION")]
+    to: Place,
+    /// Show what would be skipped, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Don't ask
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Where the slot is to be.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Lsn(Lsn),
+    Position(Position),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.contains(':') {
+            true => text
+                .parse()
+                .map(Self::Position)
+                .map_err(|error| format!("{error}")),
+            false => text.parse().map(Self::Lsn).map_err(|error| {
+                format!("{error}; or a position like 00000000/016B3748:0000000002")
+            }),
+        }
+    }
+}
+
+impl Place {
+    fn lsn(self) -> Lsn {
+        match self {
+            Self::Lsn(lsn) => lsn,
+            Self::Position(position) => position.commit,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lsn(lsn) => lsn.fmt(f),
+            Self::Position(position) => position.fmt(f),
+        }
+    }
+}
+
+/// Why nothing was skipped.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    #[error(
+        "slot {slot:?} is active for PID {pid}: stop the walpost run that has it, and skip then"
+    )]
+    Active { slot: String, pid: i32 },
+    #[error(
+        "slot {slot:?} stands at {confirmed}, and {to} is not behind that: there is nothing to skip"
+    )]
+    Behind {
+        slot: String,
+        confirmed: Lsn,
+        to: Place,
+    },
+    #[error("the log ends at {end}, and {to} is beyond that")]
+    Beyond { end: Lsn, to: Place },
+    #[error(
+        "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
+         says halted, or from walpost-position"
+    )]
+    NoSuchRow { slot: String, to: Position },
+    #[error(
+        "slot {slot:?} stood at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
+         if that is still what you want"
+    )]
+    Moved { slot: String, confirmed: Lsn },
+    #[error(
+        "rows that are older than slot {slot:?} are not all delivered yet, and events come after them. Let walpost run \
+         deliver them first, or leave them out: snapshot = \"never\". A row that it can't deliver has to be corrected or deleted"
+    )]
+    Copying { slot: String },
+    #[error("pipeline {0:?} was not named: nothing was changed")]
+    NotAsked(String),
+}
+
+impl From<CatalogError> for Failure {
+    fn from(error: CatalogError) -> Self {
+        Self::Pipeline(error.into())
+    }
+}
+
+/// What is to be done.
+struct Plan {
+    confirmed: Lsn,
+    to: Lsn,
+    found: Found,
+    /// Exactly-once: the checkpoint there is, and the one to be.
+    checkpoint: Option<(Checkpoint, Checkpoint)>,
+}
+
+/// Moves the slot of one pipeline.
+#[must_use]
+pub fn run(args: &SkipArgs) -> Exit {
+    let given = Given {
+        connection: &args.connection,
+        records: Some(&args.records),
+        sink: None,
+    };
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let [settings] = &pipelines[..] else {
+        error!(
+            "each pipeline has a log position of its own: say with --pipeline which of the file is meant"
+        );
+        return Exit::Usage;
+    };
+    let done = runtime.block_on(skip(settings, args));
+    runtime.shutdown_background();
+    let Err(reason) = done else { return Exit::Done };
+    error!(pipeline = settings.name, "{reason}");
+    match reason {
+        Failure::NotAsked(_) | Failure::Behind { .. } | Failure::Beyond { .. } => Exit::Usage,
+        Failure::NoSuchRow { .. } => Exit::Usage,
+        Failure::Copying { .. } => Exit::Halted,
+        Failure::Active { .. } | Failure::Moved { .. } => Exit::Failed,
+        Failure::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
+        Failure::Pipeline(_) => Exit::Failed,
+    }
+}
+
+async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failure> {
+    let name = &settings.name;
+    let slot = &settings.target.slot;
+    let catalog = Catalog::open(&settings.postgres).await?;
+    // Without a journal nothing is moved, so that is found out first.
+    let before = catalog.journal(name, slot).await?;
+    let plan = plan(settings, &catalog, args.to).await?;
+    let begun = matches!(Said::of(&before), Said::Begun(border) if plan.confirmed < border);
+    let copied = plan
+        .checkpoint
+        .as_ref()
+        .and_then(|(found, _)| found.snapshot.as_ref());
+    if begun && settings.snapshot == SnapshotMode::Initial
+        || copied.is_some_and(|copied| !copied.is_complete())
+    {
+        return Err(Failure::Copying { slot: slot.clone() });
+    }
+    show(settings, &plan);
+    if args.dry_run {
+        println!("{name}: nothing was changed");
+        return Ok(());
+    }
+    if !args.yes && !consent::is_given(name) {
+        return Err(Failure::NotAsked(name.clone()));
+    }
+
+    let Plan { confirmed, to, .. } = plan;
+    let is_same = |entry: &crate::postgres::journal::Written| {
+        entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
+    };
+    let id = match before.last().filter(|last| is_same(last)) {
+        // It was begun, and not ended.
+        Some(last) => last.id,
+        None => {
+            let entry = Entry {
+                pipeline: name,
+                slot,
+                action: Action::Skip,
+                from: Some(confirmed),
+                to: Some(to),
+                detail: detail(&plan.found),
+            };
+            catalog.write_journal(&entry).await?
+        }
+    };
+    if let Some((found, checkpoint)) = plan.checkpoint {
+        move_checkpoint(settings, &found, checkpoint).await?;
+    }
+    if !catalog.advance(slot, confirmed, to).await? {
+        let slot = slot.clone();
+        return Err(Failure::Moved { slot, confirmed });
+    }
+    info!(pipeline = name, slot, from = %confirmed, to = %to, journal = id, "skipped");
+    Ok(())
+}
+
+/// Finds out what is to be done, and changes nothing.
+async fn plan(settings: &PipelineSettings, catalog: &Catalog, to: Place) -> Result<Plan, Failure> {
+    let target = &settings.target;
+    let observed = catalog.look(target).await?;
+    if let Some(problem) = observed.problems(target).into_iter().next() {
+        return Err(PipelineError::from(problem).into());
+    }
+    let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
+        slot: target.slot.clone(),
+        init: target.outbox.init(),
+    });
+    let slot = slot.map_err(PipelineError::from)?;
+    let confirmed = slot.confirmed;
+    let slot_name = || target.slot.clone();
+    if let Some(pid) = slot.active_pid {
+        return Err(Failure::Active {
+            slot: slot_name(),
+            pid,
+        });
+    }
+    let is_behind = match to {
+        Place::Lsn(lsn) => lsn <= confirmed,
+        // A commit record where the slot stands was not sent yet.
+        Place::Position(position) => position.commit < confirmed,
+    };
+    if is_behind {
+        return Err(Failure::Behind {
+            slot: slot_name(),
+            confirmed,
+            to,
+        });
+    }
+    let end = catalog.log_end().await?;
+    if to.lsn() > end {
+        return Err(Failure::Beyond { end, to });
+    }
+    let found = checkpoint(settings, confirmed).await?;
+    let delivered = found
+        .as_ref()
+        .and_then(|(_, resumed)| resumed.delivered.clone());
+
+    let until = match to {
+        Place::Lsn(lsn) => Until::Before(lsn),
+        Place::Position(position) => Until::Commit(position.commit),
+    };
+    copy::prepare(catalog.client()).await?;
+    let mut preview = Preview::new(
+        target.outbox.clone(),
+        settings.outbox.clone(),
+        until,
+        delivered,
+    )
+    .map_err(PipelineError::from)?;
+    // The record that is there ends behind it.
+    let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
+    let mut goes_on = true;
+    while goes_on && peek.next(|data| goes_on = preview.message(data)).await? {}
+    let preview = preview.found;
+    let to = match (to, preview.end) {
+        (Place::Lsn(lsn), _) => lsn,
+        (Place::Position(position), Some((end, rows))) if position.index < rows => end,
+        (Place::Position(to), _) => {
+            let slot = slot_name();
+            return Err(Failure::NoSuchRow { slot, to });
+        }
+    };
+    Ok(Plan {
+        confirmed,
+        to,
+        found: preview,
+        checkpoint: found.map(|(found, resumed)| (found, resumed.skipped(to))),
+    })
+}
+
+/// With exactly-once the checkpoint, and how a start would go on from it now.
+async fn checkpoint(
+    settings: &PipelineSettings,
+    confirmed: Lsn,
+) -> Result<Option<(Checkpoint, Checkpoint)>, PipelineError> {
+    let slot = &settings.target.slot;
+    let (Some(checkpoints), Delivery::ExactlyOnce(place)) =
+        (Checkpoints::of(settings), &settings.delivery)
+    else {
+        return Ok(None);
+    };
+    let found = checkpoints.look().await?;
+    let found = found.ok_or_else(|| PipelineError::NoCheckpoint {
+        pipeline: settings.name.clone(),
+        topic: place.topic.clone(),
+        slot: slot.clone(),
+    })?;
+    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+    let identity = connection.identify().await?;
+    let history = match found.timeline == identity.timeline {
+        true => Vec::new(),
+        false => connection.timeline_history(identity.timeline).await?,
+    };
+    let standing = Standing {
+        system_id: identity.system_id,
+        timeline: identity.timeline,
+        history,
+        slot: slot.clone(),
+        confirmed,
+    };
+    let resumed = found.resumed(&standing, &found.resume(&standing)?);
+    Ok(Some((found, resumed)))
+}
+
+fn show(settings: &PipelineSettings, plan: &Plan) {
+    let name = &settings.name;
+    let Plan {
+        confirmed,
+        to,
+        found,
+        checkpoint,
+    } = plan;
+    println!(
+        "{name}: slot {} stands at {confirmed}, to be moved to {to}: {} would never be delivered",
+        settings.target.slot,
+        counted(found.events - found.dealt_with, "event"),
+    );
+    if found.dealt_with > 0 {
+        println!(
+            "{name}: {} more were dealt with before, as the checkpoint says",
+            found.dealt_with
+        );
+    }
+    for (topic, count) in &found.topics {
+        match topic.as_str() {
+            "" => println!("{name}:   {count} for further topics"),
+            topic => println!("{name}:   {count} for topic {topic}"),
+        }
+    }
+    if found.unroutable > 0 {
+        println!("{name}:   {} that can't become a record", found.unroutable);
+    }
+    for event in &found.first {
+        println!("{name}:   {event}");
+    }
+    let shown = found.first.len() as u64;
+    if found.events > shown {
+        println!("{name}:   and {} more", found.events - shown);
+    }
+    if let Some((_, checkpoint)) = checkpoint {
+        println!(
+            "{name}: the checkpoint moves with it: {}",
+            super::checkpoint::describe(checkpoint)
+        );
+    }
+    match &settings.target.outbox {
+        Outbox::Table(table) => {
+            println!("{name}: the rows stay in table {table}, where walpost replay finds them")
+        }
+        Outbox::Log { .. } => println!("{name}: there is no table that keeps them"),
+    }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What the journal says of it.
+fn detail(found: &Found) -> serde_json::Value {
+    json!({
+        "events": found.events,
+        "dealt_with": found.dealt_with,
+        "unroutable": found.unroutable,
+        "transactions": found.transactions,
+        "topics": found.topics,
+        "first": found.first.first().map(|event| event.at().to_string()),
+        "last": found.last.map(|last| last.to_string()),
+    })
+}
+
+/// Writes the checkpoint, unless it is another one by now than the one that was `found`.
+async fn move_checkpoint(
+    settings: &PipelineSettings,
+    found: &Checkpoint,
+    mut checkpoint: Checkpoint,
+) -> Result<(), Failure> {
+    let SinkSettings::Kafka {
+        properties,
+        create_topics,
+    } = &settings.sink
+    else {
+        return Ok(());
+    };
+    if *found == checkpoint {
+        return Ok(());
+    }
+    let window = Window {
+        records: 1,
+        bytes: 1,
+    };
+    let deliveries = Watermark::new(window, Lsn::ZERO).deliveries();
+    let checkpoints = Checkpoints::of(settings);
+    let name = &settings.name;
+    let mut sink = KafkaSink::new(name, properties, *create_topics, checkpoints, deliveries)
+        .map_err(PipelineError::from)?;
+    let now = sink.take_over().await.map_err(PipelineError::from)?;
+    if now.as_ref() != Some(found) {
+        return Err(Failure::Moved {
+            slot: settings.target.slot.clone(),
+            confirmed: found.safe_lsn,
+        });
+    }
+    sink.commit(&mut checkpoint)
+        .await
+        .map_err(PipelineError::from)?;
+    Ok(())
+}

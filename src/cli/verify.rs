@@ -1,0 +1,276 @@
+//! `walpost verify`: the table held against the topics.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tracing::error;
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::{Exit, load_to_ask};
+use crate::config::Given;
+use crate::config::values::{bytes, duration, moment};
+use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::PipelineSettings;
+use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
+
+/// With less there would be no end to looking at portions.
+const MEMORY_MIN: u64 = 4 << 20;
+
+/// Flags of `walpost verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
+    /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long
+    /// ago
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Only rows of before this time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// The column with the rows' times [default: created_at]
+    #[arg(long, value_name = "COLUMN")]
+    time_column: Option<String>,
+    /// Read this topic too, although no row belongs there
+    #[arg(long, value_name = "TOPIC")]
+    also_topic: Vec<String>,
+    /// How long what the table has may take to be delivered, if somebody is at it
+    #[arg(long, default_value = "30s", value_name = "DURATION")]
+    wait: String,
+    /// Memory for rows and records; temporary files take the rest
+    #[arg(long, default_value = "256MiB", value_name = "SIZE")]
+    memory: String,
+    /// How many findings are shown
+    #[arg(long, default_value_t = 20, value_name = "COUNT")]
+    limit: usize,
+    /// Write all findings to this file, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// One JSON document instead of text
+    #[arg(long)]
+    json: bool,
+    /// Repeated events are counted, but no error: at-least-once allows them
+    #[arg(long)]
+    allow_repeats: bool,
+    /// Records whose events are not in the table are an error
+    #[arg(long, conflicts_with_all = ["since", "until"])]
+    strict: bool,
+}
+
+/// How one pipeline came out.
+#[derive(Serialize)]
+struct Outcome {
+    pipeline: String,
+    ok: bool,
+    #[serde(flatten)]
+    report: Report,
+    /// The first ones.
+    findings: Vec<Finding>,
+}
+
+/// Verifies the pipelines and prints what was found.
+#[must_use]
+pub fn run(args: &VerifyArgs) -> Exit {
+    let options = match options(args) {
+        Ok(options) => options,
+        Err(reason) => {
+            error!("{reason}");
+            return Exit::Usage;
+        }
+    };
+    let given = Given {
+        connection: &args.connection,
+        records: Some(&args.records),
+        sink: None,
+    };
+    let (pipelines, runtime) = match load_to_ask(&given) {
+        Ok(loaded) => loaded,
+        Err(exit) => return exit,
+    };
+    let mut output = match args.output.as_ref().map(File::create).transpose() {
+        Ok(file) => file.map(BufWriter::new),
+        Err(reason) => {
+            error!("--output: the file can't be written: {reason}");
+            return Exit::Usage;
+        }
+    };
+    let mut exit = Exit::Done;
+    let mut outcomes = Vec::new();
+    for settings in &pipelines {
+        let found = one(settings, args, &options, &runtime, output.as_mut());
+        match found {
+            Ok(outcome) => {
+                if !args.json {
+                    print(settings, &outcome, args);
+                }
+                if !outcome.ok && exit == Exit::Done {
+                    exit = Exit::Failed;
+                }
+                outcomes.push(outcome);
+            }
+            Err(reason) => {
+                error!(pipeline = settings.name, "{reason}");
+                exit = of_error(&reason);
+            }
+        }
+    }
+    runtime.shutdown_background();
+    if let Some(Err(reason)) = output.map(|mut output| output.flush()) {
+        error!("--output: the file can't be written: {reason}");
+        exit = Exit::Failed;
+    }
+    if args.json {
+        let ok = exit == Exit::Done;
+        println!("{}", serde_json::json!({ "ok": ok, "pipelines": outcomes }));
+    }
+    exit
+}
+
+fn options(args: &VerifyArgs) -> Result<Options, String> {
+    let now = jiff::Timestamp::now();
+    let time = |flag: &str, text: &Option<String>| {
+        let read = text.as_ref().map(|text| moment(text, now)).transpose();
+        read.map_err(|reason| format!("{flag}: {reason}"))
+    };
+    let (since, until) = (time("--since", &args.since)?, time("--until", &args.until)?);
+    if let (Some(since), Some(until)) = (since, until)
+        && since >= until
+    {
+        return Err(format!(
+            "--since is {since} and --until is {until}: expected an earlier and a later time"
+        ));
+    }
+    let memory = bytes(&args.memory).map_err(|reason| format!("--memory: {reason}"))?;
+    if memory.0 < MEMORY_MIN {
+        return Err("--memory: expected at least 4MiB".to_owned());
+    }
+    Ok(Options {
+        range: Range {
+            column: args.time_column.clone(),
+            since,
+            until,
+        },
+        also: args.also_topic.clone(),
+        wait: duration(&args.wait).map_err(|reason| format!("--wait: {reason}"))?,
+        memory: memory.0,
+        strict: args.strict,
+    })
+}
+
+fn one(
+    settings: &PipelineSettings,
+    args: &VerifyArgs,
+    options: &Options,
+    runtime: &tokio::runtime::Runtime,
+    mut output: Option<&mut BufWriter<File>>,
+) -> Result<Outcome, VerifyError> {
+    let mut findings = Vec::new();
+    let mut tell = |finding: &Finding| -> io::Result<()> {
+        if findings.len() < args.limit {
+            findings.push(finding.clone());
+        }
+        if let Some(output) = &mut output {
+            serde_json::to_writer(&mut *output, finding)?;
+            output.write_all(b"\n")?;
+        }
+        Ok(())
+    };
+    let report = verify(runtime, settings, options, &mut tell)?;
+    Ok(Outcome {
+        pipeline: settings.name.clone(),
+        ok: errors(&report.counts, args) == 0,
+        report,
+        findings,
+    })
+}
+
+/// How many of the findings are errors.
+fn errors(counts: &Counts, args: &VerifyArgs) -> u64 {
+    let repeated = if args.allow_repeats {
+        0
+    } else {
+        counts.repeated
+    };
+    let strangers = if args.strict { counts.strangers } else { 0 };
+    let always = [
+        counts.missing,
+        counts.out_of_order,
+        counts.gaps,
+        counts.misplaced,
+        counts.unroutable,
+    ];
+    always.iter().sum::<u64>() + repeated + strangers
+}
+
+fn of_error(error: &VerifyError) -> Exit {
+    let remedy = match error {
+        VerifyError::NoTable
+        | VerifyError::NoTopics
+        | VerifyError::NoIdHeader
+        | VerifyError::NoTime { .. } => return Exit::Usage,
+        VerifyError::Denied { .. } | VerifyError::Problem(_) | VerifyError::Mapping(_) => {
+            Remedy::Halt
+        }
+        VerifyError::Catalog(error) => recovery::of_catalog(error),
+        VerifyError::Topics(error) => return error.into(),
+        VerifyError::Io(_) => return Exit::Failed,
+    };
+    remedy.into()
+}
+
+fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
+    let (name, counts) = (&settings.name, &outcome.report.counts);
+    for finding in &outcome.findings {
+        println!("{finding}");
+    }
+    let told = counts.missing
+        + counts.repeated
+        + counts.out_of_order
+        + counts.gaps
+        + counts.misplaced
+        + counts.unroutable
+        + if args.strict { counts.strangers } else { 0 };
+    let shown = outcome.findings.len() as u64;
+    if told > shown {
+        println!(
+            "... and {} more: --limit shows them, --output FILE writes all",
+            told - shown
+        );
+    }
+    for note in &outcome.report.notes {
+        println!("note: {note}");
+    }
+    println!(
+        "{name}: {}: {} rows, {} records",
+        settings.target.outbox, counts.rows, counts.records
+    );
+    for (what, count) in [
+        ("delivered", counts.delivered),
+        ("pending", counts.pending),
+        ("expired", counts.expired),
+        ("missing", counts.missing),
+        ("repeated", counts.repeated),
+        ("out of order", counts.out_of_order),
+        ("gaps", counts.gaps),
+        ("misplaced", counts.misplaced),
+        ("unroutable", counts.unroutable),
+        ("strangers", counts.strangers),
+        ("newer", counts.newer),
+        ("outside", counts.outside),
+        ("replayed", counts.replayed),
+        ("without id", counts.without_id),
+    ] {
+        // What nobody has to look at is told where there is some.
+        let is_told = count > 0
+            || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
+        if is_told {
+            println!("  {what:<13}{count:>12}");
+        }
+    }
+    println!("{name}: {}", if outcome.ok { "ok" } else { "NOT OK" });
+}

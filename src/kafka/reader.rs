@@ -1,0 +1,302 @@
+//! Topics as a consumer of committed records sees them, from one offset to another. No group is
+//! joined, and nothing is committed.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::{Offset, TopicPartitionList};
+use tracing::debug;
+
+use super::grants::Grants;
+use super::probe;
+use super::properties::{Properties, brokers, client_config, describe, leave_producers};
+use super::topics::{Lookup, judge};
+use crate::pipeline::sink::SinkError;
+
+/// How long one question may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long no record may come, though there are some.
+const SILENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Reads topics.
+pub struct TopicReader {
+    config: ClientConfig,
+    consumer: BaseConsumer<Quiet>,
+    /// Sees what is behind open transactions too.
+    uncommitted: BaseConsumer<Quiet>,
+}
+
+/// What of a partition there is to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The partition.
+    pub partition: i32,
+    /// The first offset.
+    pub start: i64,
+    /// The offset behind the last one.
+    pub end: i64,
+    /// What was before the first one has been removed.
+    pub is_cut: bool,
+    /// An open transaction hides what is behind the last one.
+    pub is_hidden: bool,
+}
+
+/// Topics that can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The brokers don't let us.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+    /// Records went away while they were read.
+    #[error(
+        "topic {topic:?}: records were removed while it was read, for their age or by hand. Do it again, or over a \
+         later range of time"
+    )]
+    Removed {
+        /// The topic.
+        topic: String,
+    },
+    /// What was read can't be kept.
+    #[error("temporary files can't be used: {0}. They are where TMPDIR says")]
+    Io(#[from] io::Error),
+}
+
+/// A consumer whose errors are told with what it was asked.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn error(&self, error: KafkaError, reason: &str) {
+        debug!(%error, reason, "while topics are read");
+    }
+}
+
+impl ConsumerContext for Quiet {}
+
+impl TopicReader {
+    /// For the cluster of `properties`; `name` tells the brokers who asks.
+    ///
+    /// # Errors
+    /// librdkafka does not accept the properties.
+    pub fn new(properties: &Properties, name: &str) -> Result<Self, SinkError> {
+        let config = client_config(properties, name);
+        let consumer = |isolation: &str| {
+            leave_producers(config.clone())
+                .set("allow.auto.create.topics", "false")
+                .set("group.id", name)
+                .set("enable.auto.commit", "false")
+                .set("enable.partition.eof", "true")
+                .set("fetch.wait.max.ms", "10")
+                .set("auto.offset.reset", "error")
+                // What is read ahead. A small record takes several times its bytes.
+                .set("queued.min.messages", "10000")
+                .set("queued.max.messages.kbytes", "8192")
+                // Where that is reached: until the next look. The default is a second, in which nothing is read.
+                .set("fetch.queue.backoff.ms", "5")
+                .set("isolation.level", isolation)
+                .create_with_context(Quiet)
+                .map_err(|error| SinkError::Configuration(describe(&error)))
+        };
+        Ok(Self {
+            consumer: consumer("read_committed")?,
+            uncommitted: consumer("read_uncommitted")?,
+            config,
+        })
+    }
+
+    /// The topic's partitions; nothing where there is no such topic.
+    ///
+    /// # Errors
+    /// No broker answers, or we may not know.
+    pub fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
+        let metadata = self
+            .consumer
+            .fetch_metadata(Some(topic), ANSWER)
+            .map_err(|error| self.broken(topic, &error))?;
+        match judge(&metadata) {
+            Lookup::Missing => Ok(None),
+            Lookup::Denied(reason) => Err(self.denied(topic, reason)),
+            Lookup::Present(_) => {
+                let topic = metadata.topics().first();
+                let partitions = topic.map_or(&[][..], |topic| topic.partitions());
+                Ok(Some(partitions.iter().map(|found| found.id()).collect()))
+            }
+        }
+    }
+
+    /// What of the topic there is to read now, or was produced at `since` or later, in milliseconds
+    /// since 1970. Waits for transactions that are open in it, until `deadline`.
+    ///
+    /// # Errors
+    /// No broker answers, or we may not know.
+    pub fn spans(
+        &self,
+        topic: &str,
+        partitions: &[i32],
+        since: Option<i64>,
+        deadline: Instant,
+    ) -> Result<Vec<Span>, SinkError> {
+        let broken = |error: KafkaError| self.broken(topic, &error);
+        let marks = |of: &BaseConsumer<Quiet>, partition| {
+            of.fetch_watermarks(topic, partition, ANSWER)
+                .map_err(broken)
+        };
+        let mut spans = Vec::new();
+        for &partition in partitions {
+            let (low, end) = marks(&self.uncommitted, partition)?;
+            spans.push(Span {
+                partition,
+                start: low,
+                end,
+                is_cut: low > 0,
+                is_hidden: false,
+            });
+        }
+        for span in &mut spans {
+            loop {
+                let (_, committed) = marks(&self.consumer, span.partition)?;
+                if committed >= span.end {
+                    break;
+                }
+                if Instant::now() >= deadline {
+                    span.end = committed;
+                    span.is_hidden = true;
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        let Some(since) = since else {
+            return Ok(spans);
+        };
+        let mut times = TopicPartitionList::new();
+        for span in &spans {
+            times
+                .add_partition_offset(topic, span.partition, Offset::Offset(since))
+                .map_err(broken)?;
+        }
+        let found = self
+            .consumer
+            .offsets_for_times(times, ANSWER)
+            .map_err(broken)?;
+        for span in &mut spans {
+            let found = found.find_partition(topic, span.partition);
+            let start = match found.map(|found| found.offset()) {
+                Some(Offset::Offset(start)) => start,
+                // Nothing is as young as that.
+                _ => span.end,
+            };
+            span.is_cut &= start <= span.start;
+            span.start = start.clamp(span.start, span.end.max(span.start));
+        }
+        Ok(spans)
+    }
+
+    /// Reads the spans, of all partitions at once: each in the order of its offsets, until `look` has
+    /// seen enough.
+    ///
+    /// # Errors
+    /// The topic can't be read to the spans' ends, or `look` fails.
+    pub fn read(
+        &self,
+        topic: &str,
+        spans: &[Span],
+        mut look: impl FnMut(&BorrowedMessage<'_>) -> io::Result<ControlFlow<()>>,
+    ) -> Result<(), ReadError> {
+        let mut open: HashMap<i32, i64> = spans
+            .iter()
+            .filter(|span| span.start < span.end)
+            .map(|span| (span.partition, span.end))
+            .collect();
+        let mut list = TopicPartitionList::new();
+        for span in spans.iter().filter(|span| span.start < span.end) {
+            list.add_partition_offset(topic, span.partition, Offset::Offset(span.start))
+                .map_err(|error| self.broken(topic, &error))?;
+        }
+        self.consumer
+            .assign(&list)
+            .map_err(|error| self.broken(topic, &error))?;
+        let mut heard = Instant::now();
+        let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
+        while !open.is_empty() {
+            match self.consumer.poll(PAUSE) {
+                Some(Ok(record)) => {
+                    heard = Instant::now();
+                    // Nothing of the topic before this one.
+                    let end = open
+                        .get(&record.partition())
+                        .filter(|_| record.topic() == topic);
+                    let Some(&end) = end else { continue };
+                    if record.offset() < end && look(&record)?.is_break() {
+                        break;
+                    }
+                    if record.offset() + 1 >= end {
+                        open.remove(&record.partition());
+                    }
+                }
+                // The last offsets can be the end of a transaction, which is no record.
+                Some(Err(KafkaError::PartitionEOF(partition))) => {
+                    heard = Instant::now();
+                    open.remove(&partition);
+                }
+                Some(Err(error)) => match error.rdkafka_error_code() {
+                    Some(Code::TopicAuthorizationFailed) => {
+                        let reason = "the broker does not let it be read".to_owned();
+                        return Err(self.denied(topic, reason).into());
+                    }
+                    Some(Code::AutoOffsetReset | Code::OffsetOutOfRange) => {
+                        let topic = topic.to_owned();
+                        return Err(ReadError::Removed { topic });
+                    }
+                    // librdkafka looks for the group's coordinator, which nobody asks anything.
+                    Some(Code::GroupAuthorizationFailed) => {}
+                    _ => last = error,
+                },
+                None => {}
+            }
+            if heard.elapsed() > SILENCE {
+                return Err(self.broken(topic, &last).into());
+            }
+        }
+        let nothing = TopicPartitionList::new();
+        self.consumer
+            .assign(&nothing)
+            .map_err(|error| self.broken(topic, &error).into())
+    }
+
+    /// A better reason where the brokers don't accept who we are, or we not who they are.
+    pub async fn explain(&self, error: ReadError) -> ReadError {
+        let ReadError::Sink(SinkError::Broken(_)) = &error else {
+            return error;
+        };
+        match probe::refusal(leave_producers(self.config.clone())).await {
+            Some(reason) => ReadError::Sink(SinkError::Refused {
+                brokers: brokers(&self.config),
+                reason,
+            }),
+            None => error,
+        }
+    }
+
+    fn broken(&self, topic: &str, error: &KafkaError) -> SinkError {
+        let (brokers, reason) = (brokers(&self.config), describe(error));
+        SinkError::Broken(format!(
+            "topic {topic:?} at {brokers} can't be read: {reason}"
+        ))
+    }
+
+    fn denied(&self, topic: &str, reason: String) -> SinkError {
+        SinkError::TopicDenied {
+            topic: topic.to_owned(),
+            reason,
+            grant: Grants::of(&self.config).read(topic),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What librdkafka says of itself now and then: `statistics.interval.ms`, librdkafka's
+//! STATISTICS.md.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The part of it that a person wants to see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Records that the producer has.
+    pub queued_records: u64,
+    /// Requests that were sent again.
+    pub retries: u64,
+    /// Bytes that were sent to the brokers.
+    pub sent_bytes: u64,
+    /// The slowest broker's round trip, which 99 % of the last interval's were within, in
+    /// microseconds.
+    pub round_trip_p99_micros: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    msg_cnt: u64,
+    #[serde(default)]
+    tx_bytes: u64,
+    #[serde(default)]
+    brokers: BTreeMap<String, Broker>,
+}
+
+#[derive(Deserialize)]
+struct Broker {
+    #[serde(default)]
+    txretries: u64,
+    rtt: Option<Rtt>,
+}
+
+#[derive(Deserialize)]
+struct Rtt {
+    #[serde(default)]
+    p99: i64,
+    #[serde(default)]
+    cnt: i64,
+}
+
+impl Statistics {
+    /// Of librdkafka's JSON document; nothing where it is none.
+    #[must_use]
+    pub fn read(document: &[u8]) -> Option<Self> {
+        let document: Document = serde_json::from_slice(document).ok()?;
+        let brokers = document.brokers.values();
+        Some(Self {
+            queued_records: document.msg_cnt,
+            retries: brokers.clone().map(|broker| broker.txretries).sum(),
+            sent_bytes: document.tx_bytes,
+            round_trip_p99_micros: brokers
+                .filter_map(|broker| broker.rtt.as_ref())
+                .filter(|rtt| rtt.cnt > 0)
+                .filter_map(|rtt| u64::try_from(rtt.p99).ok())
+                .max(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matters_is_read_of_all_brokers() {
+        let document = br#"{"name": "x", "msg_cnt": 7, "tx_bytes": 1000, "brokers": {
+            "a": {"txretries": 1, "rtt": {"p99": 900, "cnt": 3}},
+            "b": {"txretries": 2, "rtt": {"p99": 1500, "cnt": 1}},
+            "c": {"txretries": 0, "rtt": {"p99": 9999, "cnt": 0}}}}"#;
+        let expected = Statistics {
+            queued_records: 7,
+            retries: 3,
+            sent_bytes: 1000,
+            round_trip_p99_micros: Some(1500),
+        };
+        assert_eq!(Statistics::read(document), Some(expected));
+        assert_eq!(Statistics::read(b"{}"), Some(Statistics::default()));
+        assert_eq!(Statistics::read(b"no"), None);
+    }
+}

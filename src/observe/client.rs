@@ -1,0 +1,100 @@
+//! Asks a Walpost that runs how it is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper::{Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use super::status::Status;
+
+/// How long it may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// The longest answer that is read, in bytes.
+const BYTES_MAX: usize = 16 << 20;
+
+/// Nobody has answered, or somebody else.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// There is no connection.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Nothing came in time.
+    #[error("no answer within {ANSWER:?}")]
+    Silent,
+    /// The answer is none of HTTP.
+    #[error("it is no HTTP server: {0}")]
+    Http(#[from] hyper::Error),
+    /// The answer is none of Walpost's.
+    #[error("what answers is no walpost of this version: {0}")]
+    Foreign(String),
+}
+
+/// `/status` of the Walpost that listens at `address`.
+///
+/// # Errors
+/// Nobody answers there, or somebody else.
+pub async fn status(address: &str) -> Result<Status, AskError> {
+    timeout(ANSWER, ask(address))
+        .await
+        .map_err(|_| AskError::Silent)?
+}
+
+async fn ask(address: &str) -> Result<Status, AskError> {
+    let mut last = None;
+    let mut stream = None;
+    for address in lookup_host(address).await? {
+        match TcpStream::connect(reachable(address)).await {
+            Ok(connected) => {
+                stream = Some(connected);
+                break;
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    let Some(stream) = stream else {
+        let nothing = || std::io::Error::other("the name has no address");
+        return Err(last.unwrap_or_else(nothing).into());
+    };
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get("/status")
+        .header(header::HOST, address)
+        .header(header::CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| AskError::Foreign(error.to_string()))?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let code = response.status();
+        let body = Limited::new(response.into_body(), BYTES_MAX)
+            .collect()
+            .await;
+        Ok::<_, hyper::Error>((code, body))
+    };
+    let (connection, answer) = tokio::join!(connection, answer);
+    let (code, body) = match (answer, connection) {
+        // The connection knows why.
+        (Err(canceled), Err(reason)) if canceled.is_canceled() => return Err(reason.into()),
+        (answer, _) => answer?,
+    };
+    if code != StatusCode::OK {
+        return Err(AskError::Foreign(format!("/status answers {code}")));
+    }
+    let body = body.map_err(|error| AskError::Foreign(error.to_string()))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| AskError::Foreign(error.to_string()))
+}
+
+/// Who listens at all addresses is asked at this machine's own.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        });
+    }
+    address
+}

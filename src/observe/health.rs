@@ -1,0 +1,197 @@
+//! Whether a pipeline is ready: it streams and gets on. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::stats::{Seldom, State, Totals};
+
+/// So long events may wait without any of them becoming durable.
+const STUCK: Duration = Duration::from_secs(10);
+/// So long the session may take to turn, which it does every ten seconds at the least.
+const STILL: Duration = Duration::from_secs(60);
+
+/// Why a pipeline is not ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReady {
+    /// It is at something else than streaming.
+    State(State, Option<String>),
+    /// No broker can be reached.
+    KafkaDown(String, u64),
+    /// Nothing becomes durable.
+    Stuck(u64, Duration),
+    /// The session's thread does not turn.
+    Still(Duration),
+}
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(state, reason) => {
+                f.write_str(match state {
+                    State::Starting => "starting: it has not streamed yet",
+                    State::Streaming => "streaming",
+                    State::StandingBy => "standing by",
+                    State::Reconnecting => "reconnecting",
+                    State::Draining => "stopping",
+                    State::Halted => "halted",
+                    State::Stopped => "stopped",
+                })?;
+                match reason {
+                    Some(reason) => write!(f, ": {reason}"),
+                    None => Ok(()),
+                }
+            }
+            Self::KafkaDown(reason, waiting) => {
+                write!(
+                    f,
+                    "Kafka is unreachable, and {waiting} events wait: {reason}"
+                )
+            }
+            Self::Stuck(waiting, since) => write!(
+                f,
+                "{waiting} events are in flight, and Kafka has acknowledged none for {} s",
+                since.as_secs()
+            ),
+            Self::Still(since) => write!(f, "its session has not turned for {} s", since.as_secs()),
+        }
+    }
+}
+
+/// Why the pipeline is not ready, if it is not.
+///
+/// A hot standby is ready: it does what it is there for, and whoever replaces instances one after
+/// the other waits for the new one to be ready before the old one is stopped, which has the slot.
+#[must_use]
+pub fn why_not_ready(seldom: &Seldom, totals: &Totals) -> Option<NotReady> {
+    match seldom.state {
+        State::StandingBy => return None,
+        State::Streaming => {}
+        state @ (State::Starting | State::Reconnecting | State::Halted) => {
+            let error = seldom.last_error.as_ref();
+            return Some(NotReady::State(
+                state,
+                error.map(|error| error.message.clone()),
+            ));
+        }
+        state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
+    }
+    if let Some(reason) = &seldom.kafka_down {
+        return Some(NotReady::KafkaDown(reason.clone(), totals.in_flight));
+    }
+    if is_stuck(totals) {
+        return Some(NotReady::Stuck(totals.in_flight, totals.got_on_ago));
+    }
+    is_hung(totals).then_some(NotReady::Still(totals.turned_ago))
+}
+
+/// Events wait, and for long none has become durable.
+#[must_use]
+pub fn is_stuck(totals: &Totals) -> bool {
+    totals.waits && totals.got_on_ago >= STUCK
+}
+
+/// The session of a pipeline that streams has not turned for long.
+#[must_use]
+pub fn is_hung(totals: &Totals) -> bool {
+    totals.turned_ago >= STILL
+}
+
+/// The age of the oldest event that was read and is not durable; while there is no stream, at least
+/// as long as there is none. Nothing where another instance has the slot.
+#[must_use]
+pub fn lag_micros(seldom: &Seldom, totals: &Totals, now_micros: u64) -> Option<u64> {
+    let oldest =
+        (totals.oldest_micros > 0).then(|| now_micros.saturating_sub(totals.oldest_micros));
+    let silence = match seldom.state {
+        State::StandingBy => return None,
+        State::Streaming | State::Draining => 0,
+        State::Starting | State::Reconnecting | State::Halted | State::Stopped => {
+            now_micros.saturating_sub(seldom.since_micros)
+        }
+    };
+    Some(oldest.unwrap_or_default().max(silence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::stats::{ErrorKind, Failure};
+
+    fn streaming() -> (Seldom, Totals) {
+        let seldom = Seldom {
+            state: State::Streaming,
+            since_micros: 1_000_000,
+            ..Seldom::default()
+        };
+        (seldom, Totals::default())
+    }
+
+    fn says(seldom: &Seldom, totals: &Totals) -> String {
+        why_not_ready(seldom, totals).map_or_else(|| "ready".to_owned(), |why| why.to_string())
+    }
+
+    #[test]
+    fn what_streams_and_gets_on_is_ready_and_so_is_a_hot_standby() {
+        let (mut seldom, mut totals) = streaming();
+        assert_eq!(says(&seldom, &totals), "ready");
+        totals.got_on_ago = Duration::from_secs(3600);
+        assert_eq!(says(&seldom, &totals), "ready", "nothing waits");
+        totals.waits = true;
+        totals.got_on_ago = Duration::from_secs(9);
+        assert_eq!(says(&seldom, &totals), "ready", "not for long");
+        seldom.state = State::StandingBy;
+        totals.got_on_ago = Duration::from_secs(3600);
+        assert_eq!(says(&seldom, &totals), "ready");
+    }
+
+    #[test]
+    fn what_is_stuck_is_not_ready_and_says_why() {
+        let (mut seldom, mut totals) = streaming();
+        totals.in_flight = 7;
+        totals.waits = true;
+        totals.got_on_ago = Duration::from_secs(12);
+        assert!(says(&seldom, &totals).contains("7 events are in flight"));
+        seldom.kafka_down = Some("2/2 brokers are down".to_owned());
+        assert!(says(&seldom, &totals).contains("2/2 brokers are down"));
+        let (seldom, mut totals) = streaming();
+        totals.turned_ago = Duration::from_secs(61);
+        assert!(says(&seldom, &totals).contains("61 s"));
+    }
+
+    #[test]
+    fn what_does_not_stream_is_not_ready_and_says_why() {
+        let (mut seldom, totals) = streaming();
+        seldom.last_error = Some(Failure {
+            at_micros: 0,
+            kind: ErrorKind::Setup,
+            message: "no slot".to_owned(),
+            remedy: String::new(),
+        });
+        for (state, expected) in [
+            (
+                State::Starting,
+                "starting: it has not streamed yet: no slot",
+            ),
+            (State::Reconnecting, "reconnecting: no slot"),
+            (State::Halted, "halted: no slot"),
+            (State::Draining, "stopping"),
+            (State::Stopped, "stopped"),
+        ] {
+            seldom.state = state;
+            assert_eq!(says(&seldom, &totals), expected);
+        }
+    }
+
+    #[test]
+    fn lag_is_the_age_of_the_oldest_event_or_the_time_without_a_stream() {
+        let (mut seldom, mut totals) = streaming();
+        let now = 10_000_000;
+        assert_eq!(lag_micros(&seldom, &totals, now), Some(0));
+        totals.oldest_micros = 7_000_000;
+        assert_eq!(lag_micros(&seldom, &totals, now), Some(3_000_000));
+        seldom.state = State::Reconnecting;
+        assert_eq!(lag_micros(&seldom, &totals, now), Some(9_000_000));
+        seldom.state = State::StandingBy;
+        assert_eq!(lag_micros(&seldom, &totals, now), None);
+    }
+}

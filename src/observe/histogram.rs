@@ -1,0 +1,151 @@
+//! Durations, counted by size: written by the pipeline's threads, read by whoever watches.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Upper bounds of the buckets in microseconds; above the last there is one more.
+pub const BOUNDS_MICROS: [u64; 17] = [
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    60_000_000,
+    300_000_000,
+];
+
+const BUCKETS: usize = BOUNDS_MICROS.len() + 1;
+
+/// How many durations of which size there were.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    counts: [AtomicU64; BUCKETS],
+    sum_micros: AtomicU64,
+}
+
+/// A [`Histogram`] as it was at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    counts: [u64; BUCKETS],
+    /// The sum of all durations, in microseconds.
+    pub sum_micros: u64,
+}
+
+impl Histogram {
+    /// Counts one.
+    pub fn record(&self, micros: u64) {
+        self.record_alike(micros, 1);
+    }
+
+    /// Counts so many of the same length.
+    pub fn record_alike(&self, micros: u64, count: u64) {
+        let bucket = BOUNDS_MICROS.partition_point(|bound| *bound < micros);
+        self.counts[bucket].fetch_add(count, Ordering::Relaxed);
+        let sum = micros.saturating_mul(count);
+        self.sum_micros.fetch_add(sum, Ordering::Relaxed);
+    }
+
+    /// As it is now.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts {
+            counts: self.counts.each_ref().map(|n| n.load(Ordering::Relaxed)),
+            sum_micros: self.sum_micros.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Counts {
+    /// How many there were.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// For each bound, in microseconds, how many were not above it.
+    pub fn cumulative(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut sum = 0;
+        BOUNDS_MICROS
+            .iter()
+            .zip(self.counts)
+            .map(move |(bound, count)| {
+                sum += count;
+                (*bound, sum)
+            })
+    }
+
+    /// Those that came since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut since = *self;
+        for (count, before) in since.counts.iter_mut().zip(earlier.counts) {
+            *count = count.saturating_sub(before);
+        }
+        since.sum_micros = since.sum_micros.saturating_sub(earlier.sum_micros);
+        since
+    }
+
+    /// The duration, in microseconds, that this share of all was not above; nothing where there
+    /// were none. Within a bucket it is taken to be even, as Prometheus' `histogram_quantile` does.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts and bounds are far below 2^52"
+    )]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let rank = share * self.total() as f64;
+        let (mut below, mut lower) = (0, 0);
+        for (bound, upto) in self.cumulative() {
+            if upto > below && upto as f64 >= rank {
+                let part = (rank - below as f64) / (upto - below) as f64;
+                return Some(lower as f64 + part * (bound - lower) as f64);
+            }
+            (below, lower) = (upto, bound);
+        }
+        (self.total() > 0).then_some(lower as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_is_in_the_first_bucket_whose_bound_it_does_not_pass() {
+        let histogram = Histogram::default();
+        for micros in [0, 500, 501, 1_000, 300_000_000, 300_000_001, u64::MAX / 2] {
+            histogram.record(micros);
+        }
+        let counts = histogram.counts();
+        assert_eq!(counts.total(), 7);
+        let cumulative: Vec<_> = counts.cumulative().collect();
+        assert_eq!(cumulative[0], (500, 2));
+        assert_eq!(cumulative[1], (1_000, 4));
+        assert_eq!(cumulative[15], (60_000_000, 4));
+        assert_eq!(cumulative[16], (300_000_000, 5));
+    }
+
+    #[test]
+    fn a_quantile_lies_where_its_share_of_the_bucket_ends() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.counts().quantile(0.5), None);
+        for _ in 0..100 {
+            histogram.record(7_000);
+        }
+        let median = histogram.counts().quantile(0.5).expect("some");
+        assert!((median - 7_500.0).abs() < 1e-6, "{median}");
+        let before = histogram.counts();
+        histogram.record(u64::MAX / 2);
+        let since = histogram.counts().since(&before);
+        assert_eq!(since.quantile(0.99), Some(300_000_000.0));
+    }
+}

@@ -1,0 +1,187 @@
+//! The last minutes of a pipeline, second by second: rates are made of it, and charts.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::histogram::Counts;
+use super::stats::PipelineStats;
+use super::status::seconds;
+
+/// Seconds that [`Recent`] is about.
+const RECENT: usize = 10;
+/// Seconds that are kept.
+const KEPT: usize = 600;
+
+/// Totals at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// When, in microseconds since 1970.
+    pub at_micros: u64,
+    /// Events that became durable.
+    pub delivered: u64,
+    /// Transactions that were read.
+    pub transactions: u64,
+    /// Bytes that came from PostgreSQL.
+    pub received_bytes: u64,
+    /// From read to durable.
+    pub delivery: Counts,
+    /// From commit to durable.
+    pub commit_to_delivery: Counts,
+}
+
+impl Sample {
+    /// Of what the pipeline has written down by now.
+    #[must_use]
+    pub fn of(stats: &PipelineStats, at_micros: u64) -> Self {
+        let totals = stats.totals();
+        Self {
+            at_micros,
+            delivered: totals.delivered,
+            transactions: totals.transactions,
+            received_bytes: totals.received_bytes,
+            delivery: stats.delivery.counts(),
+            commit_to_delivery: stats.commit_to_delivery.counts(),
+        }
+    }
+}
+
+/// How fast a pipeline is, over the last ten seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Recent {
+    /// Events that became durable, a second.
+    pub events_per_second: f64,
+    /// Transactions that were read, a second.
+    pub transactions_per_second: f64,
+    /// Bytes from PostgreSQL, a second.
+    pub bytes_per_second: f64,
+    /// From commit to durable, half of the transactions took no longer; in seconds.
+    pub commit_to_delivery_p50: Option<f64>,
+    /// And 99 % of them.
+    pub commit_to_delivery_p99: Option<f64>,
+    /// From read to durable, half of the transactions took no longer.
+    pub delivery_p50: Option<f64>,
+    /// And 99 % of them.
+    pub delivery_p99: Option<f64>,
+}
+
+impl Recent {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52 in ten seconds")]
+    fn between(first: &Sample, last: &Sample) -> Self {
+        let lasted = seconds(last.at_micros.saturating_sub(first.at_micros));
+        if lasted <= 0.0 {
+            return Self::default();
+        }
+        let rate = |of: fn(&Sample) -> u64| of(last).saturating_sub(of(first)) as f64 / lasted;
+        let quantile = |of: fn(&Sample) -> &Counts, share| {
+            let counts = of(last).since(of(first));
+            counts.quantile(share).map(|micros| micros / 1e6)
+        };
+        Self {
+            events_per_second: rate(|sample| sample.delivered),
+            transactions_per_second: rate(|sample| sample.transactions),
+            bytes_per_second: rate(|sample| sample.received_bytes),
+            commit_to_delivery_p50: quantile(|sample| &sample.commit_to_delivery, 0.5),
+            commit_to_delivery_p99: quantile(|sample| &sample.commit_to_delivery, 0.99),
+            delivery_p50: quantile(|sample| &sample.delivery, 0.5),
+            delivery_p99: quantile(|sample| &sample.delivery, 0.99),
+        }
+    }
+}
+
+/// A second, as charts want it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Its end, in seconds since 1970.
+    pub at: f64,
+    /// Events that became durable in it, a second.
+    pub events: f64,
+    /// Bytes from PostgreSQL, a second.
+    pub bytes: f64,
+    /// How far behind the pipeline was, in bytes of log.
+    pub lag_bytes: Option<u64>,
+    /// The same in seconds.
+    pub lag_seconds: Option<f64>,
+    /// From commit to durable, half of the transactions took no longer; in seconds.
+    pub p50: Option<f64>,
+    /// And 99 % of them.
+    pub p99: Option<f64>,
+}
+
+/// The last minutes of one pipeline.
+#[derive(Debug, Default)]
+pub struct History {
+    samples: VecDeque<Sample>,
+    points: VecDeque<Point>,
+}
+
+impl History {
+    /// A second has passed, and how far behind the pipeline was at its end.
+    pub fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
+        if let Some(before) = self.samples.back() {
+            let second = Recent::between(before, &sample);
+            if self.points.len() == KEPT {
+                self.points.pop_front();
+            }
+            self.points.push_back(Point {
+                at: seconds(sample.at_micros),
+                events: second.events_per_second,
+                bytes: second.bytes_per_second,
+                lag_bytes,
+                lag_seconds,
+                p50: second.commit_to_delivery_p50,
+                p99: second.commit_to_delivery_p99,
+            });
+        }
+        if self.samples.len() > RECENT {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
+    }
+
+    /// How fast the pipeline is.
+    #[must_use]
+    pub fn recent(&self) -> Recent {
+        match (self.samples.front(), self.samples.back()) {
+            (Some(first), Some(last)) => Recent::between(first, last),
+            _ => Recent::default(),
+        }
+    }
+
+    /// The seconds that ended after `since`, in seconds since 1970; the oldest first.
+    #[must_use]
+    pub fn points(&self, since: f64) -> Vec<Point> {
+        let later = |point: &&Point| point.at > since;
+        self.points.iter().filter(later).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_last_ten_seconds_and_points_those_of_each() {
+        let mut history = History::default();
+        assert_eq!(history.recent(), Recent::default());
+        for second in 0..2000_u64 {
+            // Ten a second, and a hundred in the last.
+            let delivered = second * 10 + if second == 1999 { 90 } else { 0 };
+            let sample = Sample {
+                at_micros: second * 1_000_000,
+                delivered,
+                ..Sample::default()
+            };
+            history.add(sample, Some(second), None);
+        }
+        let recent = history.recent();
+        assert!((recent.events_per_second - 19.0).abs() < 1e-9, "{recent:?}");
+        assert_eq!(recent.delivery_p50, None);
+        let points = history.points(0.0);
+        assert_eq!(points.len(), KEPT);
+        assert_eq!(points[0].lag_bytes, Some(2000 - KEPT as u64));
+        assert!((points[0].events - 10.0).abs() < 1e-9);
+        assert!((points[KEPT - 1].events - 100.0).abs() < 1e-9);
+        assert_eq!(history.points(1997.5), points[KEPT - 2..]);
+    }
+}

@@ -1,0 +1,276 @@
+//! What can be wrong with a pipeline, in words that a person can act on. Pure.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::postgres::catalog::Vitals;
+
+/// Below one in so many of its room a slot is in danger.
+const ROOM_PART: u64 = 4;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Nobody reads the slot.
+    NotStreaming,
+    /// The session's thread does not turn.
+    SessionHung,
+    /// Events are in flight, and Kafka acknowledges none.
+    DeliveryStuck,
+    /// Log waits, and nothing is delivered or confirmed.
+    NoProgress,
+    /// A transaction that is open for long keeps log that is delivered.
+    LongTransaction,
+    /// There is no slot.
+    SlotMissing,
+    /// The slot's log is removed.
+    SlotLost,
+    /// The slot's log may be removed at any time.
+    SlotUnreserved,
+    /// Little room is left until then.
+    SlotInDanger,
+    /// The table's last partition ends soon.
+    PartitionsRunOut,
+}
+
+impl Kind {
+    /// Every one.
+    pub const ALL: [Self; 10] = [
+        Self::NotStreaming,
+        Self::SessionHung,
+        Self::DeliveryStuck,
+        Self::NoProgress,
+        Self::LongTransaction,
+        Self::SlotMissing,
+        Self::SlotLost,
+        Self::SlotUnreserved,
+        Self::SlotInDanger,
+        Self::PartitionsRunOut,
+    ];
+
+    /// As metrics, logs and JSON call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotStreaming => "not_streaming",
+            Self::SessionHung => "session_hung",
+            Self::DeliveryStuck => "delivery_stuck",
+            Self::NoProgress => "no_progress",
+            Self::LongTransaction => "long_transaction",
+            Self::SlotMissing => "slot_missing",
+            Self::SlotLost => "slot_lost",
+            Self::SlotUnreserved => "slot_unreserved",
+            Self::SlotInDanger => "slot_in_danger",
+            Self::PartitionsRunOut => "partitions_run_out",
+        }
+    }
+
+    /// It is also why the pipeline is not ready.
+    #[must_use]
+    pub fn explains_unreadiness(self) -> bool {
+        matches!(
+            self,
+            Self::NotStreaming | Self::SessionHung | Self::DeliveryStuck
+        )
+    }
+
+    /// The database alone knows of it.
+    #[must_use]
+    pub fn is_of_database(self) -> bool {
+        matches!(
+            self,
+            Self::SlotMissing
+                | Self::SlotLost
+                | Self::SlotUnreserved
+                | Self::SlotInDanger
+                | Self::PartitionsRunOut
+        )
+    }
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Of which kind.
+    pub kind: Kind,
+    /// What was found.
+    pub what: String,
+    /// What tells more of it, or mends it.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// Of its parts.
+    #[must_use]
+    pub fn new(kind: Kind, what: String, remedy: impl Into<String>) -> Self {
+        let remedy = remedy.into();
+        Self { kind, what, remedy }
+    }
+
+    /// Both parts in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        format!("{}. {}", self.what, self.remedy)
+    }
+}
+
+/// What is wrong with the slot by that name, by the word of the database.
+#[must_use]
+pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
+    let Some(found) = &vitals.slot else {
+        return Some(Problem::new(
+            Kind::SlotMissing,
+            format!("slot {slot:?} does not exist"),
+            "walpost init",
+        ));
+    };
+    match found.wal_status.as_deref() {
+        Some("lost") => Some(Problem::new(
+            Kind::SlotLost,
+            format!("slot {slot:?} is lost: events that were not delivered are in the table only"),
+            "See Troubleshooting in README.md",
+        )),
+        Some("unreserved") => Some(Problem::new(
+            Kind::SlotUnreserved,
+            format!(
+                "slot {slot:?} is unreserved: it is lost at the next checkpoint of the server, unless walpost catches up \
+                 now or max_slot_wal_keep_size is raised"
+            ),
+            "While the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
+        )),
+        _ => {
+            let (safe, room) = room(vitals)?;
+            (safe < room / ROOM_PART).then(|| {
+                Problem::new(
+                    Kind::SlotInDanger,
+                    format!(
+                        "slot {slot:?} has {} left of {}: beyond that PostgreSQL removes log that was not delivered",
+                        ByteSize::b(safe),
+                        ByteSize::b(room)
+                    ),
+                    "Mend what holds it up; meanwhile, while the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size \
+                     = '...'; SELECT pg_reload_conf()",
+                )
+            })
+        }
+    }
+}
+
+/// The last partition of the outbox is in use, and ends within a day.
+#[must_use]
+pub fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<Problem> {
+    let end = vitals.partitions_end?;
+    let left = Duration::from_micros(end.at_micros.saturating_sub(now_micros));
+    if end.ahead > 0 || left >= DAY {
+        return None;
+    }
+    let at = i64::try_from(end.at_micros).unwrap_or(i64::MAX);
+    let at = Timestamp::from_microsecond(at).unwrap_or_default();
+    let then = match end.has_default {
+        true => "rows of a later time go to the default partition",
+        false => "there is no default partition, so inserts of a later time fail",
+    };
+    Some(Problem::new(
+        Kind::PartitionsRunOut,
+        format!("the last partition of {outbox} ends at {at:.0}: {then}"),
+        "Have the next ones made: walpost maintain, or retention for walpost run",
+    ))
+}
+
+/// Nobody reads the slot, by the word of the database.
+#[must_use]
+pub fn unread(slot: &str) -> Problem {
+    Problem::new(
+        Kind::NotStreaming,
+        format!("nobody reads slot {slot:?}, and its log fills the disk"),
+        "Start Walpost, or see its log",
+    )
+}
+
+/// How much log may still be written, and may be kept for the slot in all; none where nothing
+/// bounds it.
+#[must_use]
+pub fn room(vitals: &Vitals) -> Option<(u64, u64)> {
+    let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
+    Some((safe, safe + vitals.kept_bytes()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::catalog::{PartitionsEnd, SlotVitals};
+    use crate::postgres::lsn::Lsn;
+
+    fn found(wal_status: &str, safe_wal_bytes: Option<i64>) -> Option<Kind> {
+        let slot = SlotVitals {
+            wal_status: Some(wal_status.to_owned()),
+            safe_wal_bytes,
+            restart: Some(Lsn(1_000)),
+            ..SlotVitals::default()
+        };
+        let vitals = Vitals {
+            end: Lsn(4_000),
+            slot: Some(slot),
+            ..Vitals::default()
+        };
+        of_slot("s", &vitals).map(|problem| problem.kind)
+    }
+
+    #[test]
+    fn slot_is_in_danger_with_less_than_a_quarter_of_its_room() {
+        assert_eq!(found("reserved", None), None);
+        assert_eq!(found("extended", Some(1_000)), None);
+        assert_eq!(found("extended", Some(900)), Some(Kind::SlotInDanger));
+        assert_eq!(found("reserved", Some(-5)), Some(Kind::SlotInDanger));
+        assert_eq!(found("unreserved", Some(-5)), Some(Kind::SlotUnreserved));
+        assert_eq!(found("lost", None), Some(Kind::SlotLost));
+        let problem = of_slot("s", &Vitals::default()).expect("a problem");
+        assert_eq!(
+            problem.line(),
+            "slot \"s\" does not exist. walpost init",
+            "{problem:?}"
+        );
+    }
+
+    #[test]
+    fn partitions_run_out_where_the_last_one_is_in_use_and_ends_within_a_day() {
+        let now = 1_000_000_000_000_000;
+        let says = |hours: u64, ahead, has_default| {
+            let vitals = Vitals {
+                partitions_end: Some(PartitionsEnd {
+                    at_micros: now + hours * 3_600_000_000,
+                    ahead,
+                    has_default,
+                }),
+                ..Vitals::default()
+            };
+            of_partitions("table public.outbox", &vitals, now).map(|problem| problem.line())
+        };
+        assert_eq!(says(24, 0, true), None, "a long one");
+        assert_eq!(says(2, 1, true), None, "short ones");
+        let line = says(23, 0, true).expect("a problem");
+        for text in [
+            "table public.outbox ends at 2001-09-10T00:46:40Z",
+            "default partition",
+            "walpost maintain",
+        ] {
+            assert!(line.contains(text), "{text} in {line}");
+        }
+        let line = says(0, 0, false).expect("a problem");
+        assert!(line.contains("inserts of a later time fail"), "{line}");
+        assert_eq!(of_partitions("t", &Vitals::default(), now), None);
+    }
+
+    #[test]
+    fn names_are_those_of_the_json() {
+        for kind in Kind::ALL {
+            assert_eq!(serde_json::json!(kind), kind.name());
+        }
+    }
+}

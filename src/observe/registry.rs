@@ -1,0 +1,116 @@
+//! The pipelines of the process, for those who watch.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::history::{History, Point, Sample};
+use super::stats::{PipelineStats, unix_micros};
+use super::status::{PipelineStatus, Status, seconds};
+use super::watchdog::{Facts, Watchdog};
+
+/// Every pipeline that was started, whatever has become of it.
+#[derive(Debug)]
+pub struct Registry {
+    started_micros: u64,
+    pipelines: Vec<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    stats: Arc<PipelineStats>,
+    history: Mutex<History>,
+    watchdog: Mutex<Watchdog>,
+}
+
+/// The last minutes of one pipeline.
+#[derive(Debug, Serialize)]
+pub struct PipelineHistory {
+    /// Its name.
+    pub name: String,
+    /// The oldest first.
+    pub points: Vec<Point>,
+}
+
+impl Watched {
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watchdog(&self) -> MutexGuard<'_, Watchdog> {
+        self.watchdog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self, now_micros: u64) -> PipelineStatus {
+        let (recent, problems) = (self.history().recent(), self.watchdog().problems());
+        PipelineStatus::of(&self.stats, recent, problems, now_micros)
+    }
+
+    /// Has the watchdog look at it.
+    fn watch(&self, now_micros: u64) {
+        let (seldom, totals) = (self.stats.seldom(), self.stats.totals());
+        let facts = Facts {
+            about: &self.stats.about,
+            seldom: &seldom,
+            totals: &totals,
+            now: Instant::now(),
+            now_micros,
+        };
+        let lines = self.watchdog().look(&facts);
+        for line in lines {
+            line.log(&self.stats.about.name);
+        }
+    }
+}
+
+impl Registry {
+    /// Of these.
+    #[must_use]
+    pub fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
+        let watched = |stats| Watched {
+            stats,
+            history: Mutex::default(),
+            watchdog: Mutex::default(),
+        };
+        Self {
+            started_micros: unix_micros(),
+            pipelines: pipelines.into_iter().map(watched).collect(),
+        }
+    }
+
+    /// Takes down how all of them are, and logs what is wrong with them. To be called once a second.
+    pub fn sample(&self) {
+        let now = unix_micros();
+        for pipeline in &self.pipelines {
+            pipeline.watch(now);
+            let lag = pipeline.status(now).lag;
+            let sample = Sample::of(&pipeline.stats, now);
+            pipeline.history().add(sample, lag.bytes, lag.seconds);
+        }
+    }
+
+    /// How the process is now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let now = unix_micros();
+        let pipelines: Vec<_> = self.pipelines.iter().map(|of| of.status(now)).collect();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_at: seconds(self.started_micros),
+            now: seconds(now),
+            ready: pipelines.iter().all(|pipeline| pipeline.ready),
+            pipelines,
+        }
+    }
+
+    /// The last minutes of all of them: what came after `since`, in seconds since 1970.
+    #[must_use]
+    pub fn history(&self, since: f64) -> Vec<PipelineHistory> {
+        let of = |pipeline: &Watched| PipelineHistory {
+            name: pipeline.stats.about.name.clone(),
+            points: pipeline.history().points(since),
+        };
+        self.pipelines.iter().map(of).collect()
+    }
+}

@@ -1,0 +1,370 @@
+//! How the program is at one moment: what `/status` answers, and what metrics, readiness and the
+//! page are made of.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::health;
+use super::histogram::Counts;
+use super::history::Recent;
+use super::stats::{About, Failure, Outage, PipelineStats, SnapshotPhase, State};
+use super::watchdog::Lasting;
+use crate::pipeline::core::dead_letters::DeadLetterCounts;
+use crate::postgres::let_go::LetGo;
+use crate::postgres::lsn::Lsn;
+
+/// The whole process. Times are seconds since 1970, durations seconds, sizes bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Walpost's version.
+    pub version: String,
+    /// When it was started.
+    pub started_at: f64,
+    /// Now.
+    pub now: f64,
+    /// What `/readyz` says.
+    pub ready: bool,
+    /// The pipelines, as configured.
+    pub pipelines: Vec<PipelineStatus>,
+}
+
+/// One pipeline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PipelineStatus {
+    /// Its names.
+    #[serde(flatten)]
+    pub about: About,
+    /// What it is at.
+    pub state: State,
+    /// Since when.
+    pub since: f64,
+    /// It is ready; see [`health`].
+    pub ready: bool,
+    /// Why it is not.
+    pub not_ready: Option<String>,
+    /// What the watchdog finds wrong, ready or not.
+    pub problems: Vec<Lasting>,
+    /// What went through it.
+    pub events: Events,
+    /// How fast, over the last seconds.
+    pub recent: Recent,
+    /// How far behind it is.
+    pub lag: Lag,
+    /// Where it is in the log.
+    pub positions: Positions,
+    /// The slot; unknown until the database was asked.
+    pub slot_health: Option<SlotHealth>,
+    /// The snapshot of older rows, where one was made since the start.
+    pub snapshot: Option<Snapshot>,
+    /// Rows of snapshots that were read since the start.
+    pub snapshot_rows: u64,
+    /// What was let go and not sent again; not known without a journal that may be read.
+    pub let_go: Option<Vec<LetGo>>,
+    /// Partitions of the outbox table, if it is partitioned.
+    pub partitions: Option<u64>,
+    /// How long those last, if they are ranges of a time.
+    pub partitions_end: Option<Partitions>,
+    /// Kafka, as the producer sees it.
+    pub kafka: Kafka,
+    /// When the last checkpoint was committed, with exactly-once.
+    pub checkpoint_at: Option<f64>,
+    /// The last error.
+    pub last_error: Option<LastError>,
+    /// Errors since the start, by what they are about.
+    pub errors: BTreeMap<String, u64>,
+    /// Dead letters since the start, by what kept the events from being delivered.
+    pub dead_letters: DeadLetterCounts,
+    /// Attempts to begin a session again, since the start.
+    pub reconnects: u64,
+    /// The last outages, the latest first.
+    pub outages: Vec<OutageStatus>,
+    /// From the end of a transaction's reading until it is durable.
+    #[serde(skip)]
+    pub delivery: Counts,
+    /// From a transaction's commit until it is durable.
+    #[serde(skip)]
+    pub commit_to_delivery: Counts,
+    /// Commits of Kafka transactions.
+    #[serde(skip)]
+    pub kafka_commit: Counts,
+}
+
+/// What went through a pipeline since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Events {
+    /// Handed to the sink.
+    pub sent: u64,
+    /// Durable.
+    pub delivered: u64,
+    /// Between the two.
+    pub in_flight: u64,
+    /// The same in bytes, as `window_bytes` counts them.
+    pub in_flight_bytes: u64,
+    /// What may be between the two by now.
+    pub window_events: u64,
+    /// The same in bytes.
+    pub window_bytes: u64,
+    /// Transactions with events.
+    pub transactions: u64,
+    /// Bytes from PostgreSQL.
+    pub received_bytes: u64,
+}
+
+/// How far behind a pipeline is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lag {
+    /// Log between what is confirmed and the server's end of it.
+    pub bytes: Option<u64>,
+    /// The age of the oldest event that was read and is not durable; while there is no stream, at
+    /// least how long there is none.
+    pub seconds: Option<f64>,
+    /// Log that the server keeps for the slot.
+    pub kept_bytes: Option<u64>,
+}
+
+/// Where a pipeline is in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Positions {
+    /// What was received.
+    pub received: Option<Lsn>,
+    /// What is durable in Kafka.
+    pub confirmed: Option<Lsn>,
+    /// The end of the server's log.
+    pub server: Option<Lsn>,
+    /// Where the log begins that the server keeps for the slot.
+    pub restart: Option<Lsn>,
+    /// When the last event was committed that was read.
+    pub last_event_at: Option<f64>,
+}
+
+/// What the database says of the slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotHealth {
+    /// When it said so.
+    pub asked_at: f64,
+    /// A walsender has it.
+    pub active: bool,
+    /// `wal_status`: reserved, extended, unreserved or lost.
+    pub wal_status: Option<String>,
+    /// How much more log may be written before the slot is in danger; none where that has no bound.
+    pub safe_wal_bytes: Option<i64>,
+    /// Transactions since the oldest one whose deleted rows of the catalog it keeps.
+    pub catalog_xmin_age: Option<i64>,
+}
+
+/// A snapshot of the rows that are older than the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// How far it is.
+    pub phase: SnapshotPhase,
+    /// Since when.
+    pub since: f64,
+    /// Rows that were read.
+    pub rows: u64,
+    /// Rows that are to be expected, by the planner's estimate.
+    pub expected: Option<u64>,
+}
+
+impl Snapshot {
+    /// It is not over.
+    #[must_use]
+    pub fn lasts(&self) -> bool {
+        self.phase != SnapshotPhase::Done
+    }
+}
+
+/// How long partitions last.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Partitions {
+    /// Where the last one ends.
+    pub at: f64,
+    /// How many begin later than now.
+    pub ahead: u64,
+    /// There is a default partition for what comes after them.
+    pub has_default: bool,
+}
+
+/// Kafka, as the producer sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kafka {
+    /// Why no broker can be reached.
+    pub unreachable: Option<String>,
+    /// Records that the producer has.
+    pub queued_events: Option<u64>,
+    /// Requests that were sent again.
+    pub retries: Option<u64>,
+    /// Bytes that were sent.
+    pub sent_bytes: Option<u64>,
+    /// The slowest broker's round trip, which 99 % were within.
+    pub round_trip_p99_seconds: Option<f64>,
+}
+
+/// An error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LastError {
+    /// When.
+    pub at: f64,
+    /// What it is about.
+    pub kind: String,
+    /// What the log says.
+    pub message: String,
+    /// What comes of it, and what a person can do.
+    pub remedy: String,
+}
+
+/// A time without PostgreSQL, a producer or Kafka.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutageStatus {
+    /// What it is about.
+    pub kind: String,
+    /// The last error.
+    pub reason: String,
+    /// When it began.
+    pub began_at: f64,
+    /// When it ended, if it has.
+    pub ended_at: Option<f64>,
+    /// How often it was tried again.
+    pub attempts: u64,
+}
+
+/// Microseconds as seconds.
+#[must_use]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "exact to the microsecond for two centuries"
+)]
+pub fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+fn some_seconds(micros: u64) -> Option<f64> {
+    (micros > 0).then(|| seconds(micros))
+}
+
+fn known(lsn: Lsn) -> Option<Lsn> {
+    (lsn > Lsn::ZERO).then_some(lsn)
+}
+
+impl PipelineStatus {
+    /// Of what the pipeline has written down by now; `recent` is how fast it is, `problems` what is
+    /// wrong with it.
+    #[must_use]
+    pub fn of(
+        stats: &PipelineStats,
+        recent: Recent,
+        problems: Vec<Lasting>,
+        now_micros: u64,
+    ) -> Self {
+        let (totals, seldom) = (stats.totals(), stats.seldom());
+        let not_ready = health::why_not_ready(&seldom, &totals).map(|reason| reason.to_string());
+        let vitals = seldom.database.as_ref().map(|(vitals, _)| vitals);
+        let slot = vitals.and_then(|vitals| vitals.slot.as_ref());
+        let confirmed = known(totals.confirmed).or_else(|| slot.and_then(|slot| slot.confirmed));
+        let server = vitals.map(|vitals| vitals.end.max(totals.received));
+        let restart = slot.and_then(|slot| slot.restart);
+        let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
+        let statistics = seldom.statistics.as_ref();
+        Self {
+            about: stats.about.clone(),
+            state: seldom.state,
+            since: seconds(seldom.since_micros),
+            ready: not_ready.is_none(),
+            not_ready,
+            problems,
+            events: Events {
+                sent: totals.sent,
+                delivered: totals.delivered,
+                in_flight: totals.in_flight,
+                in_flight_bytes: totals.in_flight_bytes,
+                window_events: totals.window.records,
+                window_bytes: totals.window.bytes,
+                transactions: totals.transactions,
+                received_bytes: totals.received_bytes,
+            },
+            recent,
+            lag: Lag {
+                bytes: behind(confirmed),
+                seconds: health::lag_micros(&seldom, &totals, now_micros).map(seconds),
+                kept_bytes: behind(restart),
+            },
+            positions: Positions {
+                received: known(totals.received),
+                confirmed,
+                server,
+                restart,
+                last_event_at: some_seconds(totals.last_micros),
+            },
+            slot_health: slot
+                .zip(seldom.database.as_ref())
+                .map(|(slot, (_, asked))| SlotHealth {
+                    asked_at: seconds(*asked),
+                    active: slot.active,
+                    wal_status: slot.wal_status.clone(),
+                    safe_wal_bytes: slot.safe_wal_bytes,
+                    catalog_xmin_age: slot.catalog_xmin_age,
+                }),
+            snapshot: seldom.snapshot.map(|stage| Snapshot {
+                phase: stage.phase,
+                since: seconds(stage.since_micros),
+                rows: stats.snapshot_rows().saturating_sub(stage.rows_before),
+                expected: stage.expected,
+            }),
+            snapshot_rows: stats.snapshot_rows(),
+            let_go: vitals.and_then(|vitals| vitals.let_go.clone()),
+            partitions: vitals.and_then(|vitals| vitals.partitions),
+            partitions_end: vitals
+                .and_then(|vitals| vitals.partitions_end)
+                .map(|end| Partitions {
+                    at: seconds(end.at_micros),
+                    ahead: end.ahead,
+                    has_default: end.has_default,
+                }),
+            kafka: Kafka {
+                unreachable: seldom.kafka_down.clone(),
+                queued_events: statistics.map(|statistics| statistics.queued_records),
+                retries: statistics.map(|statistics| statistics.retries),
+                sent_bytes: statistics.map(|statistics| statistics.sent_bytes),
+                round_trip_p99_seconds: statistics
+                    .and_then(|statistics| statistics.round_trip_p99_micros)
+                    .map(seconds),
+            },
+            checkpoint_at: some_seconds(totals.checkpointed_micros),
+            last_error: seldom.last_error.map(LastError::from),
+            errors: stats
+                .errors()
+                .into_iter()
+                .map(|(kind, count)| (kind.name().to_owned(), count))
+                .collect(),
+            dead_letters: stats.dead_letters(),
+            reconnects: totals.reconnects,
+            outages: seldom.outages.into_iter().map(Into::into).collect(),
+            delivery: stats.delivery.counts(),
+            commit_to_delivery: stats.commit_to_delivery.counts(),
+            kafka_commit: stats.kafka_commit.counts(),
+        }
+    }
+}
+
+impl From<Failure> for LastError {
+    fn from(failure: Failure) -> Self {
+        Self {
+            at: seconds(failure.at_micros),
+            kind: failure.kind.name().to_owned(),
+            message: failure.message,
+            remedy: failure.remedy,
+        }
+    }
+}
+
+impl From<Outage> for OutageStatus {
+    fn from(outage: Outage) -> Self {
+        Self {
+            kind: outage.kind.name().to_owned(),
+            reason: outage.reason,
+            began_at: seconds(outage.began_micros),
+            ended_at: outage.ended_micros.map(seconds),
+            attempts: outage.attempts,
+        }
+    }
+}

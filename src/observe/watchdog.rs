@@ -1,0 +1,448 @@
+//! Watches whether a pipeline gets on, second by second, and says once what keeps it from that.
+//!
+//! Pure: what is known of the pipeline comes in, with the time; lines for the log come out.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::health::{self, NotReady};
+use super::outage::{Outage, Say};
+use super::problem::{self, Kind, Problem};
+use super::stats::{About, Seldom, State, Totals};
+use super::status::seconds;
+use crate::postgres::catalog::{OpenTransaction, SlotVitals, Vitals, Whose};
+use crate::postgres::lsn::Lsn;
+
+/// So often what lasts is said again.
+const REMINDER: Duration = Duration::from_secs(600);
+/// So long a pipeline may be without a stream: a restart of a server takes less.
+const AWAY: Duration = Duration::from_secs(60);
+/// So long log may wait without anything being delivered or confirmed: PostgreSQL decodes a
+/// transaction of some gigabytes in that time.
+const STANDSTILL: Duration = Duration::from_secs(300);
+/// Less than this, which is a segment of the log, is nothing to wait for: an idle database writes
+/// some.
+const LAG: u64 = 16 << 20;
+/// What the database said longer ago says nothing of now.
+const FRESH: Duration = Duration::from_secs(30);
+/// A transaction that is open for so long is a long one,
+const LONG: Duration = Duration::from_secs(300);
+/// if so much log is kept for it that is delivered,
+const HELD: u64 = 64 << 20;
+/// or so many transactions came after it.
+const HELD_TRANSACTIONS: i64 = 100_000_000;
+/// Sooner it is one that takes a quarter of what may be kept for the slot.
+const LONG_IN_LITTLE_ROOM: Duration = Duration::from_secs(10);
+
+/// What is known of a pipeline at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'f> {
+    /// Its names.
+    pub about: &'f About,
+    /// What happens seldom.
+    pub seldom: &'f Seldom,
+    /// Its totals.
+    pub totals: &'f Totals,
+    /// Now.
+    pub now: Instant,
+    /// Now, in microseconds since 1970.
+    pub now_micros: u64,
+}
+
+/// A problem, and since when there is one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lasting {
+    /// The problem.
+    #[serde(flatten)]
+    pub problem: Problem,
+    /// When it was seen first, in seconds since 1970.
+    pub since: f64,
+}
+
+/// Something to be logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// It is seen for the first time.
+    Begins(Problem),
+    /// It lasts, for so long by now.
+    Lasts(Problem, Duration),
+    /// It is over, after so long.
+    Over(Kind, Duration),
+}
+
+impl Line {
+    /// Logs it.
+    pub fn log(&self, pipeline: &str) {
+        match self {
+            Self::Begins(problem) => {
+                let (kind, line) = (problem.kind.name(), problem.line());
+                warn!(pipeline, problem = kind, "watchdog: {line}");
+            }
+            Self::Lasts(problem, lasts) => {
+                let (kind, line) = (problem.kind.name(), problem.line());
+                warn!(pipeline, problem = kind, ?lasts, "watchdog, still: {line}");
+            }
+            Self::Over(kind, lasted) => {
+                let kind = kind.name();
+                info!(
+                    pipeline,
+                    problem = kind,
+                    ?lasted,
+                    "watchdog: {kind} is over"
+                );
+            }
+        }
+    }
+}
+
+/// What was seen of one pipeline so far.
+#[derive(Debug, Default)]
+pub struct Watchdog {
+    progress: Option<Mark>,
+    oldest: Option<(String, Instant)>,
+    open: BTreeMap<Kind, Open>,
+}
+
+/// How far it had come, and when it last came further or had nothing to do.
+#[derive(Debug)]
+struct Mark {
+    confirmed: Lsn,
+    delivered: u64,
+    at: Instant,
+}
+
+#[derive(Debug)]
+struct Open {
+    problem: Problem,
+    since_micros: u64,
+    said: Outage,
+}
+
+/// What is to be thought of one kind of problem.
+enum Verdict {
+    Fine,
+    Wrong(Problem),
+    /// The same, but somebody else logs it.
+    Told(Problem),
+    /// It can't be known now: it is as it was.
+    Unknown,
+    /// It is no longer the question.
+    Moot,
+}
+
+impl Watchdog {
+    /// Looks at the pipeline. To be called about once a second.
+    pub fn look(&mut self, facts: &Facts<'_>) -> Vec<Line> {
+        let mut lines = Vec::new();
+        let (slot, partitions) = (slot(facts), partitions(facts));
+        for kind in Kind::ALL {
+            let verdict = match kind {
+                Kind::NotStreaming => not_streaming(facts),
+                Kind::SessionHung => session_hung(facts),
+                Kind::DeliveryStuck => delivery_stuck(facts),
+                Kind::NoProgress => self.no_progress(facts),
+                Kind::LongTransaction => self.long_transaction(facts),
+                Kind::SlotMissing | Kind::SlotLost | Kind::SlotUnreserved | Kind::SlotInDanger => {
+                    of_kind(kind, &slot)
+                }
+                Kind::PartitionsRunOut => of_kind(kind, &partitions),
+            };
+            lines.extend(self.note(kind, verdict, facts));
+        }
+        lines
+    }
+
+    /// What is wrong, as last seen.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Lasting> {
+        let lasting = |open: &Open| Lasting {
+            problem: open.problem.clone(),
+            since: seconds(open.since_micros),
+        };
+        self.open.values().map(lasting).collect()
+    }
+
+    fn note(&mut self, kind: Kind, verdict: Verdict, facts: &Facts<'_>) -> Option<Line> {
+        let (problem, is_told) = match verdict {
+            Verdict::Unknown => return None,
+            Verdict::Moot => {
+                self.open.remove(&kind);
+                return None;
+            }
+            Verdict::Fine => {
+                let lasted = self.open.remove(&kind)?.said.ended(facts.now)?;
+                return Some(Line::Over(kind, whole(lasted)));
+            }
+            Verdict::Wrong(problem) => (problem, false),
+            Verdict::Told(problem) => (problem, true),
+        };
+        let open = self.open.entry(kind).or_insert_with(|| Open {
+            problem: problem.clone(),
+            since_micros: facts.now_micros,
+            said: Outage::reminding(REMINDER),
+        });
+        open.problem = problem;
+        if is_told {
+            return None;
+        }
+        let problem = open.problem.clone();
+        match open.said.failed(facts.now) {
+            Say::Begins => Some(Line::Begins(problem)),
+            Say::Lasts(lasts, _) => Some(Line::Lasts(problem, whole(lasts))),
+            Say::Nothing => None,
+        }
+    }
+
+    fn no_progress(&mut self, facts: &Facts<'_>) -> Verdict {
+        let &Facts { totals, now, .. } = facts;
+        if let Some(verdict) = without_stream(facts.seldom.state) {
+            self.progress = None;
+            return verdict;
+        }
+        let mark = self.progress.get_or_insert(Mark {
+            confirmed: totals.confirmed,
+            delivered: totals.delivered,
+            at: now,
+        });
+        if mark.confirmed != totals.confirmed || mark.delivered != totals.delivered {
+            (mark.confirmed, mark.delivered) = (totals.confirmed, totals.delivered);
+            mark.at = now;
+            return Verdict::Fine;
+        }
+        let Some((vitals, slot)) = fresh(facts) else {
+            return Verdict::Unknown;
+        };
+        let confirmed = totals.confirmed.max(slot.confirmed.unwrap_or_default());
+        let lag = vitals.end.bytes_since(confirmed);
+        if lag < LAG {
+            mark.at = now;
+            return Verdict::Fine;
+        }
+        let lasts = now.duration_since(mark.at);
+        if health::is_stuck(totals) || health::is_hung(totals) || lasts < STANDSTILL {
+            // The first two say more.
+            return Verdict::Unknown;
+        }
+        Verdict::Wrong(Problem::new(
+            Kind::NoProgress,
+            format!(
+                "nothing was delivered or confirmed for {} s, and {} of log wait behind {confirmed}",
+                lasts.as_secs(),
+                ByteSize::b(lag)
+            ),
+            format!(
+                "PostgreSQL decodes a large transaction, which ends by itself, or its walsender hangs: SELECT pid, \
+                 backend_start, wait_event FROM pg_stat_activity WHERE pid = (SELECT active_pid FROM \
+                 pg_replication_slots WHERE slot_name = '{}'). pg_terminate_backend(pid) has the stream begin anew, and \
+                 loses nothing",
+                facts.about.slot
+            ),
+        ))
+    }
+
+    fn long_transaction(&mut self, facts: &Facts<'_>) -> Verdict {
+        if let Some(verdict) = without_stream(facts.seldom.state) {
+            self.oldest = None;
+            return verdict;
+        }
+        let Some((vitals, slot)) = fresh(facts) else {
+            return Verdict::Unknown;
+        };
+        let Some(oldest) = &vitals.oldest_open else {
+            self.oldest = None;
+            return Verdict::Fine;
+        };
+        if self
+            .oldest
+            .as_ref()
+            .is_none_or(|(xid, _)| *xid != oldest.xid)
+        {
+            self.oldest = Some((oldest.xid.clone(), facts.now));
+        }
+        let seen = self.oldest.as_ref().map(|(_, seen)| *seen);
+        let seen = seen.map_or(Duration::ZERO, |seen| facts.now.duration_since(seen));
+        let began = oldest.began_micros.map(|began| {
+            let micros = facts.now_micros.saturating_sub(began);
+            Duration::from_micros(micros)
+        });
+        let open = began.unwrap_or_default().max(seen);
+        let held = match (slot.confirmed, slot.restart) {
+            (Some(confirmed), Some(restart)) => confirmed.bytes_since(restart),
+            _ => 0,
+        };
+        let room = problem::room(vitals);
+        let in_little_room = room.is_some_and(|(_, room)| held > room / 4);
+        let is_long = open >= LONG && (held >= HELD || oldest.age >= HELD_TRANSACTIONS)
+            || open >= LONG_IN_LITTLE_ROOM && in_little_room;
+        match is_long {
+            true => Verdict::Wrong(long_transaction(oldest, open, held)),
+            false => Verdict::Fine,
+        }
+    }
+}
+
+/// Without fractions, which nobody wants to read.
+fn whole(duration: Duration) -> Duration {
+    Duration::from_secs(duration.as_secs())
+}
+
+/// What the database said, if that was a moment ago and there is a slot.
+fn fresh<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
+    let (vitals, asked) = facts.seldom.database.as_ref()?;
+    let ago = Duration::from_micros(facts.now_micros.saturating_sub(*asked));
+    (ago <= FRESH).then_some((vitals, vitals.slot.as_ref()?))
+}
+
+/// What is to be thought of a stream that there isn't.
+fn without_stream(state: State) -> Option<Verdict> {
+    match state {
+        State::Streaming => None,
+        State::StandingBy | State::Halted => Some(Verdict::Moot),
+        State::Starting | State::Reconnecting | State::Draining | State::Stopped => {
+            Some(Verdict::Unknown)
+        }
+    }
+}
+
+fn not_streaming(facts: &Facts<'_>) -> Verdict {
+    let state = facts.seldom.state;
+    let micros = facts.now_micros.saturating_sub(facts.seldom.since_micros);
+    let lasts = Duration::from_micros(micros);
+    match state {
+        State::Streaming => return Verdict::Fine,
+        State::StandingBy => return Verdict::Moot,
+        State::Draining | State::Stopped => return Verdict::Unknown,
+        State::Starting | State::Reconnecting | State::Halted if lasts < AWAY => {
+            return Verdict::Unknown;
+        }
+        State::Starting | State::Reconnecting | State::Halted => {}
+    }
+    let error = facts.seldom.last_error.as_ref();
+    let reason = NotReady::State(state, error.map(|error| error.message.clone()));
+    let remedy = error.map_or("See the log for what it waits for", |error| &error.remedy);
+    let slot = &facts.about.slot;
+    Verdict::Wrong(Problem::new(
+        Kind::NotStreaming,
+        format!(
+            "slot {slot:?} is not read for {} s: {reason}",
+            lasts.as_secs()
+        ),
+        format!("{remedy}. Meanwhile PostgreSQL keeps its log for the slot: watch its disk"),
+    ))
+}
+
+fn session_hung(facts: &Facts<'_>) -> Verdict {
+    let totals = facts.totals;
+    match without_stream(facts.seldom.state) {
+        Some(verdict) => verdict,
+        None if !health::is_hung(totals) => Verdict::Fine,
+        None => Verdict::Wrong(Problem::new(
+            Kind::SessionHung,
+            NotReady::Still(totals.turned_ago).to_string(),
+            "Restart Walpost, which loses nothing, and report it with the log",
+        )),
+    }
+}
+
+fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
+    let (seldom, totals) = (facts.seldom, facts.totals);
+    if let Some(verdict) = without_stream(seldom.state) {
+        return verdict;
+    }
+    if !health::is_stuck(totals) {
+        return Verdict::Fine;
+    }
+    let stuck =
+        |why: NotReady, remedy: &str| Problem::new(Kind::DeliveryStuck, why.to_string(), remedy);
+    match &seldom.kafka_down {
+        // The producer logs that.
+        Some(reason) => Verdict::Told(stuck(
+            NotReady::KafkaDown(reason.clone(), totals.in_flight),
+            "Start the brokers, or mend the network to them",
+        )),
+        None => Verdict::Wrong(stuck(
+            NotReady::Stuck(totals.in_flight, totals.got_on_ago),
+            "See whether brokers answer, and whether partitions have fewer in-sync replicas than \
+             min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions",
+        )),
+    }
+}
+
+/// What the database said last, as far as it is about this instance.
+fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
+    match facts.seldom.state {
+        State::StandingBy => return Err(Verdict::Moot),
+        State::Draining | State::Stopped => return Err(Verdict::Unknown),
+        State::Starting | State::Streaming | State::Reconnecting | State::Halted => {}
+    }
+    let said = facts.seldom.database.as_ref();
+    said.map(|(vitals, _)| vitals).ok_or(Verdict::Unknown)
+}
+
+fn slot(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
+    let vitals = database(facts)?;
+    Ok(problem::of_slot(&facts.about.slot, vitals))
+}
+
+fn partitions(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
+    let vitals = database(facts)?;
+    let outbox = &facts.about.outbox;
+    Ok(problem::of_partitions(outbox, vitals, facts.now_micros))
+}
+
+fn of_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Verdict {
+    match found {
+        Ok(None) => Verdict::Fine,
+        Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),
+        // It has got worse, or better; it is not over.
+        Ok(Some(_)) | Err(Verdict::Moot) => Verdict::Moot,
+        Err(_) => Verdict::Unknown,
+    }
+}
+
+fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Problem {
+    let known = |name: &Option<String>| name.clone().unwrap_or_default();
+    let (role, database) = (known(&oldest.role), known(&oldest.database));
+    let began = oldest.began_micros.and_then(|began| {
+        let began = i64::try_from(began).ok()?;
+        Timestamp::from_microsecond(began).ok()
+    });
+    let since = match began {
+        Some(began) => format!("since {began:.0}"),
+        // Others' are not shown to us: it may be longer.
+        None => format!("for {} s at least", open.as_secs()),
+    };
+    let (who, remedy) = match &oldest.whose {
+        Whose::Session(pid) => (
+            format!("PID {pid}"),
+            format!("Ask its owner to end it, or roll it back: SELECT pg_terminate_backend({pid})"),
+        ),
+        Whose::Prepared(name) => {
+            let quoted = name.replace('\'', "''");
+            (
+                format!("prepared transaction {name:?}"),
+                format!(
+                    "In that database: COMMIT PREPARED '{quoted}', or ROLLBACK PREPARED '{quoted}'"
+                ),
+            )
+        }
+    };
+    Problem::new(
+        Kind::LongTransaction,
+        format!(
+            "{who} of role {role:?} in database {database:?} has a transaction open {since}; for its sake {} of log are \
+             kept that is delivered, and dead rows of the catalog of {} transactions",
+            ByteSize::b(held),
+            oldest.age
+        ),
+        remedy,
+    )
+}
+
+#[cfg(test)]
+mod tests;

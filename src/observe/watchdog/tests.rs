@@ -1,0 +1,352 @@
+use super::*;
+use crate::observe::stats::{ErrorKind, Failure};
+
+const MEBI: u64 = 1 << 20;
+
+/// A pipeline, and a clock that the test turns.
+struct Scene {
+    about: About,
+    seldom: Seldom,
+    totals: Totals,
+    vitals: Vitals,
+    began: Instant,
+    second: u64,
+    watchdog: Watchdog,
+    /// What was logged: the second, how it begins, and the kind.
+    said: Vec<(u64, &'static str, Kind)>,
+    last: String,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let slot = SlotVitals {
+            active: true,
+            confirmed: Some(Lsn(1000 * MEBI)),
+            restart: Some(Lsn(1000 * MEBI)),
+            wal_status: Some("reserved".to_owned()),
+            ..SlotVitals::default()
+        };
+        Self {
+            about: About {
+                slot: "s".to_owned(),
+                ..About::default()
+            },
+            seldom: Seldom {
+                state: State::Streaming,
+                ..Seldom::default()
+            },
+            totals: Totals {
+                confirmed: Lsn(1000 * MEBI),
+                ..Totals::default()
+            },
+            vitals: Vitals {
+                end: Lsn(1000 * MEBI),
+                slot: Some(slot),
+                ..Vitals::default()
+            },
+            began: Instant::now(),
+            second: 0,
+            watchdog: Watchdog::default(),
+            said: Vec::new(),
+            last: String::new(),
+        }
+    }
+
+    fn slot(&mut self) -> &mut SlotVitals {
+        self.vitals.slot.as_mut().expect("a slot")
+    }
+
+    fn micros(&self) -> u64 {
+        (1_000_000_000 + self.second) * 1_000_000
+    }
+
+    /// Lets so many seconds pass, while the database is asked each second.
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            let now = self.micros();
+            self.seldom.database = Some((self.vitals.clone(), now));
+            self.turn();
+        }
+    }
+
+    /// Lets one second pass.
+    fn turn(&mut self) {
+        let facts = Facts {
+            about: &self.about,
+            seldom: &self.seldom,
+            totals: &self.totals,
+            now: self.began + Duration::from_secs(self.second),
+            now_micros: self.micros(),
+        };
+        for line in self.watchdog.look(&facts) {
+            let (begins, kind) = match line {
+                Line::Begins(problem) => {
+                    self.last = problem.line();
+                    ("begins", problem.kind)
+                }
+                Line::Lasts(problem, _) => ("lasts", problem.kind),
+                Line::Over(kind, _) => ("over", kind),
+            };
+            self.said.push((self.second, begins, kind));
+        }
+        self.second += 1;
+    }
+
+    fn enter(&mut self, state: State) {
+        self.seldom.state = state;
+        self.seldom.since_micros = self.micros();
+    }
+
+    fn seen(&self) -> Vec<Kind> {
+        let problems = self.watchdog.problems();
+        problems.iter().map(|seen| seen.problem.kind).collect()
+    }
+}
+
+fn transaction(whose: Whose, began_micros: Option<u64>) -> Option<OpenTransaction> {
+    Some(OpenTransaction {
+        xid: "777".to_owned(),
+        age: 12,
+        whose,
+        role: Some("app".to_owned()),
+        database: Some("shop".to_owned()),
+        began_micros,
+    })
+}
+
+#[test]
+fn idle_pipeline_is_never_complained_of() {
+    let mut scene = Scene::new();
+    // An idle database writes a little, and not all of it is confirmed at once.
+    scene.vitals.end = Lsn(1015 * MEBI);
+    scene.pass(3_000);
+    scene.vitals.end = Lsn(2000 * MEBI);
+    for _ in 0..1_000 {
+        scene.totals.confirmed.0 += MEBI / 2;
+        scene.pass(1);
+    }
+    assert_eq!(scene.said, []);
+}
+
+#[test]
+fn delivery_that_is_stuck_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_ends() {
+    let mut scene = Scene::new();
+    scene.totals.waits = true;
+    scene.totals.in_flight = 7;
+    for second in 0..1_300 {
+        scene.totals.got_on_ago = Duration::from_secs(second);
+        scene.pass(1);
+    }
+    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+    assert!(
+        scene.last.contains("7 events are in flight"),
+        "{}",
+        scene.last
+    );
+    scene.totals.waits = false;
+    scene.pass(5);
+    let kind = Kind::DeliveryStuck;
+    assert_eq!(
+        scene.said,
+        [
+            (10, "begins", kind),
+            (610, "lasts", kind),
+            (1_210, "lasts", kind),
+            (1_300, "over", kind)
+        ]
+    );
+    assert_eq!(scene.seen(), []);
+}
+
+#[test]
+fn outage_of_kafka_is_a_problem_and_its_log_lines_are_the_producers() {
+    let mut scene = Scene::new();
+    scene.totals.waits = true;
+    scene.totals.got_on_ago = Duration::from_secs(60);
+    scene.seldom.kafka_down = Some("2/2 brokers are down".to_owned());
+    scene.pass(60);
+    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+    scene.totals.waits = false;
+    scene.pass(1);
+    assert_eq!((scene.seen(), scene.said), (vec![], vec![]));
+}
+
+#[test]
+fn standstill_is_told_after_five_minutes_where_log_waits() {
+    let mut scene = Scene::new();
+    scene.vitals.end = Lsn(1016 * MEBI);
+    scene.pass(300);
+    assert_eq!(scene.said, []);
+    scene.pass(10);
+    assert_eq!(scene.said, [(300, "begins", Kind::NoProgress)]);
+    assert!(scene.last.contains("16.0 MiB of log"), "{}", scene.last);
+    assert!(scene.last.contains("slot_name = 's'"), "{}", scene.last);
+    // Rows arrive again, though nothing is confirmed before their end.
+    scene.totals.delivered += 1;
+    scene.pass(1);
+    assert_eq!(scene.said.last(), Some(&(310, "over", Kind::NoProgress)));
+    scene.pass(299);
+    assert_eq!(scene.said.len(), 2);
+}
+
+#[test]
+fn standstill_is_not_told_of_what_is_stuck_and_told_better() {
+    let mut scene = Scene::new();
+    scene.vitals.end = Lsn(2000 * MEBI);
+    scene.totals.waits = true;
+    for second in 0..400 {
+        scene.totals.got_on_ago = Duration::from_secs(second);
+        scene.pass(1);
+    }
+    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+}
+
+#[test]
+fn slot_that_is_not_read_is_told_after_a_minute_but_not_by_a_hot_standby() {
+    for state in [State::Starting, State::Reconnecting, State::Halted] {
+        let mut scene = Scene::new();
+        scene.pass(5);
+        scene.enter(state);
+        scene.seldom.last_error = Some(Failure {
+            at_micros: 0,
+            kind: ErrorKind::Postgres,
+            message: "connection refused".to_owned(),
+            remedy: "Start PostgreSQL".to_owned(),
+        });
+        scene.pass(100);
+        assert_eq!(scene.said, [(65, "begins", Kind::NotStreaming)]);
+        for text in [
+            "slot \"s\"",
+            "60 s",
+            "connection refused",
+            "Start PostgreSQL",
+        ] {
+            assert!(scene.last.contains(text), "{text} in {}", scene.last);
+        }
+        scene.enter(State::Streaming);
+        scene.pass(1);
+        assert_eq!(scene.said.last(), Some(&(105, "over", Kind::NotStreaming)));
+    }
+    let mut scene = Scene::new();
+    scene.enter(State::StandingBy);
+    scene.slot().wal_status = Some("unreserved".to_owned());
+    scene.pass(1_000);
+    assert_eq!((scene.seen(), scene.said), (vec![], vec![]));
+}
+
+#[test]
+fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
+    let mut scene = Scene::new();
+    scene.totals.turned_ago = Duration::from_secs(60);
+    scene.pass(3);
+    assert_eq!(scene.said, [(0, "begins", Kind::SessionHung)]);
+    scene.enter(State::Draining);
+    scene.pass(3);
+    assert_eq!(scene.said.len(), 1);
+}
+
+#[test]
+fn long_transaction_is_told_where_much_log_is_kept_for_it() {
+    let mut scene = Scene::new();
+    let began = scene.micros() - 100 * 1_000_000;
+    scene.vitals.oldest_open = transaction(Whose::Session(4711), Some(began));
+    scene.slot().restart = Some(Lsn(940 * MEBI));
+    scene.pass(1_000);
+    assert_eq!(scene.said, [], "60 MiB are not much");
+    scene.slot().restart = Some(Lsn(930 * MEBI));
+    scene.pass(1);
+    assert_eq!(scene.said, [(1_000, "begins", Kind::LongTransaction)]);
+    for text in [
+        "PID 4711",
+        "role \"app\"",
+        "database \"shop\"",
+        "since 2001-09-09T01:45:00Z",
+        "70.0 MiB",
+        "pg_terminate_backend(4711)",
+    ] {
+        assert!(scene.last.contains(text), "{text} in {}", scene.last);
+    }
+    scene.vitals.oldest_open = None;
+    scene.pass(1);
+    let over = Some(&(1_001, "over", Kind::LongTransaction));
+    assert_eq!(scene.said.last(), over);
+}
+
+#[test]
+fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
+    let mut scene = Scene::new();
+    scene.slot().restart = Some(Lsn(0));
+    scene.vitals.oldest_open = transaction(Whose::Session(1), None);
+    scene.pass(299);
+    // Another one.
+    if let Some(open) = &mut scene.vitals.oldest_open {
+        open.xid = "778".to_owned();
+    }
+    scene.pass(300);
+    assert_eq!(scene.said, []);
+    scene.pass(1);
+    assert_eq!(scene.said, [(599, "begins", Kind::LongTransaction)]);
+    assert!(scene.last.contains("for 300 s at least"), "{}", scene.last);
+}
+
+#[test]
+fn transaction_that_takes_a_quarter_of_the_room_is_told_soon() {
+    let mut scene = Scene::new();
+    scene.slot().restart = Some(Lsn(990 * MEBI));
+    scene.slot().safe_wal_bytes = Some(29 << 20);
+    scene.vitals.oldest_open = transaction(Whose::Prepared("it's".to_owned()), None);
+    scene.pass(12);
+    assert_eq!(scene.said, [(10, "begins", Kind::LongTransaction)]);
+    for text in ["prepared transaction \"it's\"", "ROLLBACK PREPARED 'it''s'"] {
+        assert!(scene.last.contains(text), "{text} in {}", scene.last);
+    }
+}
+
+#[test]
+fn long_transaction_that_holds_up_vacuum_is_told_without_log() {
+    let mut scene = Scene::new();
+    scene.vitals.oldest_open = transaction(Whose::Session(1), None);
+    if let Some(open) = &mut scene.vitals.oldest_open {
+        open.age = 100_000_000;
+    }
+    scene.pass(301);
+    assert_eq!(scene.said, [(300, "begins", Kind::LongTransaction)]);
+}
+
+#[test]
+fn what_the_database_said_long_ago_begins_and_ends_nothing() {
+    let mut scene = Scene::new();
+    scene.slot().restart = Some(Lsn(0));
+    scene.vitals.oldest_open = transaction(Whose::Session(1), Some(1));
+    scene.pass(1);
+    assert_eq!(scene.seen(), [Kind::LongTransaction]);
+    for _ in 0..100 {
+        scene.turn();
+    }
+    assert_eq!(scene.seen(), [Kind::LongTransaction]);
+    assert_eq!(scene.said.len(), 1);
+}
+
+#[test]
+fn slot_that_gets_worse_is_told_at_each_step_and_over_only_when_all_is_well() {
+    let mut scene = Scene::new();
+    scene.vitals.end = Lsn(1010 * MEBI);
+    scene.slot().safe_wal_bytes = Some(1 << 20);
+    scene.pass(2);
+    scene.slot().wal_status = Some("unreserved".to_owned());
+    scene.pass(2);
+    assert_eq!(scene.seen(), [Kind::SlotUnreserved]);
+    scene.slot().wal_status = Some("extended".to_owned());
+    scene.pass(2);
+    scene.slot().safe_wal_bytes = Some(1 << 30);
+    scene.pass(2);
+    assert_eq!(
+        scene.said,
+        [
+            (0, "begins", Kind::SlotInDanger),
+            (2, "begins", Kind::SlotUnreserved),
+            (4, "begins", Kind::SlotInDanger),
+            (6, "over", Kind::SlotInDanger)
+        ]
+    );
+}

@@ -1,0 +1,250 @@
+//! Events that can't be delivered as they are.
+
+use super::*;
+use crate::pipeline::recovery::{Remedy, remedy};
+use crate::pipeline::settings::Undeliverable;
+
+const TOPIC: &str = "walpost-dead-letters";
+
+impl Scene {
+    /// A transaction has begun, and events of these kinds become dead letters.
+    fn with_dead_letters(mut self, oversize: bool, unroutable: bool) -> Self {
+        let becomes = |letter| match letter {
+            true => Undeliverable::DeadLetter,
+            false => Undeliverable::Halt,
+        };
+        let settings = DeadLetterSettings {
+            oversize: becomes(oversize),
+            unroutable: becomes(unroutable),
+            topic: TOPIC.to_owned(),
+        };
+        self.core.send_dead_letters("orders", &settings);
+        self.done(&begin(0x200));
+        self.done(&outbox());
+        self
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let counts = self.core.dead_letters().expect("there can be some");
+        (counts.oversize, counts.unroutable)
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        let headers = self.sink.headers.iter();
+        let mut values = headers.filter_map(|header| header.split_once('='));
+        values
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value)
+    }
+}
+
+fn too_large() -> Result<Produced, SinkError> {
+    Err(SinkError::TooLarge {
+        topic: "t".to_owned(),
+        bytes: 9,
+    })
+}
+
+/// A row whose topic would be no name.
+fn lost(id: &str) -> Vec<u8> {
+    let row = tuple(b'N', &[id, "no topic", "key", id]);
+    [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
+}
+
+#[test]
+fn an_event_that_is_too_large_leaves_its_payload_out() {
+    let mut scene = Scene::new().with_dead_letters(true, false);
+    scene.sink.answers = vec![too_large()];
+    scene.done(&insert("a"));
+    assert_eq!(
+        scene.taken(),
+        ["walpost-dead-letters key - 00000000/00000200:0000000000"]
+    );
+    for (name, value) in [
+        ("id", "a"),
+        ("walpost-error", "oversize"),
+        ("walpost-payload-bytes", "1"),
+        ("walpost-source-table", "public.outbox"),
+        ("walpost-source-topic", "outbox.event.order"),
+        ("walpost-event-id", "a"),
+        ("walpost-pipeline", "orders"),
+    ] {
+        assert_eq!(scene.header(name), Some(value), "{name}");
+    }
+    let message = scene.header("walpost-error-message").expect("a reason");
+    assert!(message.contains("message.max.bytes"), "{message}");
+    scene.done(&insert("b"));
+    scene.done(&commit(0x200));
+    assert_eq!(
+        scene.taken()[1],
+        "outbox.event.order key b 00000000/00000200:0000000001"
+    );
+    assert_eq!(scene.counts(), (1, 0));
+    assert_eq!(scene.confirmed(), Lsn(0x100), "it is not delivered yet");
+    scene.deliver_all();
+    assert_eq!(scene.confirmed(), Lsn(0x210));
+}
+
+#[test]
+fn an_event_that_no_record_can_be_made_of_keeps_its_payload() {
+    let mut scene = Scene::new().with_dead_letters(false, true);
+    scene.done(&lost("a"));
+    let no_partition = SinkError::NoPartition {
+        topic: "t".to_owned(),
+        partition: 7,
+    };
+    scene.sink.answers = vec![Err(no_partition)];
+    scene.done(&insert("b"));
+    assert_eq!(
+        scene.taken(),
+        [
+            "walpost-dead-letters key a 00000000/00000200:0000000000",
+            "walpost-dead-letters key b 00000000/00000200:0000000001",
+        ]
+    );
+    assert_eq!(scene.header("walpost-error"), Some("unroutable"));
+    let message = scene.header("walpost-error-message").expect("a reason");
+    assert!(message.contains("no partition 7"), "{message}");
+    assert_eq!(scene.header("walpost-payload-bytes"), None);
+    assert_eq!(scene.counts(), (0, 2));
+}
+
+#[test]
+fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
+    let halts = |mut scene: Scene, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
+        scene.sink.answers = answer.into_iter().collect();
+        let error = scene.send(row).expect_err("halts");
+        assert_eq!(remedy(&error), Remedy::Halt, "{error}");
+        assert!(scene.taken().is_empty());
+    };
+    let only = |oversize, unroutable| Scene::new().with_dead_letters(oversize, unroutable);
+    halts(only(true, false), &lost("a"), None);
+    halts(only(false, true), &insert("a"), Some(too_large()));
+    halts(only(false, false), &lost("a"), None);
+    halts(only(false, false), &insert("a"), Some(too_large()));
+    assert_eq!(only(false, false).core.dead_letters(), None);
+    // What is no event, or not the event's fault, is no dead letter.
+    let other = insert("a");
+    let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
+    halts(only(true, true), &other, None);
+    let denied = SinkError::TopicDenied {
+        topic: "t".to_owned(),
+        reason: String::new(),
+        grant: String::new(),
+    };
+    halts(only(true, true), &insert("a"), Some(Err(denied)));
+}
+
+#[test]
+fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
+    let large = |oversize| {
+        let mut scene = Scene::new().with_dead_letters(oversize, true);
+        scene.sink.answers = vec![too_large(), too_large()];
+        scene
+    };
+    let mut scene = large(true);
+    scene.sink.answers.pop();
+    scene.done(&lost("a"));
+    assert_eq!(
+        scene.taken(),
+        ["walpost-dead-letters key - 00000000/00000200:0000000000"]
+    );
+    assert_eq!(scene.header("walpost-error"), Some("unroutable"));
+    assert_eq!(scene.header("walpost-payload-bytes"), Some("1"));
+
+    // Its headers alone are too large; or the payload may not be left out.
+    for oversize in [true, false] {
+        let mut scene = large(oversize);
+        let error = scene.send(&lost("a")).expect_err("halts");
+        assert_eq!(remedy(&error), Remedy::Halt);
+        let text = error.to_string();
+        for word in [
+            "dead letter of row with id a",
+            "00000200:0000000000",
+            "message.max.bytes",
+            "can't be the name of a topic",
+        ] {
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
+        assert_eq!(scene.core.watermark.in_flight().records, 0);
+        assert_eq!(scene.counts(), (0, 0));
+    }
+}
+
+#[test]
+fn a_dead_letter_that_has_to_wait_is_counted_once() {
+    let mut scene = Scene::new().with_dead_letters(true, true);
+    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(scene.send(&lost("a")).expect("waits"), Step::Full);
+    let step = scene.send(&lost("a")).expect("waits");
+    assert_eq!(step, Step::NewTopic(TOPIC.to_owned()));
+    assert_eq!(scene.counts(), (0, 0));
+    scene.done(&lost("a"));
+    assert_eq!(scene.counts(), (0, 1));
+    assert_eq!(scene.core.watermark.in_flight().records, 1);
+
+    // The core is made anew with its sink.
+    let mut next = Scene::new().with_dead_letters(true, true);
+    next.core.go_on_counting(None, scene.core.dead_letters());
+    assert_eq!(next.counts(), (0, 1));
+}
+
+#[test]
+fn a_message_that_can_not_be_read_is_its_own_payload() {
+    let mut scene = Scene::in_the_log().with_dead_letters(false, true);
+    scene.done(&logical(true, "ours", b"\x02?"));
+    scene.done(&published("b"));
+    assert_eq!(
+        scene.taken(),
+        [
+            "walpost-dead-letters - \u{2}? 00000000/00000200:0000000000",
+            "outbox.event.order key b 00000000/00000200:0000000001",
+        ]
+    );
+    scene.done(&logical(true, "ours", b""));
+    assert_eq!(scene.header("walpost-source-prefix"), Some("ours"));
+    let message = scene.header("walpost-error-message").expect("a reason");
+    assert!(message.contains("it is empty"), "{message}");
+    assert_eq!(scene.header("walpost-event-id"), None);
+    assert_eq!(scene.counts(), (0, 2));
+}
+
+#[test]
+fn a_dead_letter_that_kafka_has_is_left_out() {
+    let check = |new: fn() -> Scene, bad: &[u8], other: &[u8]| {
+        let mut scene = new();
+        scene.core.leave_out(None, Lsn(0x100));
+        let mut scene = scene.with_dead_letters(true, true);
+        scene.done(bad);
+        let last = scene.core.last().expect("it counts as delivered");
+        assert_eq!(last.position().index, 0);
+
+        // Also where it would halt by now.
+        for still in [true, false] {
+            let mut scene = new();
+            let last = Delivered::UpTo(last.clone());
+            scene.core.leave_out(Some(last), Lsn(0x100));
+            let mut scene = scene.with_dead_letters(still, still);
+            scene.done(bad);
+            scene.done(other);
+            let taken = scene.taken();
+            assert_eq!(taken.len(), 1, "{taken:?}");
+            assert!(taken[0].contains(":0000000001"), "{taken:?}");
+        }
+    };
+    check(Scene::new, &lost("a"), &insert("b"));
+    let unreadable = logical(true, "ours", b"?");
+    check(Scene::in_the_log, &unreadable, &published("b"));
+}
+
+#[test]
+fn a_reason_that_quotes_a_long_value_is_cut() {
+    let mut scene = Scene::new().with_dead_letters(false, true);
+    let long = "é".repeat(5000);
+    let row = tuple(b'N', &["a", &long, "key", "a"]);
+    scene.done(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
+    let message = scene.header("walpost-error-message").expect("a reason");
+    assert!((900..=1000).contains(&message.len()), "{}", message.len());
+    let topic = scene.header("walpost-source-topic").expect("what it gave");
+    assert_eq!(topic, format!("outbox.event.{long}"), "that is whole");
+}

@@ -1,0 +1,622 @@
+//! Rows that are older than the slot come first, once in a pipeline's life.
+//!
+//! A temporary slot says which they are: with it the server makes a snapshot that has what was
+//! committed before one LSN, the border, and nothing else. That snapshot is copied, and the
+//! pipeline's own slot streams from the border on. It is taken before the copy begins, so that no
+//! other instance has it meanwhile, and nothing beyond where it stands is confirmed until the copy
+//! is durable.
+
+use std::time::Duration;
+
+use postgres_protocol::escape::{escape_identifier, escape_literal};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::PipelineError;
+use super::core::{CopyFrom, Core, Step};
+use super::pieces::{Copied, KeyType};
+use super::session::{Database, Look};
+use super::settings::PipelineSettings;
+use super::sink::Sink;
+use crate::observe::progress::Progress;
+use crate::observe::stats::SnapshotPhase;
+use crate::outbox::columns::Mapping;
+use crate::postgres::catalog::{Catalog, KeyColumn, Observed, Past, Rows, Said};
+use crate::postgres::connection::{Connection, ConnectionError, CopyOut, Identity};
+use crate::postgres::journal::{Action, Entry};
+use crate::postgres::lsn::Lsn;
+use crate::postgres::table::TableName;
+
+/// How long the snapshot may wait for one transaction that is open.
+const LOCK_TIMEOUT: &str = "30s";
+
+/// Whether rows that are older than the slot are delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotMode {
+    /// Before the stream, once in the pipeline's life.
+    #[default]
+    Initial,
+    /// No.
+    Never,
+}
+
+/// Rows that are older than the slot can't be delivered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Nobody knows whether they are already.
+    #[error(
+        "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
+         walpost.journal, which would say it, does not exist. To have them delivered before the stream: walpost init, \
+         which makes it. If they were, or are not to be: snapshot = \"never\""
+    )]
+    NoJournal {
+        /// The outbox.
+        table: TableName,
+        /// The slot.
+        slot: String,
+    },
+    /// The role may not read them.
+    #[error(
+        "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
+         to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
+    )]
+    Denied {
+        /// The outbox.
+        table: TableName,
+        /// The slot.
+        slot: String,
+        /// The statement that lets it.
+        grant: String,
+    },
+    /// A transaction was open for too long.
+    #[error(
+        "a snapshot of the table waits for every transaction that is open when it begins, and one lasts: see xact_start \
+         in pg_stat_activity ({0})"
+    )]
+    Waits(String),
+    /// Exactly-once can't go on with a copy.
+    #[error(
+        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows are not in an \
+         order in which it could be gone on with: that takes a primary key of integers, uuid, text, bytea or times. To have all \
+         rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
+         snapshot = \"never\""
+    )]
+    Interrupted {
+        /// The outbox.
+        table: TableName,
+        /// How many rows.
+        rows: u64,
+        /// The pipeline.
+        pipeline: String,
+    },
+    /// The second connection has reached another server than the first.
+    #[error("the snapshot's connection was answered by another server than the stream's")]
+    OtherServer,
+    /// Another instance has begun or ended a snapshot since the journal was read.
+    #[error("another instance has written about the snapshot since the journal was read")]
+    Outrun,
+}
+
+/// What to do about rows that are older than the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decision {
+    /// Nothing.
+    Stream,
+    /// Nothing, and to write that down, for this reason.
+    Settled(&'static str),
+    /// Copy them.
+    Copy,
+}
+
+/// By what is known of the past, for a slot that stands at `confirmed`.
+fn decide(
+    past: &Past,
+    confirmed: Lsn,
+    table: &TableName,
+    slot: &str,
+) -> Result<Decision, SnapshotError> {
+    match (past.written, &past.rows) {
+        (Said::Done, _) => Ok(Decision::Stream),
+        // Nothing at or after the border is confirmed before all of the copy is durable.
+        (Said::Begun(border), _) if confirmed >= border => Ok(Decision::Settled("copied")),
+        (Said::NoJournal, _) if past.has_streamed => Ok(Decision::Stream),
+        (Said::Nothing, _) if past.has_streamed => Ok(Decision::Settled("streamed before")),
+        (Said::NoJournal, Rows::None) => Ok(Decision::Stream),
+        (Said::Nothing, Rows::None) => Ok(Decision::Settled("empty table")),
+        (_, Rows::Denied { grant }) => Err(SnapshotError::Denied {
+            table: table.clone(),
+            slot: slot.to_owned(),
+            grant: grant.clone(),
+        }),
+        (Said::NoJournal, Rows::About(_)) => Err(SnapshotError::NoJournal {
+            table: table.clone(),
+            slot: slot.to_owned(),
+        }),
+        (Said::Begun(_), Rows::None | Rows::About(_)) | (Said::Nothing, Rows::About(_)) => {
+            Ok(Decision::Copy)
+        }
+    }
+}
+
+/// A copy that is to be made.
+pub(super) struct Plan {
+    statement: String,
+    mapping: Mapping,
+    key: Vec<(String, KeyType)>,
+    /// What was copied before it was interrupted.
+    before: Option<Copied>,
+    /// What the journal said when this was planned.
+    written: Said,
+    /// Rows that are to be expected.
+    about: Option<u64>,
+}
+
+/// Says whether there is something to copy, and how; `delivered` is what exactly-once knows of it.
+///
+/// # Errors
+/// The catalog can't be asked, or there is something that can't be copied.
+pub(super) async fn plan(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+    observed: &Observed,
+    delivered: Option<&Known>,
+) -> Result<Option<Plan>, PipelineError> {
+    let (pipeline, target) = (&settings.name, &settings.target);
+    let Some(table) = target.outbox.table() else {
+        return Ok(None);
+    };
+    let before = match delivered {
+        // It was begun, and ends only when all is copied.
+        Some(Known {
+            copied: Some(copied),
+            ..
+        }) if !copied.is_complete() => Some(copied.clone()),
+        Some(known) if known.has_delivered => return Ok(None),
+        _ if settings.snapshot == SnapshotMode::Never => return Ok(None),
+        _ => None,
+    };
+    let confirmed = observed
+        .slot
+        .as_ref()
+        .map_or(Lsn::ZERO, |slot| slot.confirmed);
+    let past = catalog.past(pipeline, target, table).await?;
+    let order = match &before {
+        Some(copied) => {
+            info!(
+                pipeline,
+                rows = copied.rows,
+                "the snapshot was interrupted, and is gone on with"
+            );
+            go_on(copied, observed).ok_or_else(|| SnapshotError::Interrupted {
+                table: table.clone(),
+                rows: copied.rows,
+                pipeline: pipeline.clone(),
+            })?
+        }
+        None => {
+            match decide(&past, confirmed, table, &target.slot)? {
+                Decision::Stream => return Ok(None),
+                Decision::Settled(why) => {
+                    settle(settings, catalog, confirmed, why).await;
+                    return Ok(None);
+                }
+                Decision::Copy => {}
+            }
+            if let Said::Begun(border) = past.written {
+                warn!(
+                    pipeline, %border,
+                    "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
+                );
+            }
+            catalog.order(table).await?
+        }
+    };
+    let kinds = order.iter().map(|column| {
+        let kind = KeyType::of(column.type_oid)?;
+        Some((column.name.clone(), kind))
+    });
+    // Only what is to be gone on with later has to be remembered.
+    let key: Vec<_> = match delivered {
+        Some(_) => kinds.collect::<Option<_>>().unwrap_or_default(),
+        None => Vec::new(),
+    };
+    let mapping = settings.mapping(observed)?;
+    Ok(Some(Plan {
+        statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
+        mapping,
+        key,
+        about: match past.rows {
+            Rows::About(rows) => {
+                let gone = before.as_ref().map_or(0, |before| before.rows);
+                Some(rows.saturating_sub(gone))
+            }
+            Rows::None | Rows::Denied { .. } => None,
+        },
+        before,
+        written: past.written,
+    }))
+}
+
+/// What a start would do about older rows now, as a sentence; nothing where the outbox has none or
+/// they are left out.
+///
+/// # Errors
+/// The catalog can't be asked, or a start would halt.
+pub async fn outlook(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    observed: &Observed,
+) -> Result<Option<String>, PipelineError> {
+    let (target, mode) = (&settings.target, settings.snapshot);
+    let (SnapshotMode::Initial, Some(table), Some(slot)) =
+        (mode, target.outbox.table(), &observed.slot)
+    else {
+        return Ok(None);
+    };
+    let past = catalog.past(&settings.name, target, table).await?;
+    let decision = decide(&past, slot.confirmed, table, &target.slot)?;
+    Ok(Some(match (decision, past.rows) {
+        (Decision::Copy, Rows::About(rows)) => format!(
+            "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\" it does not"
+        ),
+        _ => "rows that are older than the slot are dealt with".to_owned(),
+    }))
+}
+
+/// What exactly-once knows of what Kafka has.
+pub(super) struct Known {
+    /// Something of the stream.
+    pub(super) has_delivered: bool,
+    /// Something of older rows.
+    pub(super) copied: Option<Copied>,
+}
+
+/// Writes down that there is nothing to copy. What is not written is found out in the same way at
+/// the next start.
+async fn settle(settings: &PipelineSettings, catalog: &impl Look, confirmed: Lsn, why: &str) {
+    let pipeline = &settings.name;
+    info!(
+        pipeline,
+        why, "no snapshot: rows that are older than the slot are dealt with"
+    );
+    let entry = entry(settings, confirmed, Said::DONE, Some(why));
+    if let Err(error) = catalog.write_journal(&entry).await {
+        warn!(pipeline, %error, "that no snapshot is needed was not written to the journal");
+    }
+}
+
+/// The order in which rows were copied; nothing where it can't be gone on in it.
+fn go_on(copied: &Copied, observed: &Observed) -> Option<Vec<KeyColumn>> {
+    let columns = observed
+        .table
+        .as_ref()
+        .map_or(&[][..], |table| &table.columns);
+    let column = |name: &String| {
+        let (name, type_oid) = columns.iter().find(|(column, _)| column == name)?;
+        KeyType::of(*type_oid)?;
+        Some(KeyColumn::new(name, *type_oid))
+    };
+    let order: Option<Vec<_>> = copied.key.iter().map(column).collect();
+    order.filter(|order| !order.is_empty())
+}
+
+/// The columns that the mapping and the key need, of the rows that are published and were not
+/// copied before.
+fn statement(
+    table: &TableName,
+    observed: &Observed,
+    mapping: &Mapping,
+    order: &[KeyColumn],
+    key: &[(String, KeyType)],
+    before: Option<&Copied>,
+) -> String {
+    let columns = observed
+        .table
+        .as_ref()
+        .map_or(&[][..], |table| &table.columns);
+    let needed = columns
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| mapping.slot(*index).is_some())
+        .map(|(_, (name, _))| name);
+    let needed = needed.chain(key.iter().map(|(name, _)| name));
+    let needed: Vec<_> = needed.map(|name| escape_identifier(name)).collect();
+    let filter = observed.publication.as_ref();
+    let filter = filter.and_then(|publication| publication.row_filter.as_ref());
+    let mut conditions: Vec<_> = filter
+        .map(|filter| format!("({filter})"))
+        .into_iter()
+        .collect();
+    let by = |column: &KeyColumn| {
+        let name = escape_identifier(&column.name);
+        let is_text = KeyType::of(column.type_oid) == Some(KeyType::Text);
+        // Where keys are compared here too, it has to be by their bytes.
+        match is_text && !key.is_empty() {
+            true => format!("{name} COLLATE \"C\""),
+            false => name,
+        }
+    };
+    let order: Vec<_> = order.iter().map(by).collect();
+    let upto = before.and_then(|before| before.pieces.last()?.upto.as_ref());
+    if let Some(upto) = upto {
+        let values: Vec<_> = upto.iter().map(|value| escape_literal(value)).collect();
+        conditions.push(format!("({}) > ({})", order.join(", "), values.join(", ")));
+    }
+    let list = |word: &str, separator: &str, items: &[String]| match items.is_empty() {
+        true => String::new(),
+        false => format!(" {word} {}", items.join(separator)),
+    };
+    format!(
+        "COPY (SELECT {} FROM {}{}{}) TO STDOUT",
+        needed.join(", "),
+        table.quoted(),
+        list("WHERE", " AND ", &conditions),
+        list("ORDER BY", ", ", &order),
+    )
+}
+
+fn entry<'s>(
+    settings: &'s PipelineSettings,
+    border: Lsn,
+    state: &str,
+    why: Option<&str>,
+) -> Entry<'s> {
+    let table = settings.target.outbox.table().map(ToString::to_string);
+    Entry {
+        pipeline: &settings.name,
+        slot: &settings.target.slot,
+        action: Action::Snapshot,
+        from: None,
+        to: Some(border),
+        detail: serde_json::json!({ Said::STATE: state, "table": table, "why": why }),
+    }
+}
+
+/// A snapshot that was made and is not copied yet.
+pub(super) struct Snapshot {
+    plan: Plan,
+    connection: Connection,
+    /// It has the transactions whose commit record is before this.
+    border: Lsn,
+}
+
+impl Snapshot {
+    /// Makes it, on the server that `identity` is of. It is there as long as its connection.
+    pub(super) async fn make(
+        settings: &PipelineSettings,
+        database: &impl Database,
+        identity: &Identity,
+        plan: Plan,
+    ) -> Result<Self, PipelineError> {
+        let pipeline = &settings.name;
+        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+        let mut connection = database.connect(limit, row_bytes).await?;
+        let found = connection.identify().await?;
+        if (&found.system_id, found.timeline) != (&identity.system_id, identity.timeline) {
+            return Err(SnapshotError::OtherServer.into());
+        }
+        info!(
+            pipeline,
+            "making a snapshot of the table, which waits for the transactions that are open now"
+        );
+        // Rows that a policy hides would be lost: then it is better refused.
+        let session = format!(
+            "SELECT set_config(name, CASE name WHEN 'lock_timeout' THEN '{LOCK_TIMEOUT}' WHEN 'row_security' THEN 'off' \
+             ELSE '0' END, false) FROM pg_settings WHERE name IN ('lock_timeout', 'row_security', 'statement_timeout', \
+             'transaction_timeout', 'idle_in_transaction_session_timeout')"
+        );
+        connection.query(&session).await?;
+        connection
+            .query("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            .await?;
+        let name = format!("walpost_snapshot_{:016x}", fastrand::u64(..));
+        let create =
+            format!("CREATE_REPLICATION_SLOT \"{name}\" TEMPORARY LOGICAL pgoutput USE_SNAPSHOT");
+        let made = connection
+            .query(&create)
+            .await
+            .map_err(|error| match error {
+                ConnectionError::Server(error) if error.code == LOCK_NOT_AVAILABLE => {
+                    PipelineError::Snapshot(SnapshotError::Waits(error.to_string()))
+                }
+                error => error.into(),
+            })?;
+        let border = made.get(1).cloned().flatten();
+        let border = border.and_then(|text| text.parse().ok()).ok_or_else(|| {
+            ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
+        })?;
+        Ok(Self {
+            plan,
+            connection,
+            border,
+        })
+    }
+
+    /// Where the stream begins: at the border of the first piece of the copy.
+    pub(super) fn stream_from(&self) -> Lsn {
+        let before = self.plan.before.as_ref();
+        before.map_or(self.border, Copied::first_border)
+    }
+
+    /// Begins to copy it, now that the pipeline's slot is ours and stands at `confirmed`.
+    pub(super) async fn copy(
+        mut self,
+        settings: &PipelineSettings,
+        catalog: &impl Look,
+        confirmed: Lsn,
+        core: &mut Core,
+    ) -> Result<Copying, PipelineError> {
+        let (pipeline, target) = (&settings.name, &settings.target);
+        let written = catalog.said_of_snapshot(pipeline, &target.slot).await?;
+        let stream_from = self.stream_from();
+        if written != self.plan.written || confirmed > stream_from {
+            return Err(SnapshotError::Outrun.into());
+        }
+        let Plan {
+            statement,
+            mapping,
+            key,
+            before,
+            about,
+            ..
+        } = self.plan;
+        if before.is_none() {
+            let entry = entry(settings, self.border, Said::BEGUN, None);
+            catalog.write_journal(&entry).await?;
+        }
+        self.connection.copy_out(&statement).await?;
+        core.begin_snapshot(CopyFrom {
+            border: self.border,
+            mapping,
+            key,
+            before,
+        })?;
+        let stats = core.watermark.stats();
+        stats.snapshot_entered(SnapshotPhase::Copying, about);
+        info!(
+            pipeline, border = %self.border, rows = about, host = self.connection.host,
+            "copying the rows that are older than the stream"
+        );
+        Ok(Copying {
+            connection: Some(self.connection),
+            border: stream_from,
+            progress: Some(Progress::new("rows copied", about)),
+            rows: 0,
+            counted: 0,
+        })
+    }
+}
+
+/// lock_not_available
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// A snapshot that is copied, or was and is not durable yet.
+pub(super) struct Copying {
+    /// None when all rows were read.
+    connection: Option<Connection>,
+    border: Lsn,
+    progress: Option<Progress>,
+    /// Rows that were read, and those of them that the progress has counted.
+    rows: u64,
+    counted: u64,
+}
+
+/// Rows that are read between two looks at the clock.
+const BATCH: u64 = 1024;
+
+/// What came of an attempt to read a row.
+pub(super) enum Read {
+    /// A row was taken.
+    Row,
+    /// None is there yet.
+    Nothing,
+    /// There are no more.
+    End,
+    /// The sink is full.
+    Full,
+    /// The sink has to prepare this topic.
+    NewTopic(String),
+}
+
+/// Resolves when more of the copy was received; never without one.
+pub(super) async fn fill(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
+    match copying
+        .as_mut()
+        .and_then(|copying| copying.connection.as_mut())
+    {
+        Some(connection) => connection.fill().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Copying {
+    /// Rows are still to come.
+    pub(super) fn reads(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Takes the next row, if it is there.
+    pub(super) fn row(
+        &mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+    ) -> Result<Read, PipelineError> {
+        let Some(connection) = &mut self.connection else {
+            return Ok(Read::Nothing);
+        };
+        let row = connection.peek_row().map_err(|error| match error {
+            ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
+                at: core.place(),
+                bytes,
+                max,
+            },
+            error => error.into(),
+        })?;
+        match row {
+            None => {
+                self.count(core);
+                Ok(Read::Nothing)
+            }
+            Some(CopyOut::Row(line)) => match core.snapshot_row(line, sink)? {
+                Step::Done | Step::Answer => {
+                    connection.consume();
+                    self.rows += 1;
+                    if self.rows - self.counted >= BATCH {
+                        self.count(core);
+                    }
+                    Ok(Read::Row)
+                }
+                Step::Full => Ok(Read::Full),
+                Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
+            },
+            Some(CopyOut::End) => {
+                core.end_snapshot()?;
+                self.count(core);
+                let stats = core.watermark.stats();
+                stats.snapshot_entered(SnapshotPhase::Delivering, None);
+                // With it go the temporary slot and the snapshot.
+                self.connection = None;
+                if let Some(progress) = self.progress.take() {
+                    progress.finish();
+                }
+                Ok(Read::End)
+            }
+        }
+    }
+
+    fn count(&mut self, core: &Core) {
+        let more = self.rows - self.counted;
+        self.counted = self.rows;
+        core.watermark.stats().copied(more);
+        if let Some(progress) = &mut self.progress {
+            progress.advance(more);
+        }
+    }
+
+    /// All rows were read, and `confirmed` says that they are durable.
+    pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
+        !self.reads() && confirmed >= self.border
+    }
+
+    /// Writes down that it is done. Without that the next start finds out by what was confirmed.
+    pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
+        let pipeline = &settings.name;
+        info!(pipeline, rows = self.rows, border = %self.border, "the snapshot is delivered");
+        let entry = entry(settings, self.border, Said::DONE, None);
+        let written = async { database.catalog().await?.write_journal(&entry).await };
+        match timeout(NOTE, written).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                warn!(pipeline, %error, "that the snapshot is done was not written to the journal")
+            }
+            Err(_) => warn!(
+                pipeline,
+                "that the snapshot is done could not be written to the journal in time"
+            ),
+        }
+    }
+}
+
+/// How long the journal's last entry may take: the stream waits meanwhile.
+const NOTE: Duration = Duration::from_secs(5);

@@ -1,0 +1,215 @@
+//! How the slot is while it streams: asked for every few seconds, in one query.
+
+use tokio_postgres::Row;
+
+use super::{Catalog, CatalogError};
+use crate::postgres::let_go::LetGo;
+use crate::postgres::lsn::Lsn;
+use crate::postgres::target::Target;
+
+/// The end of the server's log, the slot, the outbox's partitions, and what holds the slot up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// The end of the server's log.
+    pub end: Lsn,
+    /// The slot, if it is there.
+    pub slot: Option<SlotVitals>,
+    /// Partitions of the table that hold rows themselves, if it is partitioned.
+    pub partitions: Option<u64>,
+    /// How long its partitions last, if they are ranges of a time and all of them end.
+    pub partitions_end: Option<PartitionsEnd>,
+    /// The oldest transaction that is open on the server and has written something.
+    pub oldest_open: Option<OpenTransaction>,
+    /// What was let go of the pipeline and not replayed; not known without a journal that may be read.
+    pub let_go: Option<Vec<LetGo>>,
+}
+
+impl Vitals {
+    /// Log that the server keeps for the slot, in bytes: from `restart_lsn` to its end.
+    #[must_use]
+    pub fn kept_bytes(&self) -> Option<u64> {
+        Some(self.end.bytes_since(self.slot.as_ref()?.restart?))
+    }
+}
+
+/// How long partitions last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionsEnd {
+    /// Where the last one ends, in microseconds since 1970.
+    pub at_micros: u64,
+    /// How many begin later than now.
+    pub ahead: u64,
+    /// There is a default partition for what comes after them.
+    pub has_default: bool,
+}
+
+/// A transaction that is open and has an id, in any database: log from its first record on is kept
+/// for the slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenTransaction {
+    /// Its id.
+    pub xid: String,
+    /// How many transactions came after it.
+    pub age: i64,
+    /// Whose it is.
+    pub whose: Whose,
+    /// The role.
+    pub role: Option<String>,
+    /// The database.
+    pub database: Option<String>,
+    /// When it began, or was prepared, in microseconds since 1970. Of other roles' sessions
+    /// PostgreSQL says that only to members of `pg_read_all_stats`.
+    pub began_micros: Option<u64>,
+}
+
+/// Whose a transaction is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A session's, with that process id.
+    Session(i32),
+    /// Nobody's any more: it is prepared under that name.
+    Prepared(String),
+}
+
+/// The slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotVitals {
+    /// A walsender has it.
+    pub active: bool,
+    /// What was confirmed last.
+    pub confirmed: Option<Lsn>,
+    /// Where the log begins that is kept for it.
+    pub restart: Option<Lsn>,
+    /// `wal_status`: reserved, extended, unreserved or lost.
+    pub wal_status: Option<String>,
+    /// `safe_wal_size`: none without `max_slot_wal_keep_size`, and of a slot that is lost.
+    pub safe_wal_bytes: Option<i64>,
+    /// `age(catalog_xmin)`
+    pub catalog_xmin_age: Option<i64>,
+}
+
+/// What is asked; `$1` is the slot, `$2` and `$3` are the table's schema and name.
+fn query() -> String {
+    // Only what is written in ISO's way is read: anything else would fail all of the query.
+    let time = |side: &str| {
+        let text = format!(
+            "substring(pg_get_expr(k.relpartbound, k.oid) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
+        );
+        format!(
+            "CASE a.atttypid WHEN 'timestamptz'::regtype THEN {text}::timestamptz \
+             ELSE {text}::timestamp AT TIME ZONE 'UTC' END"
+        )
+    };
+    format!(
+        "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE \
+         pg_current_wal_lsn() END)::text, s.slot_name IS NOT NULL, coalesce(s.active, false), \
+         s.confirmed_flush_lsn::text, s.restart_lsn::text, s.wal_status, s.safe_wal_size, \
+         age(s.catalog_xmin)::int8, \
+         (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, \
+         LATERAL pg_partition_tree(c.oid) t \
+         WHERE n.nspname = $2 AND c.relname = $3 AND c.relkind = 'p' AND t.isleaf), \
+         EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = $2 AND c.relname = $3 AND c.relkind = 'p'), \
+         o.xid::text, age(o.xid)::int8, o.pid, o.gid, o.role, o.database, \
+         (extract(epoch FROM o.began) * 1000000)::int8, \
+         CASE WHEN p.all_end THEN (extract(epoch FROM p.upto) * 1000000)::int8 END, p.ahead, p.has_default, \
+         EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = 'walpost' AND c.relname = 'journal' AND has_schema_privilege(n.oid, 'USAGE') \
+         AND has_table_privilege(c.oid, 'SELECT')) \
+         FROM (VALUES (1)) AS one LEFT JOIN pg_replication_slots s ON s.slot_name = $1 \
+         LEFT JOIN (SELECT * FROM ( \
+         SELECT backend_xid AS xid, pid, NULL::text AS gid, usename::text AS role, datname::text AS database, \
+         xact_start AS began FROM pg_stat_activity WHERE backend_xid IS NOT NULL UNION ALL \
+         SELECT transaction, NULL, gid, owner::text, database::text, prepared FROM pg_prepared_xacts) AS open \
+         ORDER BY age(xid) DESC LIMIT 1) AS o ON true \
+         LEFT JOIN (SELECT bool_and(upper IS NOT NULL) AS all_end, max(upper) AS upto, \
+         count(*) FILTER (WHERE lower > now()) AS ahead, bool_or(has_default) AS has_default FROM ( \
+         SELECT {} AS lower, {} AS upper, t.partdefid <> 0 AS has_default \
+         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         JOIN pg_partitioned_table t ON t.partrelid = c.oid AND t.partstrat = 'r' AND t.partnatts = 1 \
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = t.partattrs[0] \
+         AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype) \
+         JOIN pg_inherits i ON i.inhparent = c.oid AND NOT i.inhdetachpending AND i.inhrelid <> t.partdefid \
+         JOIN pg_class k ON k.oid = i.inhrelid WHERE n.nspname = $2 AND c.relname = $3) AS bounds) AS p ON true",
+        time("FROM"),
+        time("TO")
+    )
+}
+
+impl Catalog {
+    /// Asks how the slot of `target` is, and what `pipeline` has let go.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {
+        let (schema, name) = match target.outbox.table() {
+            Some(table) => (table.schema.as_str(), table.name.as_str()),
+            None => ("", ""),
+        };
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+            [&target.slot, &schema, &name];
+        let row = self.client().query_one(&query(), &parameters).await?;
+        let slot = SlotVitals {
+            active: row.try_get(2)?,
+            confirmed: lsn(&row, 3)?,
+            restart: lsn(&row, 4)?,
+            wal_status: row.try_get(5)?,
+            safe_wal_bytes: row.try_get(6)?,
+            catalog_xmin_age: row.try_get(7)?,
+        };
+        let partitions: i64 = row.try_get(8)?;
+        let is_partitioned: bool = row.try_get(9)?;
+        let has_journal: bool = row.try_get(20)?;
+        let let_go = match has_journal && target.outbox.table().is_some() {
+            // What else is known is not kept back for that.
+            true => self.let_go(pipeline, target).await.ok(),
+            false => None,
+        };
+        Ok(Vitals {
+            let_go,
+            end: lsn(&row, 0)?.unwrap_or_default(),
+            slot: row.try_get::<_, bool>(1)?.then_some(slot),
+            partitions: is_partitioned.then(|| u64::try_from(partitions).unwrap_or_default()),
+            partitions_end: partitions_end(&row)?,
+            oldest_open: oldest_open(&row)?,
+        })
+    }
+}
+
+fn partitions_end(row: &Row) -> Result<Option<PartitionsEnd>, CatalogError> {
+    let Some(at) = row.try_get::<_, Option<i64>>(17)? else {
+        return Ok(None);
+    };
+    let ahead: i64 = row.try_get(18)?;
+    Ok(Some(PartitionsEnd {
+        at_micros: u64::try_from(at).unwrap_or_default(),
+        ahead: u64::try_from(ahead).unwrap_or_default(),
+        has_default: row.try_get(19)?,
+    }))
+}
+
+fn oldest_open(row: &Row) -> Result<Option<OpenTransaction>, CatalogError> {
+    let Some(xid) = row.try_get::<_, Option<String>>(10)? else {
+        return Ok(None);
+    };
+    let (pid, name): (Option<i32>, Option<String>) = (row.try_get(12)?, row.try_get(13)?);
+    let began: Option<i64> = row.try_get(16)?;
+    Ok(Some(OpenTransaction {
+        xid,
+        age: row.try_get(11)?,
+        whose: match name {
+            Some(name) => Whose::Prepared(name),
+            None => Whose::Session(pid.unwrap_or_default()),
+        },
+        role: row.try_get(14)?,
+        database: row.try_get(15)?,
+        began_micros: began.and_then(|began| u64::try_from(began).ok()),
+    }))
+}
+
+fn lsn(row: &Row, column: usize) -> Result<Option<Lsn>, CatalogError> {
+    row.try_get::<_, Option<&str>>(column)?
+        .map(str::parse)
+        .transpose()
+        .map_err(|error| CatalogError::Unexpected(format!("an LSN: {error}")))
+}

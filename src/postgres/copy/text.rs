@@ -1,0 +1,219 @@
+//! The text format of COPY: one line a row. Pure, and total: a line that the server would not send
+//! is an error.
+//!
+//! Spec: PostgreSQL 18, "COPY", "File Formats", "Text Format".
+
+use std::ops::Range;
+
+use memchr::memchr3;
+
+/// Reads lines, and has the room for values that are escaped in them.
+#[derive(Debug, Default)]
+pub struct Lines {
+    /// The values that had escapes, one after the other.
+    unescaped: Vec<u8>,
+    fields: Vec<Field>,
+}
+
+/// Room above this is given back before the next line.
+const UNESCAPED_KEPT_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+enum Field {
+    Null,
+    /// In the line.
+    Plain(Range<usize>),
+    /// In [`Lines::unescaped`].
+    Unescaped(Range<usize>),
+}
+
+/// The values of a line.
+#[derive(Clone, Copy)]
+pub struct Values<'l> {
+    line: &'l [u8],
+    lines: &'l Lines,
+}
+
+/// A line that is none of COPY's. Says nothing of what stands in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// It is cut off.
+    #[error("the line has no end")]
+    NoEnd,
+    /// Something comes behind its end.
+    #[error("the line goes on behind its end")]
+    GoesOn,
+    /// It has too few values or too many.
+    #[error("the line has {found} values, expected {expected}")]
+    Width {
+        /// How many there are.
+        found: usize,
+        /// How many were asked for.
+        expected: usize,
+    },
+    /// What stands behind a backslash stands for nothing.
+    #[error("value {field} of the line has an unknown escape")]
+    Escape {
+        /// The value's number, from one.
+        field: usize,
+    },
+}
+
+impl Lines {
+    /// The values of `line`, of which there are `width`.
+    ///
+    /// # Errors
+    /// It is not such a line.
+    pub fn read<'l>(&'l mut self, line: &'l [u8], width: usize) -> Result<Values<'l>, TextError> {
+        self.unescaped.clear();
+        self.unescaped.shrink_to(UNESCAPED_KEPT_BYTES);
+        self.fields.clear();
+        let mut at = 0;
+        loop {
+            let end = self.field(line, at)?;
+            match line[end] {
+                b'\t' => at = end + 1,
+                _ if end + 1 == line.len() => break,
+                _ => return Err(TextError::GoesOn),
+            }
+        }
+        let found = self.fields.len();
+        if found != width {
+            return Err(TextError::Width {
+                found,
+                expected: width,
+            });
+        }
+        Ok(Values { line, lines: self })
+    }
+
+    /// Reads the value that begins at `start`, and returns where the tab or newline behind it is.
+    fn field(&mut self, line: &[u8], start: usize) -> Result<usize, TextError> {
+        let rest = &line[start..];
+        let found = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::NoEnd)?;
+        if rest[found] != b'\\' {
+            self.fields.push(Field::Plain(start..start + found));
+            return Ok(start + found);
+        }
+        if let [b'\\', b'N', b'\t' | b'\n', ..] = rest {
+            self.fields.push(Field::Null);
+            return Ok(start + 2);
+        }
+        let field = self.fields.len() + 1;
+        let (from, mut at) = (self.unescaped.len(), start);
+        loop {
+            let rest = &line[at..];
+            let plain = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::NoEnd)?;
+            self.unescaped.extend_from_slice(&rest[..plain]);
+            at += plain;
+            if line[at] != b'\\' {
+                break;
+            }
+            let meant = match line.get(at + 1).ok_or(TextError::NoEnd)? {
+                b'b' => 0x08,
+                b'f' => 0x0c,
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b't' => b'\t',
+                b'v' => 0x0b,
+                b'\\' => b'\\',
+                _ => return Err(TextError::Escape { field }),
+            };
+            self.unescaped.push(meant);
+            at += 2;
+        }
+        let range = from..self.unescaped.len();
+        self.fields.push(Field::Unescaped(range));
+        Ok(at)
+    }
+}
+
+impl<'l> Values<'l> {
+    /// The value at `index`; nothing where it is null.
+    ///
+    /// # Panics
+    /// There are fewer values.
+    #[must_use]
+    pub fn get(self, index: usize) -> Option<&'l [u8]> {
+        match &self.lines.fields[index] {
+            Field::Null => None,
+            Field::Plain(range) => Some(&self.line[range.clone()]),
+            Field::Unescaped(range) => Some(&self.lines.unescaped[range.clone()]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str, width: usize) -> Result<Vec<Option<String>>, TextError> {
+        let mut lines = Lines::default();
+        // What was there before is no part of it.
+        lines.read(b"left\\nover\n", 1).expect("a line");
+        let values = lines.read(line.as_bytes(), width)?;
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        Ok((0..width).map(|i| values.get(i).map(text)).collect())
+    }
+
+    fn check(line: &str, expected: &[Option<&str>]) {
+        let expected: Vec<_> = expected.iter().map(|v| v.map(str::to_owned)).collect();
+        assert_eq!(read(line, expected.len()), Ok(expected), "{line:?}");
+    }
+
+    #[test]
+    fn values_are_what_they_were_in_the_table() {
+        check("a\tb\n", &[Some("a"), Some("b")]);
+        check("\n", &[Some("")]);
+        check("\t\n", &[Some(""), Some("")]);
+        check("\\N\t\\N\n", &[None, None]);
+        check("\\\\N\t\\\\\n", &[Some("\\N"), Some("\\")]);
+        check(
+            "{\"a\": \"\\\\n\"}\tx\n",
+            &[Some("{\"a\": \"\\n\"}"), Some("x")],
+        );
+        check(
+            "\\b\\f\\n\\r\\t\\v\tplain\té\\té\n",
+            &[Some("\u{8}\u{c}\n\r\t\u{b}"), Some("plain"), Some("é\té")],
+        );
+        check("\\x\n".replace("\\x", "\\\\x").as_str(), &[Some("\\x")]);
+    }
+
+    #[test]
+    fn lines_that_the_server_would_not_send_are_refused() {
+        for (line, width, error) in [
+            ("", 1, TextError::NoEnd),
+            ("a", 1, TextError::NoEnd),
+            ("a\t", 2, TextError::NoEnd),
+            ("a\\", 1, TextError::NoEnd),
+            ("a\\n", 1, TextError::NoEnd),
+            ("\\N", 1, TextError::Escape { field: 1 }),
+            ("a\nb\n", 1, TextError::GoesOn),
+            ("a\\\\b\nc\td\n", 2, TextError::GoesOn),
+            ("\\N\nb\n", 1, TextError::GoesOn),
+            (
+                "a\n",
+                2,
+                TextError::Width {
+                    found: 1,
+                    expected: 2,
+                },
+            ),
+            (
+                "a\tb\n",
+                1,
+                TextError::Width {
+                    found: 2,
+                    expected: 1,
+                },
+            ),
+            ("a\t\\q\n", 2, TextError::Escape { field: 2 }),
+            ("\\Na\n", 1, TextError::Escape { field: 1 }),
+            ("a\\N\n", 1, TextError::Escape { field: 1 }),
+            ("\\.\n", 1, TextError::Escape { field: 1 }),
+            ("\\\n", 1, TextError::Escape { field: 1 }),
+        ] {
+            assert_eq!(read(line, width), Err(error), "{line:?}");
+        }
+    }
+}

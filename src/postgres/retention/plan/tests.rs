@@ -1,0 +1,245 @@
+use super::*;
+
+fn time(text: &str) -> Timestamp {
+    text.parse().expect(text)
+}
+
+fn table(name: &str) -> TableName {
+    TableName {
+        schema: "public".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn partition(name: &str, lower: &str, upper: &str) -> Partition {
+    Partition {
+        name: table(name),
+        bounds: Bounds {
+            lower: Some(time(lower)),
+            upper: Some(time(upper)),
+        },
+        is_default: false,
+        is_pending: false,
+        mark: None,
+        comment: None,
+    }
+}
+
+/// At noon of 2025-11-22, with the slot at 0/100.
+fn found(partitions: Vec<Partition>) -> Found {
+    Found {
+        now: time("2025-11-22T12:00:00Z"),
+        oldest_open: None,
+        partitions,
+        detached: Vec::new(),
+        slot: Some(("s".to_owned(), Lsn(0x100))),
+    }
+}
+
+/// What is made, as "name lower upper".
+fn made(partitions: Vec<Partition>, ahead: u32) -> Vec<String> {
+    missing(&table("outbox"), &found(partitions), ahead)
+        .into_iter()
+        .map(|step| match step {
+            Step::Make(name, range) => format!("{} {range}", name.name),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn partitions_are_made_as_those_that_are_there() {
+    let day = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
+    assert_eq!(
+        made(vec![day.clone()], 1),
+        ["outbox_p20251123 2025-11-23T00:00:00Z to 2025-11-24T00:00:00Z"]
+    );
+    let hour = partition("h", "2025-11-22T11:00:00Z", "2025-11-22T12:00:00Z");
+    assert_eq!(
+        made(vec![hour], 1),
+        [
+            "outbox_p2025112212 2025-11-22T12:00:00Z to 2025-11-22T13:00:00Z",
+            "outbox_p2025112213 2025-11-22T13:00:00Z to 2025-11-22T14:00:00Z"
+        ]
+    );
+    let month = partition("m", "2025-10-01T00:00:00Z", "2025-11-01T00:00:00Z");
+    assert_eq!(
+        made(vec![month], 3)[3],
+        "outbox_p202602 2026-02-01T00:00:00Z to 2026-03-01T00:00:00Z"
+    );
+    let local_day = partition("l", "2025-11-21T23:00:00Z", "2025-11-22T23:00:00Z");
+    assert_eq!(
+        made(vec![local_day], 1),
+        ["outbox_p2025112223 2025-11-22T23:00:00Z to 2025-11-23T23:00:00Z"]
+    );
+    let brief = partition("b", "2025-11-22T11:59:59.5Z", "2025-11-22T12:00:00Z");
+    assert_eq!(
+        made(vec![brief], 0),
+        ["outbox_p20251122120000_000000 2025-11-22T12:00:00Z to 2025-11-22T12:00:00.5Z"]
+    );
+    assert!(made(Vec::new(), 3).is_empty());
+}
+
+#[test]
+fn gaps_are_filled_and_what_is_there_is_left_alone() {
+    let old = partition("o", "2025-11-01T00:00:00Z", "2025-11-02T00:00:00Z");
+    let far = partition("f", "2035-11-24T00:00:00Z", "2035-11-25T00:00:00Z");
+    let next = partition("n", "2025-11-23T00:00:00Z", "2025-11-24T00:00:00Z");
+    let names: Vec<_> = made(vec![old, far.clone(), next], 2)
+        .iter()
+        .map(|made| made[..16].to_owned())
+        .collect();
+    assert_eq!(names, ["outbox_p20251122", "outbox_p20251124"]);
+    // Nothing but one that lies ahead, after a clock that was ahead.
+    assert_eq!(made(vec![far], 0).len(), 1);
+    let mut open = partition("x", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
+    open.bounds.upper = None;
+    let day = partition("d", "2025-11-21T00:00:00Z", "2025-11-22T00:00:00Z");
+    assert!(made(vec![open, day], 5).is_empty());
+}
+
+#[test]
+fn a_name_has_at_most_63_bytes() {
+    let long = table(&"ä".repeat(31));
+    let day = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
+    for step in missing(&long, &found(vec![day]), 1) {
+        let Step::Make(name, _) = step else { panic!() };
+        assert_eq!(name.name.len(), 62);
+        assert!(name.name.ends_with("ä_p20251123"), "{}", name.name);
+    }
+}
+
+const KEEP: SignedDuration = SignedDuration::from_hours(24);
+
+/// The steps for a partition of 2025-11-20 with that mark, and how many waits there are.
+fn steps(mark: Option<Mark>) -> (Vec<Step>, Vec<Wait>) {
+    removals(&found(vec![old(mark)]), KEEP)
+}
+
+fn old(mark: Option<Mark>) -> Partition {
+    Partition {
+        mark,
+        ..partition("o", "2025-11-20T00:00:00Z", "2025-11-21T00:00:00Z")
+    }
+}
+
+fn delivered(at: &str) -> Option<Mark> {
+    Some(Mark::Delivered(time(at)))
+}
+
+#[test]
+fn a_partition_goes_step_by_step_and_never_before_the_slot() {
+    let closed = |lsn| Some(Mark::Closed(Lsn(lsn)));
+    assert!(matches!(steps(None).0[..], [Step::Close(_)]));
+    assert!(matches!(
+        steps(closed(0x100)).0[..],
+        [Step::NoteDelivered(_)]
+    ));
+    let (done, waits) = steps(closed(0x101));
+    assert!(done.is_empty());
+    assert!(matches!(
+        waits[..],
+        [Wait::Slot {
+            needed: Lsn(0x101),
+            ..
+        }]
+    ));
+    let (done, waits) = steps(delivered("2025-11-21T12:00:01Z"));
+    assert!(done.is_empty());
+    assert!(matches!(waits[..], [Wait::Age { .. }]));
+    let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
+    assert!(matches!(done[..], [Step::Detach(_)]));
+    // Attached again by hand.
+    assert!(matches!(
+        steps(Some(Mark::Detached(Lsn(1)))).0[..],
+        [Step::Close(_)]
+    ));
+}
+
+#[test]
+fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
+    let of = |mark| {
+        let mut found = found(Vec::new());
+        found.detached.push(Detached {
+            oid: 1,
+            name: table("o"),
+            mark,
+            comment: None,
+        });
+        removals(&found, KEEP)
+    };
+    assert!(matches!(
+        of(Some(Mark::Detached(Lsn(0x100)))).0[..],
+        [Step::Drop(_)]
+    ));
+    let (done, waits) = of(Some(Mark::Detached(Lsn(0x101))));
+    assert!(done.is_empty() && waits.len() == 1);
+    assert!(matches!(
+        of(delivered("2025-11-21T00:00:00Z")).0[..],
+        [Step::NoteDetached(_)]
+    ));
+    assert!(of(None).0.is_empty());
+}
+
+#[test]
+fn without_a_slot_nothing_is_removed() {
+    let mut found = found(vec![old(None), old(delivered("2025-11-01T00:00:00Z"))]);
+    found.slot = None;
+    assert_eq!(removals(&found, KEEP), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_clock_that_went_back_begins_the_retention_anew() {
+    let (done, _) = steps(delivered("2035-01-01T00:00:00Z"));
+    assert!(matches!(done[..], [Step::NoteDelivered(_)]));
+}
+
+#[test]
+fn what_is_not_over_and_the_default_partition_stay() {
+    let today = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
+    let mut open = old(None);
+    open.bounds.upper = None;
+    let default = Partition {
+        is_default: true,
+        ..open.clone()
+    };
+    assert!(
+        removals(&found(vec![today, open, default]), KEEP)
+            .0
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_transaction_that_began_in_its_time_holds_a_partition() {
+    let of = |began: &str| {
+        let mut found = found(vec![old(delivered("2025-11-21T00:00:00Z"))]);
+        found.oldest_open = Some((time(began), 7));
+        removals(&found, KEEP)
+    };
+    let (done, waits) = of("2025-11-20T23:59:59Z");
+    assert!(done.is_empty());
+    assert!(matches!(waits[..], [Wait::Transaction { pid: 7, .. }]));
+    assert!(matches!(
+        of("2025-11-21T00:00:00Z").0[..],
+        [Step::Detach(_)]
+    ));
+}
+
+#[test]
+fn a_detaching_that_was_interrupted_is_ended_if_it_was_ours() {
+    let of = |mark| {
+        let pending = Partition {
+            is_pending: true,
+            ..old(mark)
+        };
+        removals(&found(vec![pending]), KEEP)
+    };
+    assert!(matches!(
+        of(delivered("2025-11-21T00:00:00Z")).0[..],
+        [Step::Finalize(_)]
+    ));
+    let (done, waits) = of(None);
+    assert!(done.is_empty());
+    assert!(matches!(waits[..], [Wait::Pending { .. }]));
+}

@@ -1,0 +1,167 @@
+//! What the journal has of a run: where it began, how far it is, and its end.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::ReplayError;
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::journal::Action;
+
+/// How long the server may take to notice that a run's process is gone.
+const GONE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the journal says of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Note {
+    pub(super) run: Uuid,
+    pub(super) state: State,
+    /// Rows that Kafka has.
+    pub(super) sent: u64,
+    /// When the run begins.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) plan: Option<Planned>,
+    /// The key of the last of the rows that Kafka has.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) last: Option<Vec<String>>,
+    /// At its end, the entries about what was let go that it closes.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) let_go: Vec<i64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    Begun,
+    Going,
+    Done,
+}
+
+/// What a run is about, as it was when it began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Planned {
+    pub(super) table: String,
+    pub(super) condition: String,
+    /// The columns that rows are ordered by.
+    pub(super) order: Vec<String>,
+    /// The key of the last row.
+    pub(super) until: Option<Vec<String>>,
+    pub(super) topic: String,
+    pub(super) rows: u64,
+    /// Entries of the journal about what was let go.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) let_go: Vec<i64>,
+}
+
+/// What the journal says of a run.
+pub(super) struct Told {
+    /// The entry that it began with.
+    pub(super) entry: EntryId,
+    pub(super) planned: Planned,
+    pub(super) last: Option<Vec<String>>,
+    pub(super) sent: u64,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct EntryId(i64);
+
+impl EntryId {
+    pub(super) fn unreadable(self, reason: String) -> ReplayError {
+        ReplayError::Entry { id: self.0, reason }
+    }
+}
+
+impl Told {
+    pub(super) async fn find(
+        writer: &Catalog,
+        settings: &PipelineSettings,
+        run: Uuid,
+    ) -> Result<Self, ReplayError> {
+        let (mut began, mut last, mut sent) = (None, None, 0);
+        let id = run.to_string();
+        for entry in writer
+            .journal(&settings.name, &settings.target.slot)
+            .await?
+        {
+            let of = entry.detail.get("run").and_then(|run| run.as_str());
+            if entry.action != Action::Replay || of != Some(&id) {
+                continue;
+            }
+            let entry_id = EntryId(entry.id);
+            let note: Note = serde_json::from_value(entry.detail)
+                .map_err(|error| entry_id.unreadable(error.to_string()))?;
+            if note.state == State::Done {
+                return Err(ReplayError::Complete(run));
+            }
+            if let Some(plan) = note.plan {
+                began = Some((entry_id, plan));
+            }
+            last = note.last.or(last);
+            sent = note.sent;
+        }
+        let (entry, planned) = began.ok_or_else(|| ReplayError::NoRun {
+            pipeline: settings.name.clone(),
+            run,
+        })?;
+        Ok(Self {
+            entry,
+            planned,
+            last,
+            sent,
+        })
+    }
+}
+
+/// Keeps others from sending the same run, for as long as the connection lasts.
+pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
+    let name = format!("walpost replay {run}");
+    let until = Instant::now() + GONE;
+    loop {
+        let sql = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
+        let row = writer.client().query_one(sql, &[&name]).await;
+        let row = row.map_err(CatalogError::from)?;
+        if row.try_get(0).map_err(CatalogError::from)? {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(ReplayError::Running(run));
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_of_the_journal_is_read_as_it_was_written() {
+        let note = Note {
+            run: Uuid::nil(),
+            state: State::Begun,
+            sent: 3,
+            plan: Some(Planned {
+                table: "public.outbox".to_owned(),
+                condition: "id = '1'".to_owned(),
+                order: vec!["id".to_owned()],
+                until: None,
+                topic: "t".to_owned(),
+                rows: 5,
+                let_go: vec![4],
+            }),
+            last: None,
+            let_go: Vec::new(),
+        };
+        let json = serde_json::to_value(&note).expect("JSON");
+        assert_eq!(json["state"], "begun");
+        let read: Note = serde_json::from_value(json).expect("a note");
+        assert_eq!(
+            (read.run, read.sent, read.plan),
+            (note.run, note.sent, note.plan)
+        );
+    }
+}

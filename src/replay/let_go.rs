@@ -1,0 +1,109 @@
+//! Which rows may be missing after slots were let go, once that can be known.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tokio_postgres::types::ToSql;
+
+use super::ReplayError;
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::let_go::LetGo;
+use crate::postgres::retention;
+use crate::postgres::table::TableName;
+
+/// How long transactions are waited for that are open.
+const PATIENCE: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(200);
+
+/// The open entries of the journal, and the condition for rows that may be missing; it is empty for
+/// all rows. A snapshot that is taken after this has every row that no slot has.
+pub(super) async fn rows(
+    settings: &PipelineSettings,
+    table: &TableName,
+    catalog: &Catalog,
+) -> Result<(Vec<i64>, String), ReplayError> {
+    let target = &settings.target;
+    let entries = catalog.let_go(&settings.name, target).await?;
+    if entries.is_empty() {
+        return Err(ReplayError::NothingLetGo {
+            pipeline: settings.name.clone(),
+            slot: target.slot.clone(),
+        });
+    }
+    let observed = catalog.look(target).await?;
+    let mut problems = observed.problems(target).into_iter();
+    // Whoever sends rows need not be who streams.
+    let problem = problems.find(|problem| !matches!(problem, Problem::NotReplicating { .. }));
+    let slot = match (problem, observed.slot) {
+        (None, Some(slot)) => slot,
+        // What commits before there is a slot would be missing still.
+        (problem, _) => {
+            let init = target.outbox.init();
+            let slot = target.slot.clone();
+            return Err(problem.unwrap_or(Problem::NoSlot { slot, init }).into());
+        }
+    };
+    let cluster = catalog.cluster().await?;
+    for entry in &entries {
+        if entry.is_at(slot.confirmed, &cluster) {
+            return Err(ReplayError::NotDropped {
+                slot: target.slot.clone(),
+                confirmed: slot.confirmed,
+                entry: entry.id,
+            });
+        }
+    }
+    wait_for_open(catalog).await?;
+    let condition = LetGo::condition(&entries, &cluster);
+    for partition in retention::taken_off(catalog, table).await? {
+        if has_rows(catalog, &partition, &condition).await? {
+            let table = table.clone();
+            return Err(ReplayError::Detached { table, partition });
+        }
+    }
+    Ok((entries.iter().map(|entry| entry.id).collect(), condition))
+}
+
+/// Waits until every transaction of this database has ended that is open now. Of one whose commit is in
+/// the log before the slot begins, and which waits for a standby, the rows can't be seen yet.
+async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
+    const NOW: &str = "SELECT pg_current_xact_id()::xid::text";
+    const ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
+         AND age(backend_xid) > age($1::text::xid)) AND NOT EXISTS (SELECT FROM pg_prepared_xacts \
+         WHERE database = current_database() AND age(transaction) > age($1::text::xid))";
+    let ask = async |sql, parameters: &[&(dyn ToSql + Sync)]| {
+        let row = catalog.client().query_one(sql, parameters).await;
+        row.map_err(CatalogError::from)
+    };
+    let now: String = ask(NOW, &[])
+        .await?
+        .try_get(0)
+        .map_err(CatalogError::from)?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let ended = ask(ENDED, &[&now]).await?;
+        if ended.try_get(0).map_err(CatalogError::from)? {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(ReplayError::Open);
+        }
+        sleep(POLL).await;
+    }
+}
+
+async fn has_rows(
+    catalog: &Catalog,
+    table: &TableName,
+    condition: &str,
+) -> Result<bool, ReplayError> {
+    let rows = match condition {
+        "" => String::new(),
+        condition => format!(" WHERE {condition}"),
+    };
+    let sql = format!("SELECT EXISTS (SELECT FROM {}{rows})", table.quoted());
+    let row = catalog.client().query_one(&sql, &[]).await;
+    let row = row.map_err(|error| catalog.denied_select(error, table))?;
+    Ok(row.try_get(0).map_err(CatalogError::from)?)
+}

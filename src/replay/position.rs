@@ -1,0 +1,142 @@
+//! Which row has the record at a position of the log: the topics know, and the table does not.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use postgres_protocol::escape::{escape_identifier, escape_literal};
+use rdkafka::message::{Headers, Message};
+
+use super::ReplayError;
+use crate::kafka::reader::{ReadError, TopicReader};
+use crate::outbox::route::{POSITION_HEADER, is_topic_name};
+use crate::outbox::settings::OutboxSettings;
+use crate::outbox::template::{Part, Template};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::lsn::Position;
+use crate::postgres::table::TableName;
+
+/// How long transactions that are open in a topic are waited for.
+const OPEN: Duration = Duration::from_secs(10);
+
+/// The id of the row whose record has that position.
+pub(super) async fn id(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    table: &TableName,
+    position: Position,
+    flag: &'static str,
+) -> Result<String, ReplayError> {
+    let none = |why: String| ReplayError::NoRecord {
+        position,
+        flag,
+        why,
+    };
+    let SinkSettings::Kafka { properties, .. } = &settings.sink else {
+        return Err(none("the sink is stdout, and has no records".to_owned()));
+    };
+    let Some((header, _)) = settings.outbox.id_header() else {
+        return Err(none("no header of theirs has the event's id".to_owned()));
+    };
+    let topics = topics(catalog, table, &settings.outbox).await?;
+    let name = format!("walpost-replay-{}", settings.name);
+    let reader = TopicReader::new(properties, &name).map_err(ReadError::from)?;
+    let search = Search {
+        reader: Arc::new(reader),
+        header: header.to_owned(),
+        topics,
+        position,
+    };
+    let (reader, topics) = (Arc::clone(&search.reader), search.topics.join(", "));
+    // A panic of it is a defect, which ends the command as well.
+    let found = tokio::task::spawn_blocking(move || search.run()).await;
+    let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
+    match found {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(none(format!(
+            "no record of these topics has it, or it was removed for its age: {topics}"
+        ))),
+        Err(error) => Err(reader.explain(error).await.into()),
+    }
+}
+
+/// The topics that rows of the table belong to.
+async fn topics(
+    catalog: &Catalog,
+    table: &TableName,
+    outbox: &OutboxSettings,
+) -> Result<Vec<String>, ReplayError> {
+    let topic = expression(&outbox.topic);
+    let sql = format!(
+        "SELECT DISTINCT {topic} AS topic FROM {} WHERE {topic} IS NOT NULL ORDER BY topic",
+        table.quoted()
+    );
+    let rows = catalog.client().query(&sql, &[]).await;
+    let rows = rows.map_err(|error| catalog.denied_select(error, table))?;
+    let names: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+    let mut names = names.map_err(CatalogError::from)?;
+    names.retain(|name| is_topic_name(name));
+    Ok(names)
+}
+
+/// The template's value as SQL; null where a column is.
+fn expression(template: &Template) -> String {
+    let parts = template.parts().iter().map(|part| match part {
+        Part::Literal(text) => escape_literal(text),
+        Part::Column(name) => format!("{}::text", escape_identifier(name)),
+    });
+    parts.collect::<Vec<_>>().join(" || ")
+}
+
+struct Search {
+    reader: Arc<TopicReader>,
+    header: String,
+    topics: Vec<String>,
+    position: Position,
+}
+
+impl Search {
+    fn run(&self) -> Result<Option<String>, ReadError> {
+        let reader = &self.reader;
+        let deadline = Instant::now() + OPEN;
+        for topic in &self.topics {
+            let Some(partitions) = reader.partitions(topic)? else {
+                continue;
+            };
+            let spans = reader.spans(topic, &partitions, None, deadline)?;
+            let mut found = None;
+            reader.read(topic, &spans, |message| {
+                let value = |name: &str| {
+                    let mut headers = message.headers()?.iter();
+                    headers.find(|header| header.key == name)?.value
+                };
+                if value(POSITION_HEADER) != Some(&self.position.text()[..]) {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                let id = value(&self.header).and_then(|id| str::from_utf8(id).ok());
+                found = id.map(str::to_owned);
+                Ok(ControlFlow::Break(()))
+            })?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_is_an_expression() {
+        let sql = |text: &str| expression(&text.parse().expect("a template"));
+        assert_eq!(sql("events"), "'events'");
+        assert_eq!(
+            sql("o'x.{kind}.{a\"b}"),
+            "'o''x.' || \"kind\"::text || '.' || \"a\"\"b\"::text"
+        );
+    }
+}

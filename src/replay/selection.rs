@@ -1,0 +1,246 @@
+//! Which rows are sent again: from what a person says to a condition in SQL.
+
+use std::str::FromStr;
+
+use postgres_protocol::escape::escape_literal;
+
+use super::{ReplayError, position};
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::copy::Key;
+use crate::postgres::lsn::Position;
+use crate::postgres::table::TableName;
+
+/// One end of a range of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The start of the transaction that wrote the row, as `created_at` has it.
+    Time(String),
+    /// The row with this id.
+    Id(String),
+    /// The row whose record has this position.
+    Position(Position),
+}
+
+impl FromStr for Bound {
+    type Err = String;
+
+    /// A text that begins as a date is a time, and one that reads as a position is that.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let begins_with = |pattern: &str| {
+            text.len() >= pattern.len()
+                && text.bytes().zip(pattern.bytes()).all(|(b, p)| match p {
+                    b'0' => b.is_ascii_digit(),
+                    p => b == p,
+                })
+        };
+        match text {
+            "" => Err("expected a time like 2025-11-01T03:00:00Z, or an id".to_owned()),
+            _ if begins_with("0000-00-00") => Ok(Self::Time(text.to_owned())),
+            _ => Ok(match text.parse() {
+                Ok(position) => Self::Position(position),
+                Err(_) => Self::Id(text.to_owned()),
+            }),
+        }
+    }
+}
+
+/// An aggregate type, or one aggregate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aggregate {
+    kind: String,
+    id: Option<String>,
+}
+
+impl FromStr for Aggregate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (kind, id) = match text.split_once('/') {
+            Some((kind, id)) => (kind, Some(id.to_owned())),
+            None => (text, None),
+        };
+        match kind {
+            "" => Err("expected TYPE or TYPE/ID, like order/4711".to_owned()),
+            kind => Ok(Self {
+                kind: kind.to_owned(),
+                id,
+            }),
+        }
+    }
+}
+
+/// What a person says of the rows; all of it has to be true of a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Rows from here on,
+    pub from: Option<Bound>,
+    /// up to and with these.
+    pub to: Option<Bound>,
+    /// A condition in SQL.
+    pub condition: Option<String>,
+    /// Rows of one of these, where there are any.
+    pub aggregates: Vec<Aggregate>,
+    /// Rows with one of these ids, where there are any.
+    pub ids: Vec<String>,
+}
+
+/// The table that rows are selected from.
+pub(super) struct Table<'t> {
+    pub(super) name: &'t TableName,
+    pub(super) columns: &'t [String],
+    pub(super) key: &'t Key,
+}
+
+impl Selection {
+    /// The condition in SQL; empty for all rows.
+    pub(super) async fn sql(
+        &self,
+        settings: &PipelineSettings,
+        catalog: &Catalog,
+        table: &Table<'_>,
+    ) -> Result<String, ReplayError> {
+        let mut all = Vec::new();
+        for (bound, flag, operator) in [(&self.from, "--from", ">="), (&self.to, "--to", "<=")] {
+            match bound {
+                None => {}
+                Some(Bound::Time(text)) => {
+                    table.expect("created_at", flag)?;
+                    let time = time(catalog, text, flag).await?;
+                    all.push(format!("created_at {operator} {}", escape_literal(&time)));
+                }
+                Some(Bound::Id(id)) => {
+                    let values = key_of(catalog, table, id, flag).await?;
+                    all.push(table.key.compared(operator, &values));
+                }
+                Some(Bound::Position(at)) => {
+                    let id = position::id(settings, catalog, table.name, *at, flag).await?;
+                    let values = key_of(catalog, table, &id, flag).await?;
+                    all.push(table.key.compared(operator, &values));
+                }
+            }
+        }
+        if !self.aggregates.is_empty() {
+            let mut any = Vec::new();
+            for Aggregate { kind, id } in &self.aggregates {
+                table.expect("aggregatetype", "--aggregate")?;
+                let kind = format!("aggregatetype = {}", escape_literal(kind));
+                any.push(match id {
+                    None => kind,
+                    Some(id) => {
+                        table.expect("aggregateid", "--aggregate")?;
+                        format!("({kind} AND aggregateid = {})", escape_literal(id))
+                    }
+                });
+            }
+            all.push(format!("({})", any.join(" OR ")));
+        }
+        if !self.ids.is_empty() {
+            table.expect("id", "--id")?;
+            let ids: Vec<_> = self.ids.iter().map(|id| escape_literal(id)).collect();
+            all.push(format!("id IN ({})", ids.join(", ")));
+        }
+        if let Some(condition) = &self.condition {
+            // A comment at its end ends with the line.
+            all.push(format!("({condition}\n)"));
+        }
+        Ok(all.join(" AND "))
+    }
+}
+
+impl Table<'_> {
+    fn expect(&self, column: &str, flag: &'static str) -> Result<(), ReplayError> {
+        match self.columns.iter().any(|found| found == column) {
+            true => Ok(()),
+            false => Err(ReplayError::NoColumn {
+                table: self.name.clone(),
+                column: column.to_owned(),
+                flag,
+            }),
+        }
+    }
+}
+
+/// The time as the server understands it, in UTC.
+async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<String, ReplayError> {
+    let sql = "SELECT $1::text::timestamptz::text";
+    match catalog.client().query_one(sql, &[&text]).await {
+        Ok(row) => Ok(row.try_get(0).map_err(CatalogError::from)?),
+        Err(error) => Err(ReplayError::wrong(flag, error.into())),
+    }
+}
+
+/// The values of the key of the row with this id.
+async fn key_of(
+    catalog: &Catalog,
+    table: &Table<'_>,
+    id: &str,
+    flag: &'static str,
+) -> Result<Vec<String>, ReplayError> {
+    table.expect("id", flag)?;
+    let sql = format!(
+        "SELECT {} FROM {} WHERE id = {} ORDER BY {} LIMIT 1",
+        table.key.texts(),
+        table.name.quoted(),
+        escape_literal(id),
+        table.key.order(""),
+    );
+    let row = catalog.client().query_opt(&sql, &[]).await;
+    let row =
+        row.map_err(|error| ReplayError::wrong(flag, catalog.denied_select(error, table.name)))?;
+    let Some(row) = row else {
+        return Err(ReplayError::NoRow {
+            table: table.name.clone(),
+            id: id.to_owned(),
+            flag,
+        });
+    };
+    Ok(super::texts(&row)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::lsn::Lsn;
+
+    #[test]
+    fn what_begins_as_a_date_is_a_time_what_reads_as_a_position_that_and_all_else_an_id() {
+        let check = |text: &str, is_time: bool| {
+            let bound: Bound = text.parse().expect(text);
+            assert_eq!(matches!(bound, Bound::Time(_)), is_time, "{text}");
+        };
+        for time in ["2025-11-01", "2025-11-01 03:00+00", "2025-11-01T03:00:00Z"] {
+            check(time, true);
+        }
+        for id in [
+            "1",
+            "20251101",
+            "2025-11-0x",
+            "0198c1a2-7b3e-7000-8000-000000000000",
+        ] {
+            check(id, false);
+        }
+        let position = Position {
+            commit: Lsn(0x016B_3748),
+            index: 2,
+        };
+        assert_eq!(
+            "00000000/016B3748:0000000002".parse(),
+            Ok(Bound::Position(position))
+        );
+        assert!("".parse::<Bound>().is_err());
+    }
+
+    #[test]
+    fn an_aggregate_has_a_type_and_may_have_an_id() {
+        let aggregate = |text: &str| text.parse::<Aggregate>();
+        let of = |kind: &str, id: Option<&str>| {
+            let (kind, id) = (kind.to_owned(), id.map(str::to_owned));
+            Ok(Aggregate { kind, id })
+        };
+        assert_eq!(aggregate("order"), of("order", None));
+        assert_eq!(aggregate("order/4711"), of("order", Some("4711")));
+        assert_eq!(aggregate("order/a/b"), of("order", Some("a/b")));
+        assert!(aggregate("").is_err() && aggregate("/1").is_err());
+    }
+}

@@ -1,0 +1,332 @@
+//! Rows on their way: from the table through the window to the sink.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use uuid::Uuid;
+
+use super::book::State;
+use super::{Ended, Plan, ReplayError};
+use crate::outbox::route::{REPLAY_HEADER, Router};
+use crate::pipeline::core::cost;
+use crate::pipeline::sink::{Produced, Sink};
+use crate::pipeline::watermark::Watermark;
+use crate::postgres::copy::{Copied, Query};
+use crate::postgres::lsn::Lsn;
+
+/// How often the journal is told how far the run is, after it was told sooner at first.
+const NOTE: Duration = Duration::from_secs(10);
+const NOTE_FIRST: Duration = Duration::from_secs(1);
+/// How often a row is remembered that the journal can be told of.
+const MARK: Duration = Duration::from_millis(100);
+/// How often the sink is tended while it is waited for.
+const TEND: Duration = Duration::from_secs(1);
+/// A run that fell behind its rate catches up with at most so much of it.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Rows on their way.
+pub(super) struct Sender<'p, S, F> {
+    plan: &'p Plan<'p>,
+    sink: &'p mut S,
+    /// Each row counts as a transaction, whose LSN is its number.
+    watermark: Watermark,
+    router: Router,
+    /// How many rows the sink has taken.
+    taken: u64,
+    /// The key of the last of them.
+    latest: Vec<String>,
+    /// Rows that the journal can be told of: their number from one, and their key.
+    marks: VecDeque<(u64, Vec<String>)>,
+    /// Kafka has so many rows, and everything before them.
+    pub(super) acknowledged: u64,
+    /// The last of the marks that Kafka has.
+    pub(super) last: Option<(u64, Vec<String>)>,
+    marked_at: Instant,
+    noted_at: Instant,
+    note_pause: Duration,
+    told: F,
+}
+
+/// What came of waiting.
+enum Waited {
+    Enough,
+    Stop,
+}
+
+impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
+    pub(super) fn new(plan: &'p Plan<'p>, sink: &'p mut S, watermark: Watermark, told: F) -> Self {
+        let now = Instant::now();
+        Self {
+            plan,
+            sink,
+            watermark,
+            router: Router::default(),
+            taken: 0,
+            latest: vec![String::new(); plan.key.columns.len()],
+            marks: VecDeque::new(),
+            acknowledged: 0,
+            last: None,
+            marked_at: now,
+            noted_at: now,
+            note_pause: NOTE_FIRST,
+            told,
+        }
+    }
+
+    pub(super) async fn send_all(
+        &mut self,
+        rate: Option<u32>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Ended, ReplayError> {
+        let plan = self.plan;
+        let condition = plan.condition();
+        let query = Query {
+            table: plan.table,
+            columns: &plan.columns,
+            mapping: &plan.mapping,
+            key: &plan.key,
+            condition: &condition,
+            row_bytes_max: plan.settings.row_bytes_max,
+        };
+        let mut rows = plan.reader.copy(&query).await?;
+        let mut rate = rate.map(Rate::new);
+        while let Some(copied) = rows.next().await? {
+            if let Some(rate) = &mut rate
+                && let Some(due) = rate.due(Instant::now())
+                && let Waited::Stop = self.wait_until(due, stop).await?
+            {
+                return Ok(Ended::Stopped);
+            }
+            if *stop.borrow() {
+                return Ok(Ended::Stopped);
+            }
+            if let Waited::Stop = self.row(&copied, stop).await? {
+                return Ok(Ended::Stopped);
+            }
+            self.mark(&copied).await?;
+        }
+        match self.drained(stop).await? {
+            Waited::Enough => Ok(Ended::Complete),
+            Waited::Stop => Ok(Ended::Stopped),
+        }
+    }
+
+    /// Waits for what is on its way, for as long as stopping may take. What is not acknowledged by
+    /// then is sent again when the run is resumed.
+    pub(super) async fn settle(&mut self) {
+        let limit = self.plan.settings.drain_timeout;
+        let (_never, mut stop) = watch::channel(false);
+        if self.taken > 0 {
+            self.marks.push_back((self.taken, self.latest.clone()));
+        }
+        // What it was that failed is known already.
+        let _ = timeout(limit, self.drained(&mut stop)).await;
+        self.look();
+    }
+
+    /// Hands one row to the sink.
+    async fn row(
+        &mut self,
+        copied: &Copied<'_>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Waited, ReplayError> {
+        let mapping = &self.plan.mapping;
+        let mut run = Uuid::encode_buffer();
+        let run = self.plan.run.hyphenated().encode_lower(&mut run);
+        let row = || mapping.describe(&copied.row);
+        let marked = self
+            .router
+            .route_with(mapping, &copied.row, REPLAY_HEADER, run.as_bytes());
+        let record = marked.map_err(|error| ReplayError::Route { row: row(), error })?;
+        self.watermark.begin(Lsn(self.taken))?;
+        loop {
+            check(&self.watermark)?;
+            let Some(tag) = self.watermark.reserve(cost(&record))? else {
+                if let Waited::Stop = room(&self.watermark, self.sink, stop).await? {
+                    return Ok(Waited::Stop);
+                }
+                continue;
+            };
+            let produced = self.sink.produce(&record, tag);
+            if produced != Ok(Produced::Taken) {
+                self.watermark.release(tag);
+            }
+            match produced {
+                Ok(Produced::Taken) => break,
+                Ok(Produced::Full) => {
+                    if let Waited::Stop = room(&self.watermark, self.sink, stop).await? {
+                        return Ok(Waited::Stop);
+                    }
+                }
+                Ok(Produced::NewTopic) => {
+                    let topic = record.topic;
+                    let preparation = self.sink.prepare(topic);
+                    let partitions = tokio::select! {
+                        biased;
+                        () = stopped(stop) => return Ok(Waited::Stop),
+                        partitions = preparation => partitions,
+                    };
+                    let prepared = partitions.and_then(|count| self.sink.prepared(topic, count));
+                    prepared.map_err(|error| ReplayError::Produce { row: row(), error })?;
+                }
+                Err(error) => return Err(ReplayError::Produce { row: row(), error }),
+            }
+        }
+        self.watermark
+            .commit(Lsn(self.taken), Lsn(self.taken + 1))?;
+        self.taken += 1;
+        Ok(Waited::Enough)
+    }
+
+    /// Remembers the row now and then, and tells the journal how far we are.
+    async fn mark(&mut self, copied: &Copied<'_>) -> Result<(), ReplayError> {
+        for (index, value) in self.latest.iter_mut().enumerate() {
+            value.clear();
+            value.push_str(&String::from_utf8_lossy(copied.key(index)));
+        }
+        let now = Instant::now();
+        if now.duration_since(self.marked_at) < MARK {
+            return Ok(());
+        }
+        self.marked_at = now;
+        self.marks.push_back((self.taken, self.latest.clone()));
+        self.look();
+        if now.duration_since(self.noted_at) >= self.note_pause {
+            self.noted_at = now;
+            self.note_pause = (self.note_pause * 2).min(NOTE);
+            let sent = self.plan.sent_before + self.last_number();
+            let last = self.last.as_ref();
+            self.plan.note(State::Going, sent, last, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks how far Kafka is.
+    pub(super) fn look(&mut self) {
+        let acknowledged = self.watermark.confirmed().lsn().0;
+        (self.told)(acknowledged - self.acknowledged);
+        self.acknowledged = acknowledged;
+        while self
+            .marks
+            .front()
+            .is_some_and(|(number, _)| *number <= acknowledged)
+        {
+            self.last = self.marks.pop_front();
+        }
+    }
+
+    /// How many rows there are up to the last mark that Kafka has.
+    pub(super) fn last_number(&self) -> u64 {
+        self.last.as_ref().map_or(0, |(number, _)| *number)
+    }
+
+    async fn wait_until(
+        &mut self,
+        due: Instant,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Waited, ReplayError> {
+        self.sink.flush(false)?;
+        loop {
+            check(&self.watermark)?;
+            tokio::select! {
+                biased;
+                () = stopped(stop) => return Ok(Waited::Stop),
+                () = sleep_until(due) => return Ok(Waited::Enough),
+                () = sleep(TEND) => self.sink.tend(),
+            }
+        }
+    }
+
+    /// Resolves when everything that was taken is in Kafka.
+    async fn drained(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Waited, ReplayError> {
+        self.sink.flush(false)?;
+        loop {
+            check(&self.watermark)?;
+            self.look();
+            if self.watermark.in_flight().records == 0 {
+                return Ok(Waited::Enough);
+            }
+            tokio::select! {
+                biased;
+                () = stopped(stop) => return Ok(Waited::Stop),
+                () = self.watermark.empty() => {}
+                () = sleep(TEND) => self.sink.tend(),
+            }
+        }
+    }
+}
+
+/// Resolves when there may be room for one more record.
+async fn room(
+    watermark: &Watermark,
+    sink: &mut impl Sink,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Waited, ReplayError> {
+    sink.flush(false)?;
+    tokio::select! {
+        biased;
+        () = stopped(stop) => return Ok(Waited::Stop),
+        () = watermark.room() => {}
+        () = sleep(TEND) => sink.tend(),
+    }
+    Ok(Waited::Enough)
+}
+
+/// A record that was refused holds up all that come after it.
+fn check(watermark: &Watermark) -> Result<(), ReplayError> {
+    match watermark.deliveries().failure() {
+        Some(failure) => Err(ReplayError::Delivery(failure)),
+        None => Ok(()),
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Nobody can say it any more: it goes on.
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// At most so many a second.
+struct Rate {
+    pause: Duration,
+    due: Option<Instant>,
+}
+
+impl Rate {
+    fn new(per_second: u32) -> Self {
+        Self {
+            pause: Duration::from_secs(1) / per_second.max(1),
+            due: None,
+        }
+    }
+
+    /// When the next row is due, if that is not yet.
+    fn due(&mut self, now: Instant) -> Option<Instant> {
+        let due = self.due.unwrap_or(now);
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        self.due = Some(due.max(earliest) + self.pause);
+        (due > now).then_some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_and_lost_time_is_not_made_up_for() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut rate = Rate::new(10);
+        assert_eq!(rate.due(at(0)), None, "the first at once");
+        assert_eq!(rate.due(at(0)), Some(at(100)));
+        assert_eq!(rate.due(at(100)), Some(at(200)));
+        // After a long wait, one burst.
+        assert_eq!(rate.due(at(10_000)), None);
+        assert_eq!(rate.due(at(10_000)), None);
+        assert_eq!(rate.due(at(10_000)), Some(at(10_100)));
+    }
+}

@@ -1,0 +1,301 @@
+//! Tells systemd how the process is, where it has asked for that: `sd_notify(3)`.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::observe::problem::Kind;
+use crate::observe::registry::Registry;
+use crate::observe::stats::State;
+use crate::observe::status::{PipelineStatus, Status};
+use crate::pipeline::Order;
+
+/// How often it is looked what there is to be told.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often the line about the state may change.
+const STATUS: Duration = Duration::from_secs(5);
+/// After so long the start is over, whatever servers are waited for: that heals by itself, and
+/// whoever starts the service shall not wait for it.
+const START: Duration = Duration::from_secs(30);
+/// A line is cut there.
+const LINE_CHARS: usize = 200;
+
+/// The way to systemd.
+#[derive(Debug)]
+pub(super) struct Systemd {
+    socket: UnixDatagram,
+    address: SocketAddr,
+    /// It wants a sign of life so often.
+    watchdog: Option<Duration>,
+}
+
+impl Systemd {
+    /// As the environment says, if it does.
+    pub(super) fn from_env() -> Option<Self> {
+        let address = env::var_os("NOTIFY_SOCKET")?;
+        let number = |name| env::var(name).ok()?.parse::<u64>().ok();
+        let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog = number("WATCHDOG_USEC").filter(|micros| *micros > 0 && is_ours);
+        match open(&address) {
+            Ok((socket, address)) => Some(Self {
+                socket,
+                address,
+                watchdog: watchdog.map(Duration::from_micros),
+            }),
+            Err(error) => {
+                warn!(%error, socket = ?address, "systemd can't be told how it is (NOTIFY_SOCKET)");
+                None
+            }
+        }
+    }
+
+    /// Tells it from here on, until the process ends.
+    pub(super) async fn tell(self, registry: Arc<Registry>, mut orders: watch::Receiver<Order>) {
+        let mut news = News::new(self.watchdog, Instant::now());
+        let look = self.watchdog.map_or(LOOK, |every| LOOK.min(every / 2));
+        let mut interval = tokio::time::interval(look.max(Duration::from_millis(10)));
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                _ = interval.tick() => {}
+                () = is_to_drain(&mut orders), if !stopping => {
+                    stopping = true;
+                    self.send("STOPPING=1\nSTATUS=stopping\n");
+                }
+            }
+            let message = news.message(&registry.status(), stopping, Instant::now());
+            if !message.is_empty() {
+                self.send(&message);
+            }
+        }
+    }
+
+    fn send(&self, message: &str) {
+        // Nobody is made to wait for it, and a log would fill with what fails.
+        let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
+        if let Err(error) = sent {
+            debug!(%error, "systemd can't be told how it is");
+        }
+    }
+}
+
+async fn is_to_drain(orders: &mut watch::Receiver<Order>) {
+    // An error means that the process ends.
+    let _ = orders.wait_for(|order| *order == Order::Drain).await;
+}
+
+/// A name that begins with `@` is abstract: it has no file.
+fn open(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
+    let address = match address.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(address)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    Ok((socket, address))
+}
+
+/// What was told by now. Pure.
+#[derive(Debug)]
+struct News {
+    began: Instant,
+    is_ready: bool,
+    status: Option<(String, Instant)>,
+    /// How often a sign of life is due, and when the next one is.
+    alive: Option<(Duration, Instant)>,
+}
+
+impl News {
+    fn new(watchdog: Option<Duration>, now: Instant) -> Self {
+        Self {
+            began: now,
+            is_ready: false,
+            status: None,
+            alive: watchdog.map(|every| (every / 2, now)),
+        }
+    }
+
+    /// What is to be told now, if anything.
+    fn message(&mut self, status: &Status, stopping: bool, now: Instant) -> String {
+        let mut message = String::new();
+        if !self.is_ready && !stopping && is_started(status, now.duration_since(self.began)) {
+            self.is_ready = true;
+            self.status = None;
+            message += "READY=1\n";
+        }
+        let is_due = self
+            .status
+            .as_ref()
+            .is_none_or(|(_, at)| now.duration_since(*at) >= STATUS);
+        if is_due && !stopping {
+            let line = line(status);
+            if self.status.as_ref().is_none_or(|(last, _)| *last != line) {
+                message += &format!("STATUS={line}\n");
+            }
+            self.status = Some((line, now));
+        }
+        if let Some((every, due)) = &mut self.alive
+            && now >= *due
+            && turns(status)
+        {
+            *due = now + *every;
+            message += "WATCHDOG=1\n";
+        }
+        message
+    }
+}
+
+/// Each pipeline has streamed, stands by, or is known to wait for something. Where all have halted
+/// the process ends, and so does the start.
+fn is_started(status: &Status, lasts: Duration) -> bool {
+    let of = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
+    let pipelines = &status.pipelines;
+    !pipelines.iter().all(of(State::Halted))
+        && (lasts >= START || !pipelines.iter().any(of(State::Starting)))
+}
+
+/// No session hangs.
+fn turns(status: &Status) -> bool {
+    let hangs = |pipeline: &PipelineStatus| {
+        let mut problems = pipeline.problems.iter();
+        problems.any(|seen| seen.problem.kind == Kind::SessionHung)
+    };
+    !status.pipelines.iter().any(hangs)
+}
+
+/// How the process is, in a line.
+fn line(status: &Status) -> String {
+    let pipelines = &status.pipelines;
+    let count = |state| pipelines.iter().filter(|of| of.state == state).count();
+    let all = pipelines.len();
+    let mut line = format!("{} of {all} pipelines stream", count(State::Streaming));
+    match count(State::StandingBy) {
+        0 => {}
+        n => line += &format!(", {n} stand by"),
+    }
+    let behind = pipelines.iter().filter_map(|of| of.lag.seconds);
+    let behind = behind.fold(0.0, f64::max);
+    if behind >= 1.0 {
+        line += &format!(", {behind:.0} s behind");
+    }
+    let wrong = pipelines.iter().find_map(|of| {
+        let problem = of.problems.first().map(|seen| &seen.problem.what);
+        Some((&of.about.name, problem.or(of.not_ready.as_ref())?))
+    });
+    if let Some((name, what)) = wrong {
+        line += &format!("; {name}: {what}");
+    }
+    let is_text = |c: &char| !c.is_control();
+    line.chars().filter(is_text).take(LINE_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::problem::Problem;
+    use crate::observe::stats::{About, PipelineStats};
+    use crate::observe::watchdog::Lasting;
+
+    fn status(states: &[State]) -> Status {
+        let pipeline = |state: &State| {
+            let stats = PipelineStats::new(About {
+                name: "orders".to_owned(),
+                ..About::default()
+            });
+            stats.entered(*state);
+            stats
+        };
+        Registry::new(states.iter().map(pipeline).map(Arc::new)).status()
+    }
+
+    fn with_problem(kind: Kind, what: &str) -> Status {
+        let mut status = status(&[State::Streaming]);
+        status.pipelines[0].problems = vec![Lasting {
+            problem: Problem::new(kind, what.to_owned(), ""),
+            since: 0.0,
+        }];
+        status
+    }
+
+    fn is_started_after(states: &[State], seconds: u64) -> bool {
+        is_started(&status(states), Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn start_is_over_when_every_pipeline_has_streamed_stands_by_or_waits() {
+        use State::{Halted, Reconnecting, StandingBy, Starting, Streaming};
+        assert!(is_started_after(&[Streaming, StandingBy], 0));
+        assert!(is_started_after(&[Streaming, Reconnecting, Halted], 0));
+        assert!(!is_started_after(&[Streaming, Starting], 29));
+        assert!(is_started_after(&[Streaming, Starting], 30));
+        assert!(!is_started_after(&[Halted, Halted], 60));
+    }
+
+    #[test]
+    fn ready_is_told_once_and_the_line_when_it_has_changed() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut news = News::new(None, began);
+        let starting = status(&[State::Starting]);
+        assert_eq!(
+            news.message(&starting, false, at(0)),
+            "STATUS=0 of 1 pipelines stream; orders: starting: it has not streamed yet\n"
+        );
+        let streaming = status(&[State::Streaming]);
+        assert_eq!(
+            news.message(&streaming, false, at(1)),
+            "READY=1\nSTATUS=1 of 1 pipelines stream\n"
+        );
+        assert_eq!(news.message(&streaming, false, at(7)), "");
+        let stuck = with_problem(Kind::DeliveryStuck, "stuck\nREADY=1");
+        assert_eq!(news.message(&stuck, false, at(8)), "", "not so often");
+        assert_eq!(
+            news.message(&stuck, false, at(12)),
+            "STATUS=1 of 1 pipelines stream; orders: stuckREADY=1\n"
+        );
+        assert_eq!(news.message(&streaming, true, at(60)), "", "it stops");
+    }
+
+    #[test]
+    fn sign_of_life_comes_twice_in_its_time_and_not_from_a_session_that_hangs() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut news = News::new(Some(Duration::from_secs(60)), began);
+        let well = status(&[State::Streaming]);
+        let hung = with_problem(Kind::SessionHung, "its session has not turned for 61 s");
+        let mut is_alive = |status: &Status, second| {
+            let message = news.message(status, false, at(second));
+            message.contains("WATCHDOG=1\n")
+        };
+        assert!(is_alive(&well, 0));
+        assert!(!is_alive(&well, 29));
+        assert!(is_alive(&well, 30));
+        assert!(!is_alive(&hung, 60));
+        assert!(!is_alive(&hung, 120));
+        assert!(is_alive(&well, 121));
+        // What is stuck behind Kafka is alive.
+        let stuck = with_problem(Kind::DeliveryStuck, "stuck");
+        assert!(is_alive(&stuck, 151));
+    }
+
+    #[test]
+    fn abstract_name_is_an_address() {
+        let name = format!("walpost-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).expect("an address");
+        let there = UnixDatagram::bind_addr(&address).expect("a socket");
+        let (here, address) = open(OsStr::new(&format!("@{name}"))).expect("a socket");
+        here.send_to_addr(b"READY=1\n", &address).expect("sent");
+        let mut found = [0; 32];
+        let length = there.recv(&mut found).expect("received");
+        assert_eq!(&found[..length], b"READY=1\n");
+        assert!(open(OsStr::new(&format!("/{}", "x".repeat(200)))).is_err());
+    }
+}

@@ -1,0 +1,431 @@
+//! The table held against the topics: which events are missing, repeated, misplaced or out of order.
+//!
+//! ```text
+//! table ──row──▶ spill ──┐                       ┌──▶ missing, repeated, misplaced
+//!                        ├── by the event's id ──┤
+//! topics ─record▶ spill ─┘                       └─ first of its event ─▶ journal ──▶ order, gaps
+//! ```
+//!
+//! Rows and records are kept as a few bytes each, in memory as long as there is room and in temporary
+//! files from there on. So neither the table nor the topics have to fit into memory, and
+//! each is read once. The table is read first: its rows say which topics there are.
+//!
+//! What is not in a topic may be on its way. So the slot's confirmed position is waited for until it
+//! covers what the table had, before the topics' ends are looked at: from then on what isn't there
+//! is missing.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use tracing::info;
+
+pub use self::report::{Counts, Finding};
+
+use self::spill::{Journal, Spill};
+use self::world::{End, Whole, World};
+use crate::kafka::reader::{ReadError, TopicReader};
+use crate::observe::progress::Progress;
+use crate::outbox::columns::MappingError;
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
+use crate::postgres::journal::Action;
+use crate::postgres::lsn::Lsn;
+use crate::postgres::table::{TableName, identifier};
+
+mod entry;
+mod matching;
+mod order;
+mod report;
+mod spill;
+mod table;
+mod topics;
+mod world;
+
+/// How much a record's time may be before that of its row: the clocks of two machines.
+const SLACK: Duration = Duration::from_secs(600);
+/// How often the slot is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What is to be verified, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which rows.
+    pub range: Range,
+    /// Topics that are read although no row belongs to them.
+    pub also: Vec<String>,
+    /// How long what the table has may take to be delivered.
+    pub wait: Duration,
+    /// Bytes of memory for rows and records.
+    pub memory: u64,
+    /// Records whose events are not in the table are told of, and not only counted.
+    pub strict: bool,
+}
+
+/// Rows chosen by their time.
+#[derive(Clone, Debug, Default)]
+pub struct Range {
+    /// The column; `created_at` unless it is named.
+    pub column: Option<String>,
+    /// Rows of then or later.
+    pub since: Option<jiff::Timestamp>,
+    /// Rows of before then.
+    pub until: Option<jiff::Timestamp>,
+}
+
+impl Range {
+    /// Some rows are left out.
+    #[must_use]
+    pub fn is_bounded(&self) -> bool {
+        self.since.is_some() || self.until.is_some()
+    }
+}
+
+/// Why nothing could be verified.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is nothing to hold the topics against.
+    #[error(
+        "the outbox is in the log, and there is no table to hold the topics against. verify is for outbox = \"table\""
+    )]
+    NoTable,
+    /// There are no topics.
+    #[error("sink is stdout, and there are no topics to read. verify is for sink = \"kafka\"")]
+    NoTopics,
+    /// Records can't be told apart.
+    #[error(
+        "no header has the event's id, so records and rows can't be brought together. Add one: headers = {{ id = \
+         \"{{id}}\" }}. Only records that are made from then on will have it"
+    )]
+    NoIdHeader,
+    /// Rows can't be chosen by their time.
+    #[error(
+        "column {column:?} of table {table} {found}, and --since and --until need one with the rows' times. Name it with \
+         --time-column"
+    )]
+    NoTime {
+        /// The table.
+        table: TableName,
+        /// The column.
+        column: String,
+        /// What is wrong with it.
+        found: &'static str,
+    },
+    /// The role may not read the table.
+    #[error(
+        "role {role:?} may not read table {table}. Grant it: GRANT USAGE ON SCHEMA {schema} TO {name}; GRANT SELECT ON \
+         {table} TO {name}", schema = identifier(&.table.schema), name = identifier(.role)
+    )]
+    Denied {
+        /// The role.
+        role: String,
+        /// The table.
+        table: TableName,
+    },
+    /// The table is not there.
+    #[error(transparent)]
+    Problem(#[from] Problem),
+    /// PostgreSQL can't be asked.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The settings don't fit the table.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The topics can't be read.
+    #[error(transparent)]
+    Topics(#[from] ReadError),
+    /// What was read can't be kept, or what was found can't be written.
+    #[error("a file can't be written: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What was verified, and how it came out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Report {
+    /// How many of each.
+    pub counts: Counts,
+    /// What limits what the counts say.
+    pub notes: Vec<String>,
+}
+
+/// Takes what is found.
+pub type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
+
+/// Counts and tells.
+pub(crate) struct Judge<'t> {
+    counts: Counts,
+    notes: Vec<String>,
+    tells_strangers: bool,
+    tell: Tell<'t>,
+}
+
+impl Judge<'_> {
+    fn found(&mut self, finding: Finding) -> io::Result<()> {
+        (self.tell)(&finding)
+    }
+
+    fn stranger(&mut self, finding: impl FnOnce() -> Finding) -> io::Result<()> {
+        match self.tells_strangers {
+            true => self.found(finding()),
+            false => Ok(()),
+        }
+    }
+
+    fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+}
+
+/// Holds the topics of a pipeline against its table.
+///
+/// # Errors
+/// Something can't be read.
+pub fn verify(
+    runtime: &Runtime,
+    settings: &PipelineSettings,
+    options: &Options,
+    tell: Tell<'_>,
+) -> Result<Report, VerifyError> {
+    let Some(table) = settings.target.outbox.table() else {
+        return Err(VerifyError::NoTable);
+    };
+    let SinkSettings::Kafka { properties, .. } = &settings.sink else {
+        return Err(VerifyError::NoTopics);
+    };
+    let reader = TopicReader::new(properties, &format!("walpost-verify-{}", settings.name))
+        .map_err(ReadError::from)?;
+    let mut judge = Judge {
+        counts: Counts::default(),
+        notes: Vec::new(),
+        tells_strangers: options.strict,
+        tell,
+    };
+    // Rows and records wait at the same time as the journal; transactions come after them.
+    let mut entries = Spill::new(options.memory / 4 * 3);
+    let mut journal = Journal::new(options.memory / 4);
+    let database = runtime.block_on(async {
+        let catalog = Catalog::open(&settings.postgres).await?;
+        let look = Look {
+            settings,
+            table,
+            options,
+        };
+        look.at(&catalog, &mut entries, &mut judge).await
+    })?;
+    let mut names = database.read.topics;
+    for topic in &options.also {
+        if !names.contains(topic) {
+            names.push(topic.clone());
+        }
+    }
+    let plan = topics::Plan {
+        reader: &reader,
+        id: &database.id,
+        // Other times say nothing about when a record was produced.
+        since: match settings.outbox.timestamp {
+            None => options.range.since.map(|since| millis(since, SLACK)),
+            Some(_) => None,
+        },
+        is_production_time: settings.outbox.timestamp.is_none(),
+        deadline: Instant::now() + options.wait,
+    };
+    let read = plan.read(names, &mut entries, &mut journal, &mut judge);
+    let read = read.map_err(|error| match error {
+        VerifyError::Topics(error) => VerifyError::Topics(runtime.block_on(reader.explain(error))),
+        error => error,
+    })?;
+    let world = World {
+        topics: read.topics,
+        places: read.places,
+        is_range: options.range.is_bounded(),
+        snapshot_before: database.read.before,
+        delivered: database.delivered,
+        whole: Whole {
+            after: database.gaps_after.max(read.whole_after),
+            before: database.confirmed,
+        },
+        copies: database.past.copies,
+    };
+    let firsts = matching::bring_together(entries, judge.counts.records, &world, &mut judge)?;
+    order::look_through(journal, &firsts, options.memory / 4, &world, &mut judge)?;
+    if judge.counts.missing > 0 {
+        judge.notes.extend(database.past.given_up);
+    }
+    Ok(Report {
+        counts: judge.counts,
+        notes: judge.notes,
+    })
+}
+
+fn millis(at: jiff::Timestamp, before: Duration) -> i64 {
+    let before = i64::try_from(before.as_millis()).unwrap_or(i64::MAX);
+    at.as_millisecond().saturating_sub(before).max(0)
+}
+
+/// A look at the database.
+struct Look<'l> {
+    settings: &'l PipelineSettings,
+    table: &'l TableName,
+    options: &'l Options,
+}
+
+/// What it gave.
+struct Database {
+    read: table::Read,
+    /// The header that has the event's id.
+    id: String,
+    delivered: End,
+    /// Transactions before this one are in the topics as a whole.
+    confirmed: Lsn,
+    /// None before this one is searched for gaps.
+    gaps_after: Lsn,
+    past: Past,
+}
+
+/// What the journal says.
+#[derive(Default)]
+struct Past {
+    /// What was not to be delivered, for people. Of a row nobody knows its place in the log.
+    given_up: Vec<String>,
+    /// The commits that copied rows have. A copy that began anew left a part of the one before.
+    copies: Vec<Lsn>,
+}
+
+impl Look<'_> {
+    async fn at(
+        &self,
+        catalog: &Catalog,
+        entries: &mut Spill,
+        judge: &mut Judge<'_>,
+    ) -> Result<Database, VerifyError> {
+        let (settings, table) = (self.settings, self.table);
+        let observed = catalog.look(&settings.target).await?;
+        let Some(found) = &observed.table else {
+            return Err(VerifyError::Problem(Problem::NoTable {
+                table: table.clone(),
+                database: observed.database,
+            }));
+        };
+        let plan = table::Plan::new(settings, table, found, &self.options.range)?;
+        if !catalog.may_read(table).await? {
+            return Err(VerifyError::Denied {
+                role: observed.user,
+                table: table.clone(),
+            });
+        }
+        let total = match self.options.range.is_bounded() {
+            true => 0,
+            false => catalog.estimate(table).await?,
+        };
+        let progress = Progress::new("rows read", Some(total).filter(|&total| total > 0));
+        let read = plan.read(catalog, progress, entries, judge).await?;
+        let gaps_after = self.note_what_is_left_out(&observed, judge);
+        let (delivered, confirmed) = self.wait(catalog, read.after, judge).await?;
+        Ok(Database {
+            read,
+            id: plan.id,
+            delivered,
+            confirmed,
+            gaps_after,
+            past: self.past(catalog).await?,
+        })
+    }
+
+    /// Reads the journal.
+    async fn past(&self, catalog: &Catalog) -> Result<Past, VerifyError> {
+        let settings = self.settings;
+        let entries = catalog.journal(&settings.name, &settings.target.slot).await;
+        let entries = match entries {
+            Ok(entries) => entries,
+            // A database that was made by hand may have none, or none for us.
+            Err(CatalogError::NoJournal | CatalogError::Server(_)) => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let mut past = Past::default();
+        for entry in entries {
+            let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
+            let what = match entry.action {
+                Action::Skip => "skipped",
+                Action::LetGo => "given up",
+                Action::Snapshot => {
+                    past.copies.push(Lsn(to.0.saturating_sub(1)));
+                    continue;
+                }
+                Action::Replay => continue,
+            };
+            past.given_up.push(format!(
+                "events committed between {from} and {to} were {what} at {} by {}: if they were not sent again, they are \
+                 among the missing",
+                entry.at, entry.by_role
+            ));
+        }
+        Ok(past)
+    }
+
+    /// What of the publication makes rows that are never delivered, or numbers that no event has.
+    /// Gives the commit after which gaps tell something.
+    fn note_what_is_left_out(&self, observed: &Observed, judge: &mut Judge<'_>) -> Lsn {
+        let Some(publication) = &observed.publication else {
+            return Lsn::ZERO;
+        };
+        let name = &self.settings.target.publication;
+        if let Some(filter) = &publication.row_filter {
+            judge.note(format!(
+                "publication {name:?} leaves out rows that don't fulfil {filter}: those are missing"
+            ));
+        }
+        if publication.more_than_inserts {
+            judge.note(format!(
+                "publication {name:?} publishes more than inserts, so gaps were not searched for"
+            ));
+            return Lsn(u64::MAX);
+        }
+        Lsn::ZERO
+    }
+
+    /// Waits until all that the table had is delivered, as long as somebody is at it. Gives whether it
+    /// is, and what is confirmed.
+    async fn wait(
+        &self,
+        catalog: &Catalog,
+        goal: Lsn,
+        judge: &mut Judge<'_>,
+    ) -> Result<(End, Lsn), VerifyError> {
+        let slot = &self.settings.target.slot;
+        let deadline = Instant::now() + self.options.wait;
+        let mut is_told = false;
+        loop {
+            let Some(found) = catalog.slot(slot).await? else {
+                judge.note(format!(
+                    "replication slot {slot:?} does not exist: nothing that is not there will come"
+                ));
+                return Ok((End::Reached, goal));
+            };
+            let confirmed = found.confirmed;
+            if found.wal_status.as_deref() == Some("lost") {
+                judge.note(format!(
+                    "replication slot {slot:?} is lost: nothing that is not there will come"
+                ));
+                return Ok((End::Reached, confirmed));
+            }
+            if confirmed >= goal {
+                return Ok((End::Reached, confirmed));
+            }
+            if found.active_pid.is_none() || Instant::now() >= deadline {
+                let why = match found.active_pid {
+                    None => "nobody reads it",
+                    Some(_) => "that took longer than --wait",
+                };
+                judge.note(format!(
+                    "replication slot {slot:?} is confirmed up to {confirmed}, the table was read at {goal}, and {why}: what \
+                     is not there counts as pending, since it may still come"
+                ));
+                return Ok((End::NotReached, confirmed));
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                info!(slot, %confirmed, %goal, "waiting until what the table has is delivered");
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

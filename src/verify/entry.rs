@@ -1,0 +1,192 @@
+//! What is kept of a row and of a record, as bytes.
+
+use std::io;
+
+use bytes::{Buf, BufMut};
+
+use crate::postgres::lsn::{Lsn, Position};
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    /// Which of the topics it belongs to.
+    pub(super) topic: u32,
+    /// The partition that a column says.
+    pub(super) partition: Option<i32>,
+    /// The key's hash.
+    pub(super) key: u64,
+    /// Milliseconds since 1970, if the table knows.
+    pub(super) created: Option<i64>,
+}
+
+/// A record of a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Which of the partitions it is in.
+    pub(super) place: u32,
+    /// Its offset there.
+    pub(super) offset: i64,
+    /// The key's hash.
+    pub(super) key: u64,
+    /// Where the log had it, if it says so.
+    pub(super) position: Option<Position>,
+    /// Somebody sent it again on purpose.
+    pub(super) is_replay: bool,
+    /// Its number among all records, in the order in which they were read.
+    pub(super) number: u64,
+}
+
+/// One of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Row(Row),
+    Record(Record),
+}
+
+/// One of both, with the event's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry<'e> {
+    pub(super) what: What,
+    pub(super) id: &'e [u8],
+}
+
+const ROW: u8 = 0;
+const RECORD: u8 = 1;
+/// Times and partitions that are not known; neither is ever this.
+const NONE: i64 = i64::MIN;
+
+impl<'e> Entry<'e> {
+    /// Writes it over what `into` has.
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        into.clear();
+        match &self.what {
+            What::Row(row) => {
+                into.put_u8(ROW);
+                into.put_u32(row.topic);
+                into.put_i64(row.partition.map_or(NONE, i64::from));
+                into.put_u64(row.key);
+                into.put_i64(row.created.unwrap_or(NONE));
+            }
+            What::Record(record) => {
+                into.put_u8(RECORD);
+                into.put_u32(record.place);
+                into.put_i64(record.offset);
+                into.put_u64(record.key);
+                into.put_u8(u8::from(record.is_replay));
+                into.put_u64(record.number);
+                into.put_u8(u8::from(record.position.is_some()));
+                let position = record.position.unwrap_or_default();
+                into.put_u64(position.commit.0);
+                into.put_u64(position.index);
+            }
+        }
+        into.extend_from_slice(self.id);
+    }
+
+    /// Reads what [`Entry::encode`] wrote.
+    pub(super) fn decode(mut bytes: &'e [u8]) -> io::Result<Self> {
+        let what = match bytes.try_get_u8()? {
+            ROW => What::Row(Row {
+                topic: bytes.try_get_u32()?,
+                partition: i32::try_from(bytes.try_get_i64()?).ok(),
+                key: bytes.try_get_u64()?,
+                created: Some(bytes.try_get_i64()?).filter(|&created| created != NONE),
+            }),
+            _ => What::Record(Record {
+                place: bytes.try_get_u32()?,
+                offset: bytes.try_get_i64()?,
+                key: bytes.try_get_u64()?,
+                is_replay: bytes.try_get_u8()? != 0,
+                number: bytes.try_get_u64()?,
+                position: {
+                    let is_known = bytes.try_get_u8()? != 0;
+                    let position = Position {
+                        commit: Lsn(bytes.try_get_u64()?),
+                        index: bytes.try_get_u64()?,
+                    };
+                    is_known.then_some(position)
+                },
+            }),
+        };
+        Ok(Self { what, id: bytes })
+    }
+}
+
+/// The index of an event in its transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Indexed {
+    pub(super) position: Position,
+    /// The table has it.
+    pub(super) is_known: bool,
+}
+
+impl Indexed {
+    pub(super) fn encode(self) -> [u8; 17] {
+        let mut out = [0; 17];
+        let mut into = &mut out[..];
+        into.put_u64(self.position.commit.0);
+        into.put_u64(self.position.index);
+        into.put_u8(u8::from(self.is_known));
+        out
+    }
+
+    pub(super) fn decode(mut bytes: &[u8]) -> io::Result<Self> {
+        Ok(Self {
+            position: Position {
+                commit: Lsn(bytes.try_get_u64()?),
+                index: bytes.try_get_u64()?,
+            },
+            is_known: bytes.try_get_u8()? != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_as_they_were_written() {
+        let row = |partition, created| {
+            What::Row(Row {
+                topic: 7,
+                partition,
+                key: 1 << 63,
+                created,
+            })
+        };
+        let record = |position, is_replay| {
+            What::Record(Record {
+                place: 3,
+                offset: 1 << 40,
+                key: 5,
+                position,
+                is_replay,
+                number: 9,
+            })
+        };
+        let position = Position {
+            commit: Lsn(1 << 50),
+            index: 4,
+        };
+        let mut bytes = vec![1, 2, 3];
+        for what in [
+            row(None, None),
+            row(Some(0), Some(-1)),
+            record(None, true),
+            record(Some(position), false),
+        ] {
+            for id in [&b""[..], b"an id"] {
+                let entry = Entry { what, id };
+                entry.encode(&mut bytes);
+                assert_eq!(Entry::decode(&bytes).expect("an entry"), entry);
+            }
+        }
+        assert!(Entry::decode(&bytes[..20]).is_err());
+        let indexed = Indexed {
+            position,
+            is_known: true,
+        };
+        assert_eq!(Indexed::decode(&indexed.encode()).expect("one"), indexed);
+    }
+}

@@ -1,0 +1,241 @@
+//! Rows and records of the same event together: what is missing, repeated, misplaced or strange.
+
+use std::io;
+
+use super::Judge;
+use super::entry::{Entry, Record, Row, What};
+use super::report::Finding;
+use super::spill::{Spill, hash};
+use super::world::{End, World};
+
+/// How many places of a repeated event are told.
+const SPOTS: usize = 5;
+
+/// One bit for each record, by its number.
+#[derive(Default)]
+pub(super) struct Marks {
+    words: Vec<u64>,
+}
+
+impl Marks {
+    pub(super) fn new(count: u64) -> Self {
+        let words = usize::try_from(count.div_ceil(64)).unwrap_or(usize::MAX);
+        Self {
+            words: vec![0; words],
+        }
+    }
+
+    pub(super) fn set(&mut self, number: u64) {
+        if let Some(word) = self.word(number).and_then(|at| self.words.get_mut(at)) {
+            *word |= 1 << (number % 64);
+        }
+    }
+
+    pub(super) fn has(&self, number: u64) -> bool {
+        let word = self.word(number).and_then(|at| self.words.get(at));
+        word.is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+
+    fn word(&self, number: u64) -> Option<usize> {
+        usize::try_from(number / 64).ok()
+    }
+}
+
+/// Which part of a spill an entry goes to.
+pub(super) fn hash_of(entry: &[u8]) -> u64 {
+    Entry::decode(entry).map_or(0, |entry| hash(entry.id))
+}
+
+/// Brings rows and records together. The records that are their events' first are marked: those have
+/// to be in order.
+pub(super) fn bring_together(
+    entries: Spill,
+    records: u64,
+    world: &World,
+    judge: &mut Judge<'_>,
+) -> io::Result<Marks> {
+    let mut firsts = Marks::new(records);
+    entries.read(hash_of, |portion| {
+        let mut entries: Vec<_> = portion
+            .iter()
+            .map(|bytes| Entry::decode(bytes))
+            .collect::<io::Result<_>>()?;
+        entries.sort_unstable_by_key(|entry| (entry.id, order(&entry.what)));
+        for same in entries.chunk_by(|one, other| one.id == other.id) {
+            let event = Event::of(same);
+            event.judge(world, judge, &mut firsts)?;
+        }
+        Ok(())
+    })?;
+    Ok(firsts)
+}
+
+/// Rows first, records in the order in which they were read.
+fn order(what: &What) -> (bool, u64) {
+    match what {
+        What::Row(_) => (false, 0),
+        What::Record(record) => (true, record.number),
+    }
+}
+
+/// All there is of one event.
+struct Event<'e> {
+    id: &'e [u8],
+    /// More than one, if the table lets an id be there twice.
+    rows: Vec<Row>,
+    /// Those that nobody sent again on purpose.
+    records: Vec<Record>,
+    replays: u64,
+}
+
+impl<'e> Event<'e> {
+    fn of(entries: &[Entry<'e>]) -> Self {
+        let mut event = Self {
+            id: entries.first().map_or(b"", |entry| entry.id),
+            rows: Vec::new(),
+            records: Vec::new(),
+            replays: 0,
+        };
+        for entry in entries {
+            match entry.what {
+                What::Row(row) => event.rows.push(row),
+                What::Record(record) if record.is_replay => event.replays += 1,
+                What::Record(record) => event.records.push(record),
+            }
+        }
+        event
+    }
+
+    fn name(&self) -> String {
+        String::from_utf8_lossy(self.id).into_owned()
+    }
+
+    fn judge(&self, world: &World, judge: &mut Judge<'_>, firsts: &mut Marks) -> io::Result<()> {
+        judge.counts.replayed += self.replays;
+        if self.rows.is_empty() {
+            return self.is_stranger(world, judge);
+        }
+        let copies = self.records.len();
+        for record in self.records.iter().take(self.rows.len()) {
+            firsts.set(record.number);
+        }
+        self.is_repeated(copies > self.rows.len(), world, judge)?;
+        let is_there = match self.replays {
+            0 => copies.min(self.rows.len()),
+            _ => self.rows.len(),
+        };
+        judge.counts.delivered += is_there as u64;
+        // Of rows with the same id nobody can say which one is there.
+        for row in &self.rows[is_there..] {
+            self.is_not_there(row, world, judge)?;
+        }
+        for record in &self.records {
+            self.is_misplaced(record, world, judge)?;
+        }
+        Ok(())
+    }
+
+    fn is_stranger(&self, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
+        let Some(first) = self.records.first() else {
+            return Ok(());
+        };
+        let is_newer = |record: &Record| {
+            let border = world.snapshot_before;
+            record
+                .position
+                .is_some_and(|position| position.commit >= border)
+        };
+        if world.is_range {
+            judge.counts.outside += 1;
+            return Ok(());
+        }
+        if is_newer(first) {
+            judge.counts.newer += 1;
+            return Ok(());
+        }
+        judge.counts.strangers += 1;
+        self.is_repeated(self.records.len() > 1, world, judge)?;
+        judge.stranger(|| Finding::Stranger {
+            id: Some(self.name()),
+            at: world.spot(first),
+        })
+    }
+
+    fn is_repeated(&self, is: bool, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
+        if !is {
+            return Ok(());
+        }
+        judge.counts.repeated += 1;
+        let first = self.records.iter().take(SPOTS);
+        judge.found(Finding::Repeated {
+            id: self.name(),
+            copies: self.records.len(),
+            at: first.map(|record| world.spot(record)).collect(),
+        })
+    }
+
+    fn is_not_there(&self, row: &Row, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
+        let topic = world.topic(row.topic);
+        match (&world.delivered, topic.is_hidden) {
+            (End::NotReached, _) | (End::Reached, true) => {
+                judge.counts.pending += 1;
+                return Ok(());
+            }
+            (End::Reached, false) => {}
+        }
+        // It was produced after it was made, so the log of its partition may have ended there.
+        let may_be_gone = match (row.created, topic.gone_before) {
+            (Some(created), Some(gone)) => created < gone,
+            _ => false,
+        };
+        if may_be_gone {
+            judge.counts.expired += 1;
+            return Ok(());
+        }
+        judge.counts.missing += 1;
+        judge.found(Finding::Missing {
+            id: self.name(),
+            topic: topic.name.clone(),
+        })
+    }
+
+    fn is_misplaced(
+        &self,
+        record: &Record,
+        world: &World,
+        judge: &mut Judge<'_>,
+    ) -> io::Result<()> {
+        let place = world.place(record.place);
+        let differs = |row: &Row| {
+            if row.topic != place.topic {
+                Some("topic")
+            } else if row.key != record.key {
+                Some("key")
+            } else if row
+                .partition
+                .is_some_and(|partition| partition != place.partition)
+            {
+                Some("partition")
+            } else {
+                None
+            }
+        };
+        // Right for one of the rows is right.
+        let Some(differs) = self
+            .rows
+            .iter()
+            .map(differs)
+            .reduce(|one, other| one.and(other))
+            .flatten()
+        else {
+            return Ok(());
+        };
+        judge.counts.misplaced += 1;
+        judge.found(Finding::Misplaced {
+            id: self.name(),
+            at: world.spot(record),
+            topic: world.topic(self.rows[0].topic).name.clone(),
+            differs,
+        })
+    }
+}

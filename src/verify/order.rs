@@ -1,0 +1,121 @@
+//! Records in the order of their partitions: what is behind what was committed after it, and which
+//! transactions have holes.
+
+use std::io;
+use std::ops::RangeInclusive;
+
+use super::Judge;
+use super::entry::{Entry, Indexed, What};
+use super::matching::Marks;
+use super::report::Finding;
+use super::spill::{Journal, Spill, hash};
+use super::world::World;
+use crate::postgres::lsn::{Lsn, Position};
+
+/// How many holes of a transaction are told.
+const HOLES: usize = 20;
+
+/// Looks through the records in the order in which they were read. `firsts` are those of events that
+/// the table has: what else is in the topics, nobody knows where it comes from.
+pub(super) fn look_through(
+    journal: Journal,
+    firsts: &Marks,
+    memory: u64,
+    world: &World,
+    judge: &mut Judge<'_>,
+) -> io::Result<()> {
+    let mut highest: Vec<Option<Position>> = vec![None; world.places.len()];
+    let mut transactions = Spill::new(memory);
+    journal.read(|bytes| {
+        let entry = Entry::decode(bytes)?;
+        let What::Record(record) = entry.what else {
+            return Ok(());
+        };
+        let Some(position) = record.position else {
+            return Ok(());
+        };
+        let is_known = firsts.has(record.number);
+        let whole = &world.whole;
+        let is_whole = position.commit > whole.after && position.commit < whole.before;
+        if is_whole && !world.copies.contains(&position.commit) {
+            let indexed = Indexed { position, is_known };
+            transactions.push(hash_of_commit(position.commit), &indexed.encode())?;
+        }
+        let highest = &mut highest[record.place as usize];
+        match *highest {
+            _ if !is_known => Ok(()),
+            Some(behind) if position < behind => {
+                judge.counts.out_of_order += 1;
+                judge.found(Finding::OutOfOrder {
+                    id: String::from_utf8_lossy(entry.id).into_owned(),
+                    at: world.spot(&record),
+                    position,
+                    behind,
+                })
+            }
+            _ => {
+                *highest = Some(position);
+                Ok(())
+            }
+        }
+    })?;
+    holes(transactions, judge)
+}
+
+fn hash_of_commit(commit: Lsn) -> u64 {
+    hash(&commit.0.to_be_bytes())
+}
+
+/// Finds the transactions of which some events are not there.
+fn holes(transactions: Spill, judge: &mut Judge<'_>) -> io::Result<()> {
+    let hash_of =
+        |bytes: &[u8]| Indexed::decode(bytes).map_or(0, |it| hash_of_commit(it.position.commit));
+    transactions.read(hash_of, |portion| {
+        let mut events: Vec<_> = portion
+            .iter()
+            .map(|bytes| Indexed::decode(bytes))
+            .collect::<io::Result<_>>()?;
+        events.sort_unstable();
+        let same = |one: &Indexed, other: &Indexed| one.position.commit == other.position.commit;
+        for transaction in events.chunk_by(same) {
+            if !transaction.iter().any(|event| event.is_known) {
+                continue;
+            }
+            let missing = between(transaction.iter().map(|event| event.position.index));
+            if let Some(event) = transaction.first().filter(|_| !missing.is_empty()) {
+                judge.counts.gaps += 1;
+                let commit = event.position.commit;
+                judge.found(Finding::Gap { commit, missing })?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What is missing of the numbers from zero up to the highest of `numbers`, which rise.
+fn between(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
+    let mut next = 0;
+    let mut missing = Vec::new();
+    for number in numbers {
+        if number > next && missing.len() < HOLES {
+            missing.push(next..=number - 1);
+        }
+        next = next.max(number.saturating_add(1));
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_what_is_missing_below_the_highest() {
+        let holes = |numbers: &[u64]| between(numbers.iter().copied());
+        assert_eq!(holes(&[]), []);
+        assert_eq!(holes(&[0, 1, 1, 2]), []);
+        assert_eq!(holes(&[1]), [0..=0]);
+        assert_eq!(holes(&[0, 3, 3, 5]), [1..=2, 4..=4]);
+        assert_eq!(holes(&[u64::MAX]), [0..=u64::MAX - 1]);
+    }
+}

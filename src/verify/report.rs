@@ -1,0 +1,256 @@
+//! What was found.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::{Serialize, Serializer};
+
+use crate::postgres::lsn::{Lsn, Position};
+
+/// Where a record is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Spot {
+    /// Its topic.
+    pub topic: String,
+    /// Its partition.
+    pub partition: i32,
+    /// Its offset.
+    pub offset: i64,
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}@{}", self.topic, self.partition, self.offset)
+    }
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "finding", rename_all = "kebab-case")]
+pub enum Finding {
+    /// A row that no topic has.
+    Missing {
+        /// The event.
+        id: String,
+        /// The topic it belongs to.
+        topic: String,
+    },
+    /// An event that is there more often than in the table.
+    Repeated {
+        /// The event.
+        id: String,
+        /// How often.
+        copies: usize,
+        /// Where the first ones are.
+        at: Vec<Spot>,
+    },
+    /// A record behind one that was committed after it.
+    OutOfOrder {
+        /// The event.
+        id: String,
+        /// Where it is.
+        at: Spot,
+        /// Its position.
+        #[serde(serialize_with = "as_text")]
+        position: Position,
+        /// The highest before it in its partition.
+        #[serde(serialize_with = "as_text")]
+        behind: Position,
+    },
+    /// A transaction of which some events are not there.
+    Gap {
+        /// Its commit.
+        commit: Lsn,
+        /// The numbers of the events that are missing.
+        #[serde(serialize_with = "as_ranges")]
+        missing: Vec<RangeInclusive<u64>>,
+    },
+    /// A record with another topic, key or partition than its row calls for.
+    Misplaced {
+        /// The event.
+        id: String,
+        /// Where it is.
+        at: Spot,
+        /// The topic it belongs to.
+        topic: String,
+        /// What of it differs.
+        differs: &'static str,
+    },
+    /// A row that can't become a record.
+    Unroutable {
+        /// The row.
+        row: String,
+        /// Why.
+        reason: String,
+    },
+    /// A record whose event is not in the table.
+    Stranger {
+        /// The event, if it has an id.
+        id: Option<String>,
+        /// Where it is.
+        at: Spot,
+    },
+}
+
+fn as_text<S: Serializer>(position: &Position, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(position)
+}
+
+fn as_ranges<S: Serializer>(
+    ranges: &[RangeInclusive<u64>],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(ranges.iter().map(|range| [range.start(), range.end()]))
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { id, topic } => {
+                write!(f, "MISSING      {id}: not in topic {topic:?}")
+            }
+            Self::Repeated { id, copies, at } => {
+                write!(f, "REPEATED     {id}: {copies} times: ")?;
+                for (number, spot) in at.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    write!(f, "{comma}{spot}")?;
+                }
+                if at.len() < *copies {
+                    f.write_str(" ...")?;
+                }
+                Ok(())
+            }
+            Self::OutOfOrder {
+                id,
+                at,
+                position,
+                behind,
+            } => write!(
+                f,
+                "OUT OF ORDER {id}: at {at} with position {position}, behind {behind}"
+            ),
+            Self::Gap { commit, missing } => {
+                write!(f, "GAP          transaction {commit}: without event ")?;
+                for (number, range) in missing.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    let (start, end) = (range.start(), range.end());
+                    match start == end {
+                        true => write!(f, "{comma}{start}")?,
+                        false => write!(f, "{comma}{start} to {end}")?,
+                    }
+                }
+                Ok(())
+            }
+            Self::Misplaced {
+                id,
+                at,
+                topic,
+                differs,
+            } => write!(
+                f,
+                "MISPLACED    {id}: at {at}, and belongs into topic {topic:?}; its {differs} differs"
+            ),
+            Self::Unroutable { row, reason } => write!(f, "UNROUTABLE   {row}: {reason}"),
+            Self::Stranger { id, at } => write!(
+                f,
+                "STRANGER     {}: at {at}, and not in the table",
+                id.as_deref().unwrap_or("a record without id")
+            ),
+        }
+    }
+}
+
+/// How many there are of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Rows of the table.
+    pub rows: u64,
+    /// Records of the topics.
+    pub records: u64,
+    /// Rows that a topic has.
+    pub delivered: u64,
+    /// Rows that no topic has, and that may still come.
+    pub pending: u64,
+    /// Rows that no topic has any more, as far as can be told.
+    pub expired: u64,
+    /// Rows that no topic has.
+    pub missing: u64,
+    /// Events that are there more often than in the table.
+    pub repeated: u64,
+    /// Records behind one that was committed after them.
+    pub out_of_order: u64,
+    /// Transactions of which some events are not there.
+    pub gaps: u64,
+    /// Records with another topic, key or partition than their rows call for.
+    pub misplaced: u64,
+    /// Rows that can't become a record.
+    pub unroutable: u64,
+    /// Events that are not in the table, though they were committed before it was read.
+    pub strangers: u64,
+    /// Events that were committed after the table was read.
+    pub newer: u64,
+    /// Events that are not in the table, or not in the range of time that was asked for.
+    pub outside: u64,
+    /// Records that somebody sent again on purpose.
+    pub replayed: u64,
+    /// Rows that have no id.
+    pub without_id: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_told_to_people_and_to_programs() {
+        let spot = |offset| Spot {
+            topic: "t".to_owned(),
+            partition: 1,
+            offset,
+        };
+        let position = |index| Position {
+            commit: Lsn(0x16),
+            index,
+        };
+        let id = || "e".to_owned();
+        let check = |finding: Finding, text: &str, json: &str| {
+            assert_eq!(finding.to_string(), text);
+            assert_eq!(serde_json::to_string(&finding).expect("JSON"), json);
+        };
+        check(
+            Finding::Repeated {
+                id: id(),
+                copies: 3,
+                at: vec![spot(4), spot(5)],
+            },
+            "REPEATED     e: 3 times: t/1@4, t/1@5 ...",
+            r#"{"finding":"repeated","id":"e","copies":3,"at":[{"topic":"t","partition":1,"offset":4},{"topic":"t","partition":1,"offset":5}]}"#,
+        );
+        check(
+            Finding::OutOfOrder {
+                id: id(),
+                at: spot(4),
+                position: position(0),
+                behind: position(1),
+            },
+            "OUT OF ORDER e: at t/1@4 with position 00000000/00000016:0000000000, behind 00000000/00000016:0000000001",
+            r#"{"finding":"out-of-order","id":"e","at":{"topic":"t","partition":1,"offset":4},"position":"00000000/00000016:0000000000","behind":"00000000/00000016:0000000001"}"#,
+        );
+        check(
+            Finding::Gap {
+                commit: Lsn(0x16),
+                missing: vec![0..=0, 3..=7],
+            },
+            "GAP          transaction 0/16: without event 0, 3 to 7",
+            r#"{"finding":"gap","commit":"0/16","missing":[[0,0],[3,7]]}"#,
+        );
+        check(
+            Finding::Stranger {
+                id: None,
+                at: spot(1),
+            },
+            "STRANGER     a record without id: at t/1@1, and not in the table",
+            r#"{"finding":"stranger","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,
+        );
+    }
+}

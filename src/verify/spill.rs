@@ -1,0 +1,231 @@
+//! Entries that need not fit into memory: apart by hash, in memory as long as there is room, on disk
+//! from there on. Temporary files have no name, so that nothing stays behind however it ends.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+
+use tempfile::SpooledTempFile;
+
+/// How many files at most: each has a descriptor once it is on disk.
+const PARTS: usize = 64;
+/// What an entry takes in memory beside its bytes, when it is looked at.
+const ENTRY_OVERHEAD: u64 = 128;
+/// Entries are looked at in portions of this many bytes at least, or there would be no end to it.
+const PORTION_MIN: u64 = 1 << 20;
+const PORTION_MAX: u64 = 1 << 30;
+
+/// A number that spreads evenly; the same for the same bytes within one run.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Entries one after another.
+pub(super) struct Journal {
+    file: BufWriter<SpooledTempFile>,
+    bytes: u64,
+    entries: u64,
+}
+
+impl Journal {
+    /// Goes to disk beyond `memory` bytes.
+    pub(super) fn new(memory: u64) -> Self {
+        let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+        Self {
+            file: BufWriter::new(SpooledTempFile::new(memory)),
+            bytes: 0,
+            entries: 0,
+        }
+    }
+
+    pub(super) fn push(&mut self, entry: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(entry.len()).map_err(io::Error::other)?;
+        self.file.write_all(&len.to_ne_bytes())?;
+        self.file.write_all(entry)?;
+        self.bytes += u64::from(len);
+        self.entries += 1;
+        Ok(())
+    }
+
+    /// Looks at all of them, in the order in which they came.
+    pub(super) fn read(self, mut look: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let entries = self.entries;
+        read_through(&mut self.into_file()?, entries, &mut look)
+    }
+
+    fn into_file(self) -> io::Result<SpooledTempFile> {
+        self.file.into_inner().map_err(|error| error.into_error())
+    }
+}
+
+/// Reads a journal's file from its start.
+fn read_through(
+    file: &mut SpooledTempFile,
+    entries: u64,
+    look: &mut impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    file.rewind()?;
+    let mut file = BufReader::new(file);
+    let mut entry = Vec::new();
+    for _ in 0..entries {
+        let mut len = [0; 4];
+        file.read_exact(&mut len)?;
+        entry.resize(u32::from_ne_bytes(len) as usize, 0);
+        file.read_exact(&mut entry)?;
+        look(&entry)?;
+    }
+    Ok(())
+}
+
+/// Entries whose order doesn't matter, to be looked at with all that have the same hash.
+pub(super) struct Spill {
+    parts: Vec<Journal>,
+    portion_bytes: u64,
+}
+
+impl Spill {
+    /// Takes `memory` bytes at most, half of them for what waits and half for what is looked at.
+    pub(super) fn new(memory: u64) -> Self {
+        let part = memory / 2 / PARTS as u64;
+        Self {
+            parts: (0..PARTS).map(|_| Journal::new(part)).collect(),
+            portion_bytes: (memory / 2).clamp(PORTION_MIN, PORTION_MAX),
+        }
+    }
+
+    pub(super) fn push(&mut self, hash: u64, entry: &[u8]) -> io::Result<()> {
+        self.parts[part_of(hash)].push(entry)
+    }
+
+    /// Looks at all entries in portions. Those with the same hash, as `hash_of` an entry says, come in
+    /// one.
+    pub(super) fn read(
+        self,
+        hash_of: impl Fn(&[u8]) -> u64,
+        mut look: impl FnMut(&[&[u8]]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for part in self.parts {
+            let (entries, size) = (part.entries, part.bytes + part.entries * ENTRY_OVERHEAD);
+            let mut file = part.into_file()?;
+            let portions = size.div_ceil(self.portion_bytes);
+            for portion in 0..portions {
+                let (mut bytes, mut lengths) = (Vec::new(), Vec::new());
+                read_through(&mut file, entries, &mut |entry| {
+                    if hash_of(entry) % portions == portion {
+                        bytes.extend_from_slice(entry);
+                        lengths.push(entry.len());
+                    }
+                    Ok(())
+                })?;
+                let mut rest = bytes.as_slice();
+                let portion: Vec<_> = lengths
+                    .iter()
+                    .map(|len| {
+                        let (entry, behind) = rest.split_at(*len);
+                        rest = behind;
+                        entry
+                    })
+                    .collect();
+                look(&portion)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// By the upper bits: the lower ones tell the portion.
+fn part_of(hash: u64) -> usize {
+    // It is less than PARTS.
+    usize::try_from(hash >> (u64::BITS - PARTS.ilog2())).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    fn numbers(entry: &[u8]) -> u64 {
+        hash(&entry[..4])
+    }
+
+    /// What comes out of a spill with so much memory, and in how many portions.
+    fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
+        let mut spill = Spill::new(memory);
+        for copy in 0..2_u8 {
+            for number in 0..count {
+                let mut entry = number.to_ne_bytes().to_vec();
+                entry.extend(std::iter::repeat_n(copy, 100));
+                spill.push(numbers(&entry), &entry).expect("room");
+            }
+        }
+        let (mut found, mut portions) = (BTreeMap::new(), 0);
+        spill
+            .read(numbers, |entries| {
+                portions += 1;
+                let mut copies = BTreeMap::<_, BTreeSet<_>>::new();
+                for entry in entries {
+                    *found.entry(entry.to_vec()).or_default() += 1;
+                    copies.entry(&entry[..4]).or_default().insert(entry[4]);
+                }
+                assert!(copies.values().all(|both| both.len() == 2), "apart");
+                Ok(())
+            })
+            .expect("readable");
+        (found, portions)
+    }
+
+    #[test]
+    fn all_entries_come_back_once_with_those_of_their_hash() {
+        let (in_memory, few) = through(1 << 30, 50_000);
+        assert_eq!(in_memory.len(), 100_000);
+        assert!(in_memory.values().all(|count| *count == 1));
+        assert_eq!(few, PARTS);
+        // Each part is on disk, and larger than a portion.
+        let (on_disk, _) = through(0, 50_000);
+        assert_eq!(on_disk, in_memory);
+    }
+
+    #[test]
+    fn part_that_is_too_large_is_looked_at_in_portions() {
+        let mut spill = Spill::new(0);
+        let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
+        // All in the same part.
+        let same = |entry: &[u8]| numbers(entry) >> 6;
+        for number in 0..4000 {
+            let entry = entry(number);
+            spill.push(same(&entry), &entry).expect("room");
+        }
+        let (mut largest, mut all) = (0, 0);
+        spill
+            .read(same, |entries| {
+                largest = largest.max(entries.len());
+                all += entries.len();
+                Ok(())
+            })
+            .expect("readable");
+        assert_eq!(all, 4000);
+        assert!(largest < 1500, "{largest}");
+    }
+
+    #[test]
+    fn journal_keeps_the_order() {
+        for memory in [0, 1 << 20] {
+            let mut journal = Journal::new(memory);
+            for number in 0..1000_u32 {
+                let entry = number.to_ne_bytes();
+                journal.push(&entry[..(number % 5) as usize]).expect("room");
+            }
+            let mut number = 0_u32;
+            journal
+                .read(|entry| {
+                    assert_eq!(entry, &number.to_ne_bytes()[..(number % 5) as usize]);
+                    number += 1;
+                    Ok(())
+                })
+                .expect("readable");
+            assert_eq!(number, 1000);
+        }
+    }
+}

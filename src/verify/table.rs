@@ -1,0 +1,250 @@
+//! The rows of the table, each with the topic and key that it belongs to.
+
+use std::collections::HashMap;
+
+use postgres_protocol::escape::escape_identifier;
+
+use super::entry::{Entry, Row, What};
+use super::report::Finding;
+use super::spill::{Spill, hash};
+use super::{Judge, Range, VerifyError};
+use crate::observe::progress::Progress;
+use crate::outbox::columns::{COLUMNS_MAX, Mapping, TableColumn};
+use crate::outbox::route::Router;
+use crate::outbox::template::{Part, Template};
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
+use crate::postgres::lsn::Lsn;
+use crate::postgres::snapshot::{Rows, Snapshot};
+use crate::postgres::table::TableName;
+
+/// `pg_type.oid` of timestamp and timestamptz.
+const TIMES: [u32; 2] = [1114, 1184];
+/// How many rows are counted at once.
+const BATCH: u64 = 1024;
+
+/// How the rows are read.
+pub(super) struct Plan {
+    query: String,
+    mapping: Mapping,
+    /// For each value of the query its place in a row, but for the time, which is the last one.
+    slots: Vec<usize>,
+    has_time: bool,
+    /// The header that has the event's id.
+    pub(super) id: String,
+}
+
+/// What the table had.
+pub(super) struct Read {
+    /// Topics by the number that rows have.
+    pub(super) topics: Vec<String>,
+    /// See [`Snapshot::before`].
+    pub(super) before: Lsn,
+    /// See [`Snapshot::after`].
+    pub(super) after: Lsn,
+}
+
+impl Plan {
+    /// For the table as it was observed.
+    pub(super) fn new(
+        settings: &PipelineSettings,
+        table: &TableName,
+        observed: &ObservedTable,
+        range: &Range,
+    ) -> Result<Self, VerifyError> {
+        let columns: Vec<_> = observed
+            .columns
+            .iter()
+            .map(|(name, type_oid)| TableColumn {
+                name,
+                type_oid: *type_oid,
+            })
+            .collect();
+        let outbox = &settings.outbox;
+        let mapping = Mapping::bind(outbox, &table.to_string(), &columns)?;
+        let (id, template) = outbox.id_header().ok_or(VerifyError::NoIdHeader)?;
+        // Payloads and further headers are not looked at, and can be large.
+        let mut names: Vec<&str> = [&outbox.topic, &outbox.key, template]
+            .into_iter()
+            .flat_map(columns_of)
+            .chain(outbox.partition.as_deref())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        let slot = |name: &str| {
+            let index = columns.iter().position(|column| column.name == name)?;
+            mapping.slot(index)
+        };
+        let slots = names.iter().filter_map(|name| slot(name)).collect();
+        let time = time_column(table, &columns, range)?;
+        let mut values: Vec<String> = names.iter().map(|name| escape_identifier(name)).collect();
+        if let Some(time) = &time {
+            values.push(format!(
+                "CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000)::int8 END"
+            ));
+        }
+        let mut query = format!("SELECT {} FROM {}", values.join(", "), table.quoted());
+        if let Some(time) = &time {
+            let bound = |sign, at: Option<jiff::Timestamp>| {
+                at.map(|at| format!("{time} {sign} '{at}'::timestamptz"))
+            };
+            let bounds = [bound(">=", range.since), bound("<", range.until)];
+            let bounds: Vec<_> = bounds.into_iter().flatten().collect();
+            if !bounds.is_empty() {
+                query = format!("{query} WHERE {}", bounds.join(" AND "));
+            }
+        }
+        Ok(Self {
+            query,
+            mapping,
+            slots,
+            has_time: time.is_some(),
+            id: id.to_owned(),
+        })
+    }
+
+    /// Reads the rows as they are now.
+    pub(super) async fn read(
+        &self,
+        catalog: &Catalog,
+        mut progress: Progress,
+        into: &mut Spill,
+        judge: &mut Judge<'_>,
+    ) -> Result<Read, VerifyError> {
+        let snapshot = Snapshot::take(catalog).await?;
+        let rows = snapshot.rows(&self.query).await?;
+        let topics = self.route(rows, &mut progress, into, judge).await?;
+        let (before, after) = (snapshot.before, snapshot.after);
+        snapshot.end().await?;
+        progress.finish();
+        Ok(Read {
+            topics,
+            before,
+            after,
+        })
+    }
+
+    async fn route(
+        &self,
+        mut rows: Rows,
+        progress: &mut Progress,
+        into: &mut Spill,
+        judge: &mut Judge<'_>,
+    ) -> Result<Vec<String>, VerifyError> {
+        let mut topics = Topics::default();
+        let mut router = Router::default();
+        let mut bytes = Vec::new();
+        while let Some(values) = rows.next().await? {
+            judge.counts.rows += 1;
+            if judge.counts.rows.is_multiple_of(BATCH) {
+                progress.advance(BATCH);
+            }
+            let mut row = [None; COLUMNS_MAX];
+            for (at, slot) in self.slots.iter().enumerate() {
+                let value = values.try_get(at).map_err(CatalogError::from)?;
+                row[*slot] = value.map(str::as_bytes);
+            }
+            let created = match self.has_time {
+                true => values
+                    .try_get(self.slots.len())
+                    .map_err(CatalogError::from)?
+                    .and_then(|text| text.parse().ok()),
+                false => None,
+            };
+            let record = match router.route(&self.mapping, &row, b"") {
+                Ok(record) => record,
+                Err(error) => {
+                    judge.counts.unroutable += 1;
+                    judge.found(Finding::Unroutable {
+                        row: self.mapping.describe(&row),
+                        reason: error.to_string(),
+                    })?;
+                    continue;
+                }
+            };
+            let mut headers = record.headers.iter();
+            let id = headers.find_map(|(name, value)| value.filter(|_| name == self.id));
+            let Some(id) = id else {
+                judge.counts.without_id += 1;
+                continue;
+            };
+            let what = What::Row(Row {
+                topic: topics.number(record.topic),
+                partition: record.partition,
+                key: hash_of_key(record.key),
+                created,
+            });
+            Entry { what, id }.encode(&mut bytes);
+            into.push(hash(id), &bytes)?;
+        }
+        progress.advance(judge.counts.rows % BATCH);
+        Ok(topics.names)
+    }
+}
+
+/// A key's hash; that of no key is another one than that of an empty one.
+pub(super) fn hash_of_key(key: Option<&[u8]>) -> u64 {
+    key.map_or(0, hash)
+}
+
+/// Names to numbers.
+#[derive(Default)]
+struct Topics {
+    names: Vec<String>,
+    numbers: HashMap<String, u32>,
+}
+
+impl Topics {
+    fn number(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        // A topic takes far more of its broker than of this.
+        let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
+        self.names.push(name.to_owned());
+        self.numbers.insert(name.to_owned(), number);
+        number
+    }
+}
+
+fn columns_of(template: &Template) -> impl Iterator<Item = &str> {
+    template.parts().iter().filter_map(|part| match part {
+        Part::Column(name) => Some(name.as_str()),
+        Part::Literal(_) => None,
+    })
+}
+
+/// The column that says when a row was made, as SQL.
+fn time_column(
+    table: &TableName,
+    columns: &[TableColumn<'_>],
+    range: &Range,
+) -> Result<Option<String>, VerifyError> {
+    let name = range.column.as_deref().unwrap_or("created_at");
+    let found = columns.iter().find(|column| column.name == name);
+    match found {
+        Some(column) if TIMES.contains(&column.type_oid) => Ok(Some(escape_identifier(name))),
+        None if range.column.is_none() && !range.is_bounded() => Ok(None),
+        Some(_) if range.column.is_none() && !range.is_bounded() => Ok(None),
+        found => Err(VerifyError::NoTime {
+            table: table.clone(),
+            column: name.to_owned(),
+            found: match found {
+                Some(_) => "is neither timestamptz nor timestamp",
+                None => "is not there",
+            },
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_told_apart() {
+        assert_ne!(hash_of_key(None), hash_of_key(Some(b"")));
+        assert_ne!(hash_of_key(Some(b"a")), hash_of_key(Some(b"b")));
+        assert_eq!(hash_of_key(Some(b"a")), hash_of_key(Some(b"a")));
+    }
+}

@@ -1,0 +1,257 @@
+//! The records of the topics.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use tracing::warn;
+
+use super::entry::{Entry, Record, What};
+use super::report::{Finding, Spot};
+use super::spill::{Journal, Spill, hash};
+use super::table::hash_of_key;
+use super::world::{Place, Topic};
+use super::{Judge, VerifyError};
+use crate::kafka::reader::{ReadError, Span, TopicReader};
+use crate::observe::progress::Progress;
+use crate::outbox::route::{POSITION_HEADER, REPLAY_HEADER};
+use crate::postgres::lsn::{Lsn, Position};
+
+/// How many records are counted at once.
+const BATCH: u64 = 1024;
+
+/// What the topics had.
+pub(super) struct Read {
+    pub(super) topics: Vec<Topic>,
+    pub(super) places: Vec<Place>,
+    /// Transactions up to this one may have lost records to age.
+    pub(super) whole_after: Lsn,
+}
+
+/// How the topics are read.
+pub(super) struct Plan<'p> {
+    pub(super) reader: &'p TopicReader,
+    /// The header that has the event's id.
+    pub(super) id: &'p str,
+    /// What was produced earlier is left out; milliseconds since 1970.
+    pub(super) since: Option<i64>,
+    /// Records have the time at which they were produced.
+    pub(super) is_production_time: bool,
+    /// How long transactions that are open may last.
+    pub(super) deadline: Instant,
+}
+
+/// What there is to read of one topic.
+struct Part {
+    number: u32,
+    name: String,
+    spans: Vec<Span>,
+}
+
+impl Plan<'_> {
+    /// Reads the topics, of which those that nobody has are empty.
+    pub(super) fn read(
+        &self,
+        names: Vec<String>,
+        entries: &mut Spill,
+        journal: &mut Journal,
+        judge: &mut Judge<'_>,
+    ) -> Result<Read, VerifyError> {
+        let mut read = Read {
+            topics: Vec::new(),
+            places: Vec::new(),
+            whole_after: Lsn::ZERO,
+        };
+        let mut parts = Vec::new();
+        for (number, name) in (0..).zip(names) {
+            let spans = match self.reader.partitions(&name).map_err(ReadError::from)? {
+                Some(partitions) => self
+                    .reader
+                    .spans(&name, &partitions, self.since, self.deadline)
+                    .map_err(ReadError::from)?,
+                None => {
+                    judge.note(format!("topic {name:?} does not exist"));
+                    Vec::new()
+                }
+            };
+            read.topics.push(Topic {
+                name: name.clone(),
+                is_hidden: spans.iter().any(|span| span.is_hidden),
+                gone_before: None,
+            });
+            parts.push(Part {
+                number,
+                name,
+                spans,
+            });
+        }
+        let spans = parts.iter().flat_map(|part| &part.spans);
+        let offsets = spans.map(|span| u64::try_from(span.end - span.start).unwrap_or(0));
+        let mut progress = Progress::new("records read", Some(offsets.sum()));
+        let mut taker = Taker {
+            id: self.id,
+            entries,
+            journal,
+            bytes: Vec::new(),
+        };
+        for part in &parts {
+            self.read_one(part, &mut read, &mut taker, &mut progress, judge)?;
+        }
+        progress.advance(judge.counts.records % BATCH);
+        progress.finish();
+        Ok(read)
+    }
+
+    fn read_one(
+        &self,
+        part: &Part,
+        read: &mut Read,
+        taker: &mut Taker<'_>,
+        progress: &mut Progress,
+        judge: &mut Judge<'_>,
+    ) -> Result<(), VerifyError> {
+        let Part {
+            number,
+            name,
+            spans,
+        } = part;
+        let mut places = HashMap::new();
+        for span in spans {
+            let place = Place {
+                topic: *number,
+                partition: span.partition,
+            };
+            // As of topics, there are never so many.
+            let number = u32::try_from(read.places.len()).unwrap_or(u32::MAX);
+            places.insert(span.partition, (number, First::default()));
+            read.places.push(place);
+        }
+        self.reader.read(name, spans, |message| {
+            let Some((place, first)) = places.get_mut(&message.partition()) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            let position = taker.take(message, *place, judge)?;
+            first.note(message, position);
+            if judge.counts.records.is_multiple_of(BATCH) {
+                progress.advance(BATCH);
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for span in spans.iter().filter(|span| span.is_cut) {
+            let first = places.get(&span.partition).map(|(_, first)| *first);
+            self.is_cut(span, first.unwrap_or_default(), *number, read);
+        }
+        if spans.iter().any(|span| span.is_cut) {
+            judge.note(format!(
+                "topic {name:?} has lost its first records, for their age or by hand: rows that may be among them count as \
+                 expired, and transactions that may have been cut are not searched for gaps"
+            ));
+        }
+        if spans.iter().any(|span| span.is_hidden) {
+            warn!(
+                topic = name,
+                "a transaction is open in the topic, and hides what is behind it"
+            );
+            judge.note(format!(
+                "topic {name:?} has an open transaction: what it hides counts as pending"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Something of the partition's beginning has been removed.
+    fn is_cut(&self, span: &Span, first: First, topic: u32, read: &mut Read) {
+        // Where nothing is left, nobody knows when the last of it was produced.
+        read.whole_after = match (span.start < span.end, first.commit) {
+            (true, Some(commit)) => read.whole_after.max(commit),
+            _ => Lsn(u64::MAX),
+        };
+        let gone = match first.produced {
+            Some(produced) if self.is_production_time => produced,
+            _ if self.is_production_time => i64::MAX,
+            _ => return,
+        };
+        let topic = &mut read.topics[topic as usize];
+        topic.gone_before = topic.gone_before.max(Some(gone));
+    }
+}
+
+/// What is known of the first record of a partition.
+#[derive(Clone, Copy, Default)]
+struct First {
+    is_known: bool,
+    produced: Option<i64>,
+    commit: Option<Lsn>,
+}
+
+impl First {
+    fn note(&mut self, message: &BorrowedMessage<'_>, position: Option<Position>) {
+        if self.commit.is_none() {
+            self.commit = position.map(|position| position.commit);
+        }
+        if !std::mem::replace(&mut self.is_known, true) {
+            self.produced = message.timestamp().to_millis();
+        }
+    }
+}
+
+/// Takes records apart.
+struct Taker<'t> {
+    id: &'t str,
+    entries: &'t mut Spill,
+    journal: &'t mut Journal,
+    bytes: Vec<u8>,
+}
+
+impl Taker<'_> {
+    fn take(
+        &mut self,
+        message: &BorrowedMessage<'_>,
+        place: u32,
+        judge: &mut Judge<'_>,
+    ) -> std::io::Result<Option<Position>> {
+        let number = judge.counts.records;
+        judge.counts.records += 1;
+        let (mut id, mut position, mut is_replay) = (None, None, false);
+        for header in message.headers().into_iter().flat_map(Headers::iter) {
+            // Members of the headers column come last, and may have any name.
+            match header.key {
+                key if key == self.id => id = id.or(header.value),
+                POSITION_HEADER => {
+                    let text = header.value.and_then(|value| str::from_utf8(value).ok());
+                    position = position.or(text.and_then(|text| text.parse().ok()));
+                }
+                REPLAY_HEADER => is_replay = true,
+                _ => {}
+            }
+        }
+        let record = Record {
+            place,
+            offset: message.offset(),
+            key: hash_of_key(message.key()),
+            position: position.filter(|_| !is_replay),
+            is_replay,
+            number,
+        };
+        let Some(id) = id else {
+            judge.counts.strangers += 1;
+            judge.stranger(|| Finding::Stranger {
+                id: None,
+                at: Spot {
+                    topic: message.topic().to_owned(),
+                    partition: message.partition(),
+                    offset: message.offset(),
+                },
+            })?;
+            return Ok(record.position);
+        };
+        let what = What::Record(record);
+        Entry { what, id }.encode(&mut self.bytes);
+        self.entries.push(hash(id), &self.bytes)?;
+        if record.position.is_some() {
+            self.journal.push(&self.bytes)?;
+        }
+        Ok(record.position)
+    }
+}

@@ -1,0 +1,507 @@
+//! The lag budget: what is said and done when the slot keeps more of the log than it may, and how what
+//! was let go is sent again.
+
+use std::collections::HashSet;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use crate::support::checker::Resends;
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::load::seed;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{poll_until, stays, wait_until};
+use crate::support::walpost::{Finished, Invocation, word_behind};
+
+in_both_modes! {
+    what_is_let_go_is_listed_until_it_is_sent_again
+    slot_that_is_let_go_amid_the_copy_has_all_rows_sent_again
+    killed_at_random_points_under_load_what_is_let_go_is_sent_again
+}
+
+/// Every slot keeps more than that.
+pub(crate) const LET_GO: [&str; 4] = ["--lag-max", "1", "--lag-at-max", "let-go"];
+
+const WARNS: &str = "on its disk than lag.warn";
+const HOLDS: &str = "on its disk than lag.max, and it is held";
+const WITHIN: &str = "no more of the log than it may again";
+
+/// Walpost with the slot of the scene and other brokers.
+fn with_brokers(scene: &Scene, brokers: &str, arguments: &[&str]) -> Invocation {
+    let mode: &[&str] = match scene.is_exactly_once() {
+        true => &["--exactly-once"],
+        false => &[],
+    };
+    scene
+        .invoke("run")
+        .args(["--kafka", brokers])
+        .args(mode)
+        .args(arguments)
+}
+
+/// Walpost whose brokers are dead, with the slot of the scene.
+fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
+    with_brokers(scene, "127.0.0.1:9", arguments)
+}
+
+/// Has the slot let go, and returns what was said.
+pub(crate) fn let_go(scene: &Scene) -> Finished {
+    let finished = without_kafka(scene, &LET_GO).finish().expect_code(3);
+    assert!(!slot_is_there(scene));
+    finished.expect_says(&["was let go", "walpost init", "walpost replay --let-go"])
+}
+
+fn slot_is_there(scene: &Scene) -> bool {
+    let slot = scene.slot();
+    scene.db.is_true(&format!(
+        "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
+    ))
+}
+
+/// Entries of the journal about what was let go.
+fn entries(scene: &Scene) -> i64 {
+    let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'let go'";
+    scene.db.number(sql)
+}
+
+/// Makes a new slot, and has exactly-once accept it.
+pub(crate) fn new_slot(scene: &Scene) {
+    scene.init().finish().expect_code(0);
+    if scene.is_exactly_once() {
+        let adopt = scene.checkpoint("adopt").arg("--yes");
+        adopt.finish().expect_code(0);
+    }
+}
+
+/// Megabytes of the log that are no events.
+fn write_log(scene: &Scene, megabytes: u32) {
+    for _ in 0..megabytes {
+        let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
+        scene.db.run(message);
+    }
+}
+
+fn ids(scene: &Scene) -> HashSet<String> {
+    let records = scene.records();
+    records.iter().map(|r| r.header("id").to_owned()).collect()
+}
+
+/// Asserts that each event that was ever committed is in Kafka.
+pub(crate) fn expect_everything(scene: &Scene) {
+    let delivered = ids(scene);
+    for event in scene.history() {
+        assert!(delivered.contains(&event.id), "{} is missing", event.id);
+    }
+}
+
+fn replayed(scene: &Scene) -> usize {
+    let records = scene.records();
+    let is_replayed =
+        |r: &&crate::support::records::Record| r.header_names().contains(&"walpost-replay");
+    records.iter().filter(is_replayed).count()
+}
+
+/// Confirms a first event, so that the slot knows that its transaction is over.
+fn deliver_one(scene: &Scene, aggregate: &str) {
+    let walpost = scene.start_and_confirm_one(aggregate, "delivered");
+    wait_until("catalog_xmin to pass it", || {
+        scene.db.run("CHECKPOINT");
+        scene.db.is_true(&format!(
+            "SELECT catalog_xmin::text::bigint > (SELECT max(xmin::text::bigint) FROM outbox)
+             FROM pg_replication_slots WHERE slot_name = '{}'",
+            scene.slot()
+        ))
+    });
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--lag-warn", "4MiB"]);
+    // Everything is delivered; what fills the disk is kept for this.
+    let open = server.session(&scene.name);
+    open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
+    write_log(&scene, 6);
+    scene.wait_until_confirmed();
+    walpost.wait_for_log(WARNS);
+    open.run("COMMIT");
+    wait_until("its end", || {
+        scene.db.run("CHECKPOINT");
+        walpost.logged(WITHIN) > 0
+    });
+    assert_eq!(walpost.logged(WARNS), 1, "{}", walpost.log());
+    assert_eq!(walpost.logged(WITHIN), 1, "{}", walpost.log());
+    walpost.wait_for_log("pg_stat_activity");
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--lag-max", "1MiB"]);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    broker.kill();
+    scene.insert(&aggregate, "k");
+    write_log(&scene, 3);
+    let told = walpost.wait_for_log(HOLDS);
+    for word in ["ERROR", "walpost skip", "let-go", "max_slot_wal_keep_size"] {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    assert!(walpost.is_running());
+    assert!(slot_is_there(&scene));
+    assert_eq!(entries(&scene), 0);
+    broker.start();
+    scene.settle(walpost, &[], Resends::AtMost(1));
+}
+
+fn what_is_let_go_is_listed_until_it_is_sent_again(exactly_once: bool) {
+    // Where nobody else's transactions hold up the slot's catalog_xmin.
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    deliver_one(&scene, &aggregate);
+    scene.insert(&aggregate, "not delivered");
+    let open = scene.server.session(&scene.name);
+    open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "open")));
+    let confirmed = format!(
+        "{:X}/{:X}",
+        scene.confirmed() >> 32,
+        scene.confirmed() & 0xFFFF_FFFF
+    );
+    let said = let_go(&scene).expect_says(&[&confirmed, "lag.max"]);
+    let entry = scene.db.value(&format!(
+        "SELECT id FROM walpost.journal WHERE action = 'let go' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
+    ));
+    let entry = format!("entry {}", entry.expect("an entry"));
+    let said = said.expect_says(&[&entry]);
+    assert_eq!(
+        said.stderr.contains("walpost checkpoint adopt"),
+        exactly_once,
+        "{said:?}"
+    );
+
+    // Without a slot: whoever asks is told, and nothing is sent.
+    scene.insert(&aggregate, "between");
+    let listed = ["was let go", &confirmed, &entry, "walpost replay --let-go"];
+    let status = || scene.invoke("status").args(["--http", "off"]).finish();
+    status().expect_code(1).expect_says(&listed);
+    scene.run().finish().expect_code(3).expect_says(&listed);
+    scene
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_says(&[&entry, "walpost replay --let-go"]);
+    let replay = |arguments: &[&str]| {
+        let all: Vec<_> = ["--let-go"].iter().chain(arguments).copied().collect();
+        scene.replay(&all).finish()
+    };
+    replay(&["--yes"])
+        .expect_code(3)
+        .expect_says(&["does not exist", "walpost init"]);
+    open.run("COMMIT");
+    scene.init().finish().expect_code(0);
+    if exactly_once {
+        let refused = scene.run().finish().expect_code(3);
+        refused.expect_says(&["walpost checkpoint adopt"]);
+        let adopt = scene.checkpoint("adopt").arg("--yes");
+        adopt.finish().expect_code(0);
+    }
+
+    // With a new one it goes on from there, and the table is not copied.
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    walpost.wait_for_log("let go and not sent again yet");
+    scene.insert(&aggregate, "after");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    assert_eq!(scene.records().len(), 2);
+    status().expect_code(1).expect_says(&listed);
+    let http = walpost.http();
+    let open_entries = |count: f64| {
+        wait_until("the metric", || {
+            http.metric("walpost_let_go_open", &scene.name) == Some(count)
+        });
+        http.pipeline()["let_go"].as_array().map(Vec::len)
+    };
+    assert_eq!(open_entries(1.0), Some(1));
+    scene.db.run("VACUUM FREEZE outbox");
+    let counted = ["4 rows of table public.outbox"];
+    replay(&["--dry-run"]).expect_code(0).expect_says(&counted);
+    status().expect_code(1);
+    replay(&["--yes"]).expect_code(0).expect_says(&counted);
+    expect_everything(&scene);
+    assert_eq!(replayed(&scene), 4, "what was delivered is left out");
+    assert_eq!(open_entries(0.0), Some(0));
+    status().expect_code(0);
+    replay(&["--yes"])
+        .expect_code(2)
+        .expect_says(&["nothing was let go"]);
+    walpost.terminate().expect_code(0);
+    let again = scene.start();
+    assert_eq!(again.logged("let go and not"), 0);
+    again.terminate().expect_code(0);
+}
+
+fn slot_that_is_let_go_amid_the_copy_has_all_rows_sent_again(exactly_once: bool) {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    );
+    let aggregate = scene.aggregate(1);
+    for key in ["a", "b", "c"] {
+        scene.insert(&aggregate, key);
+    }
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    // At least once: they are on their way. Exactly once: not even that, without its checkpoint.
+    let_go(&scene);
+    new_slot(&scene);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "after");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    assert_eq!(scene.records().len(), 1);
+    let done = scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    done.expect_says(&["4 rows of table public.outbox: all"]);
+    expect_everything(&scene);
+    walpost.terminate().expect_code(0);
+}
+
+/// While it delivers, while it lets go, and while it sends again; the writers never stop.
+fn killed_at_random_points_under_load_what_is_let_go_is_sent_again(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let mut dice = fastrand::Rng::with_seed(seed());
+    // Time is the point here: the moment of death is drawn, not awaited.
+    let mut lives_for = |millis| Duration::from_millis(dice.u64(0..millis));
+    let aggregate = scene.aggregate(2);
+    let load = scene.load(&[&aggregate]);
+    for _ in 0..3 {
+        let walpost = scene.start();
+        let before = scene.confirmed();
+        wait_until("the slot to move", || scene.confirmed() > before);
+        thread::sleep(lives_for(300));
+        scene.kill(walpost);
+        while slot_is_there(&scene) {
+            let going = without_kafka(&scene, &LET_GO).start();
+            // Or as soon as there is no way back.
+            poll_until(lives_for(3000), || (!slot_is_there(&scene)).then_some(()));
+            going.kill();
+        }
+        thread::sleep(lives_for(300));
+        new_slot(&scene);
+    }
+    assert!(entries(&scene) >= 3);
+    let walpost = scene.start();
+    let replay = |arguments: &[&str]| scene.replay(&[&["--let-go", "--yes"], arguments].concat());
+    let slow = replay(&["--rate", "100/s"]).start();
+    thread::sleep(lives_for(3000));
+    slow.kill();
+    replay(&[]).finish().expect_code(0);
+    load.stop();
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    expect_everything(&scene);
+    replay(&[])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["nothing was let go"]);
+}
+
+/// The session that holds the slot while it waits for a new producer lets go of it too.
+#[test]
+fn exactly_once_that_has_lost_its_brokers_lets_go() {
+    let broker = Broker::private();
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    deliver_one(&scene, &aggregate);
+    let file =
+        scene.file("delivery = \"exactly-once\"\nlag = { max = \"20MiB\", at_max = \"let-go\" }\n");
+    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    broker.kill();
+    scene.insert(&aggregate, "k");
+    write_log(&scene, 25);
+    walpost.finish().expect_code(3).expect_says(&["was let go"]);
+    assert!(!slot_is_there(&scene));
+    assert_eq!(entries(&scene), 1);
+    broker.start();
+    new_slot(&scene);
+    let walpost = scene.start();
+    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    expect_everything(&scene);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn slot_that_another_instance_has_is_not_let_go() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let mut second = without_kafka(&scene, &LET_GO).start();
+    second.wait_for_log("standing by");
+    stays("the slot", Duration::from_secs(7), || {
+        scene.slot_is_active()
+    });
+    assert_eq!(entries(&scene), 0);
+    assert!(second.is_running());
+    second.terminate().expect_code(0);
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn what_is_let_go_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    for round in 0..2 {
+        for _ in 0..20 {
+            scene.insert(&aggregate, &format!("round {round}"));
+        }
+        let_go(&scene);
+        scene.init().finish().expect_code(0);
+    }
+    assert_eq!(entries(&scene), 2);
+    // A table that is written anew has other transactions.
+    scene
+        .db
+        .run("ALTER TABLE outbox ALTER COLUMN aggregateid TYPE varchar(200)");
+    let mut replay = scene
+        .replay(&["--let-go", "--yes", "--rate", "10/s"])
+        .start();
+    let said = replay.wait_for_log("replaying");
+    let run = word_behind(&said, "run=").to_owned();
+    wait_until("a note of how far it is", || {
+        scene.db.is_true(
+            "SELECT EXISTS (SELECT FROM walpost.journal WHERE detail ->> 'state' = 'going')",
+        )
+    });
+    replay.kill();
+    let open = || scene.invoke("status").args(["--http", "off"]).finish();
+    open().expect_code(1).expect_says(&["was let go"]);
+    let resume = scene
+        .replay(&["--resume", &run, "--yes"])
+        .finish()
+        .expect_code(0);
+    resume.expect_says(&["replayed"]);
+    expect_everything(&scene);
+    assert!(!open().stdout.contains("was let go"));
+    assert!(scene.records().len() < 60, "it did not begin again");
+}
+
+/// The entry is written before the slot is dropped, and that can fail.
+#[test]
+fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    scene.db.run(&format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
+         SELECT '{}', slot_name, 'let go', confirmed_flush_lsn, pg_current_wal_lsn(), jsonb_build_object(
+             'table', 'public.outbox', 'catalog_xmin', catalog_xmin::text, 'system_id', system_identifier::text)
+         FROM pg_replication_slots, pg_control_system() WHERE slot_name = '{}'",
+        scene.name,
+        scene.slot()
+    ));
+    let replay = || scene.replay(&["--let-go", "--yes"]).finish();
+    replay()
+        .expect_code(1)
+        .expect_says(&["was not dropped yet", "start walpost"]);
+    assert_eq!(entries(&scene), 1);
+    let_go(&scene);
+    assert_eq!(entries(&scene), 1);
+    new_slot(&scene);
+    replay().expect_code(0);
+    expect_everything(&scene);
+}
+
+/// Of a transaction whose commit waits for a standby the rows can't be seen, though it is in the log.
+#[test]
+fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let_go(&scene);
+    new_slot(&scene);
+    let open = scene.server.session(&scene.name);
+    open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
+    let mut replay = scene.replay(&["--let-go", "--dry-run"]).start();
+    stays("waiting", Duration::from_secs(2), || replay.is_running());
+    open.run("COMMIT");
+    let done = replay.finish().expect_code(0);
+    done.expect_says(&["2 rows of table public.outbox"]);
+}
+
+#[test]
+fn what_can_not_be_is_refused() {
+    let scene = Scene::new();
+    let refused = |arguments: &[&str], texts: &[&str]| {
+        let run = without_kafka(&scene, arguments);
+        run.finish().expect_code(2).expect_says(texts);
+    };
+    refused(&["--lag-warn", "much"], &["lag.warn", "is not a size"]);
+    refused(&["--lag-max", "0"], &["lag.max", "more than 0"]);
+    refused(
+        &["--lag-warn", "2GiB", "--lag-max", "1GiB"],
+        &["lag.warn", "more than lag.max"],
+    );
+    refused(&["--lag-at-max", "let-go"], &["lag.at_max", "no lag.max"]);
+    refused(
+        &["--lag-at-max", "drop"],
+        &["possible values: hold, let-go"],
+    );
+    let of_log = [&LET_GO[..], &["--outbox", "log"]].concat();
+    refused(&of_log, &["lag.at_max", "an outbox in the log"]);
+    let file = scene.file("lag = { max = \"1GiB\", at = \"let-go\" }\n");
+    let run = |file| Invocation::new(["run", "--config"]).arg(file).finish();
+    run(file.clone())
+        .expect_code(2)
+        .expect_says(&["unknown field `at`"]);
+    let text = fs::read_to_string(&file)
+        .unwrap()
+        .replace("at =", "at_max =");
+    fs::write(&file, text.replace("let-go", "drop")).unwrap();
+    run(file)
+        .expect_code(2)
+        .expect_says(&["lag.at_max", "let-go"]);
+    let replay = |arguments: &[&str]| scene.replay(arguments).finish();
+    replay(&["--let-go", "--id", "1"]).expect_code(2);
+    replay(&["--let-go", "--yes"])
+        .expect_code(2)
+        .expect_says(&["nothing was let go"]);
+
+    // What it would take to send events again is not there.
+    let refused = |words: &[&str]| {
+        let check = scene.check().args(LET_GO).finish();
+        for finished in [check, without_kafka(&scene, &LET_GO).finish()] {
+            finished.expect_code(3).expect_says(words);
+        }
+    };
+    scene
+        .db
+        .run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey");
+    refused(&["has no primary key", "lag.at_max"]);
+    scene
+        .db
+        .run("ALTER TABLE outbox ADD PRIMARY KEY (id); DROP TABLE walpost.journal");
+    refused(&["walpost.journal does not exist", "walpost init"]);
+    assert!(slot_is_there(&scene));
+}
+
+#[test]
+fn outbox_in_the_log_is_warned_of_and_held() {
+    let scene = Scene::of(Outbox::Log);
+    let mut walpost = without_kafka(&scene, &["--lag-max", "1"]).start();
+    walpost.wait_for_log(HOLDS);
+    assert!(slot_is_there(&scene));
+    walpost.terminate().expect_code(0);
+}

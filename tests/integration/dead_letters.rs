@@ -1,0 +1,377 @@
+//! `on_oversize` and `on_unroutable`: an event that can't be delivered becomes a dead letter.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::support::event::Outbox;
+use crate::support::load::seed;
+use crate::support::records::Record;
+use crate::support::scene::{Scene, parse_position};
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost};
+
+const TABLE: &str =
+    "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
+const OVERSIZE: [&str; 2] = ["--on-oversize", "dead-letter"];
+const UNROUTABLE: [&str; 2] = ["--on-unroutable", "dead-letter"];
+
+in_both_modes! {
+    event_that_is_too_large_is_a_dead_letter_without_its_payload
+    event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload
+    message_that_can_not_be_read_is_a_dead_letter
+    killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order
+    dead_letters_without_their_topic_halt
+    dead_letter_that_is_too_large_itself_halts
+}
+
+/// Makes a topic for the test's dead letters, of three partitions, and counts it among the test's.
+fn dead_letter_topic(scene: &Scene) -> String {
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 3, &[]);
+    topic
+}
+
+fn start(scene: &Scene, topic: &str, flags: &[&str]) -> Walpost {
+    scene.start_with(&[&["--dead-letter-topic", topic], flags].concat())
+}
+
+fn ids<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
+    let of_topic = records.iter().filter(|record| record.topic == topic);
+    of_topic.map(|record| record.header("id")).collect()
+}
+
+fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let topic = dead_letter_topic(&scene);
+    let flags = [&OVERSIZE[..], &["--http", "127.0.0.1:0"]].concat();
+    let mut walpost = start(&scene, &topic, &flags);
+    let http = walpost.http();
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'),
+             (2, '{aggregate}', 'k', repeat('x', 2000000)), (3, '{aggregate}', 'k', 'small')"
+    ));
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (4, '{aggregate}', 'k', 'small')"
+    ));
+    let records = scene.wait_for_records(4);
+    scene.wait_until_confirmed();
+    assert_eq!(
+        ids(&records, &format!("outbox.event.{aggregate}")),
+        ["1", "3", "4"]
+    );
+    let letter = records.iter().find(|record| record.topic == topic);
+    let letter = letter.expect("a dead letter");
+    assert_eq!((letter.key(), &letter.payload), ("k", &None));
+    for (name, value) in [
+        ("id", "2"),
+        ("walpost-event-id", "2"),
+        ("walpost-error", "oversize"),
+        ("walpost-payload-bytes", "2000000"),
+        ("walpost-source-table", "public.outbox"),
+        ("walpost-source-topic", &format!("outbox.event.{aggregate}")),
+        ("walpost-pipeline", &scene.name),
+    ] {
+        assert_eq!(letter.header(name), value, "{name}");
+    }
+    let message = letter.header("walpost-error-message");
+    assert!(message.contains("message.max.bytes"), "{message}");
+    assert_eq!(parse_position(letter.header("walpost-position")).1, 1);
+    let metrics = http.metrics();
+    let count = |kind: &str| {
+        let mut letters = metrics
+            .iter()
+            .filter(|(name, _)| name.starts_with("walpost_dead_letters_total"));
+        letters
+            .find(|(name, _)| name.contains(kind))
+            .map(|(_, count)| *count)
+    };
+    assert_eq!(
+        (count("kind=\"oversize\""), count("kind=\"unroutable\"")),
+        (Some(1.0), Some(0.0))
+    );
+    walpost
+        .terminate()
+        .expect_code(0)
+        .expect_says(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
+    // Positions are those of the commits, and the order is theirs.
+    scene.judge(&[], scene.resends(0));
+}
+
+fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly_once: bool) {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json,
+             at timestamptz, shard int)",
+    )
+    .in_mode(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let topic = dead_letter_topic(&scene);
+    let mode = if exactly_once {
+        "exactly-once"
+    } else {
+        "at-least-once"
+    };
+    let walpost = scene.start_with_file(&format!(
+        "on_unroutable = 'dead-letter'\ndead_letter_topic = '{topic}'\ndelivery = '{mode}'\n\
+         timestamp = 'at'\npartition = 'shard'"
+    ));
+    let row = |id: u32, aggregate: &str, headers: &str, at: &str, shard: &str| {
+        let values = format!("{id}, {aggregate}, 'k{id}', 'p{id}', {headers}, {at}, {shard}");
+        scene
+            .db
+            .run(&format!("INSERT INTO outbox VALUES ({values})"));
+    };
+    let good = format!("'{aggregate}'");
+    // The first record for a topic is one for a partition that it has not.
+    row(1, &good, "NULL", "NULL", "7");
+    row(2, &good, "'{\"a\": \"b\"}'", "'2026-01-01'", "1");
+    row(3, "NULL", "NULL", "NULL", "0");
+    row(4, "'no topic'", "'{\"a\": \"b\"}'", "NULL", "0");
+    row(5, &good, "'[1]'", "NULL", "0");
+    row(6, &good, "NULL", "'infinity'", "0");
+    row(7, &good, "NULL", "NULL", "-1");
+    row(8, &good, "NULL", "NULL", "7");
+    row(9, &good, "NULL", "NULL", "1");
+    let records = scene.wait_for_records(9);
+    scene.wait_until_confirmed();
+    assert_eq!(
+        ids(&records, &format!("outbox.event.{aggregate}")),
+        ["2", "9"]
+    );
+    for (id, message) in [
+        ("1", "has no partition 7"),
+        ("3", "the row has no topic"),
+        ("4", "can't be the name of a topic"),
+        ("5", "headers column: not a JSON object"),
+        ("6", "the timestamp column has \"infinity\""),
+        ("7", "the partition column has -1"),
+        ("8", "has no partition 7"),
+    ] {
+        let letter = records.iter().find(|record| record.header("id") == id);
+        let letter = letter.unwrap_or_else(|| panic!("{id} is missing"));
+        assert_eq!(letter.topic, topic, "{id}");
+        assert_eq!(
+            (letter.key(), letter.text()),
+            (&*format!("k{id}"), &*format!("p{id}"))
+        );
+        assert_eq!(letter.header("walpost-error"), "unroutable");
+        let found = letter.header("walpost-error-message");
+        assert!(found.contains(message), "{id}: {found}");
+        let names = letter.header_names();
+        assert!(!names.contains(&"walpost-payload-bytes"), "{names:?}");
+        match id {
+            "3" => assert!(!names.contains(&"walpost-source-topic")),
+            "4" => assert_eq!(
+                letter.header("walpost-source-topic"),
+                "outbox.event.no topic"
+            ),
+            "5" => assert_eq!(letter.header("walpost-source-headers"), "[1]"),
+            _ => {}
+        }
+        assert_eq!(names.contains(&"a"), id == "4", "{names:?}");
+    }
+    let finished = walpost.terminate().expect_code(0);
+    // One says that there are some; the others are counted.
+    assert_eq!(finished.stderr.matches("dead letter of").count(), 1);
+    finished.expect_says(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
+    scene.judge(&[], scene.resends(0));
+}
+
+fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
+    let scene = Scene::of(Outbox::Log).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let topic = dead_letter_topic(&scene);
+    let prefix = format!("walpost_{}", scene.name);
+    let walpost = start(&scene, &topic, &UNROUTABLE);
+    scene.insert(&aggregate, "before");
+    scene.db.run(&format!(
+        "SELECT pg_logical_emit_message(true, '{prefix}', 'no envelope')"
+    ));
+    scene.insert(&aggregate, "after");
+    scene.insert("no topic", "key");
+    let records = scene.wait_for_records(4);
+    scene.wait_until_confirmed();
+    let (letters, others): (Vec<_>, Vec<_>) =
+        records.iter().partition(|record| record.topic == topic);
+    let keys: Vec<_> = others.iter().map(|record| record.key()).collect();
+    assert_eq!(keys, ["before", "after"]);
+    let unreadable = letters.iter().find(|letter| letter.key.is_none());
+    let unreadable = unreadable.expect("a letter of the message");
+    assert_eq!(unreadable.text(), "no envelope");
+    assert_eq!(unreadable.header("walpost-source-prefix"), prefix);
+    let message = unreadable.header("walpost-error-message");
+    assert!(message.contains("it begins with byte 0x6e"), "{message}");
+    let unroutable = letters.iter().find(|letter| letter.key.is_some());
+    assert_eq!(unroutable.expect("a letter of the event").key(), "key");
+    walpost.terminate().expect_code(0);
+}
+
+/// Half of the events have no topic, and a part of them is too large to be sent whole.
+fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exactly_once: bool) {
+    let rounds = 8;
+    let scene = Scene::new().in_mode(exactly_once);
+    let mut dice = fastrand::Rng::with_seed(seed());
+    let aggregate = scene.aggregate(2);
+    let topic = dead_letter_topic(&scene);
+    // The events of the load are no larger than this with one header, but not with more.
+    let flags = [
+        &OVERSIZE[..],
+        &UNROUTABLE,
+        &["-X", "message.max.bytes=1000"],
+    ]
+    .concat();
+    // Each record is a request of its own.
+    let load = scene.load_that_rests(&[&aggregate, "no topic"], Duration::from_millis(50));
+    let large = |scene: &Scene| {
+        let payload = format!("{{\"large\": \"{}\"}}", "x".repeat(5000));
+        let event = crate::support::event::Event::new(&aggregate, "key-1", &payload);
+        scene.db.run(&scene.events().one(event));
+    };
+    let mut deaths = Vec::new();
+    for round in 0..rounds {
+        let walpost = start(&scene, &topic, &flags);
+        large(&scene);
+        if round % 2 == 0 {
+            let before = scene.confirmed();
+            wait_until("the slot to move", || scene.confirmed() > before);
+        }
+        // Time is the point here: the moment of death is drawn, not awaited.
+        thread::sleep(Duration::from_millis(dice.u64(0..300)));
+        deaths.push(scene.kill(walpost));
+    }
+    let walpost = start(&scene, &topic, &flags);
+    load.stop();
+    large(&scene);
+    let summary = scene.settle(walpost, &deaths, scene.resends(rounds));
+    assert!(summary.committed > 200, "{summary:?}");
+    let records = scene.records();
+    let of = |kind: &str| {
+        let letters = records.iter().filter(|record| record.topic == topic);
+        letters
+            .filter(|l| l.header("walpost-error") == kind)
+            .count()
+    };
+    assert!(of("oversize") > rounds && of("unroutable") > 50);
+    if exactly_once {
+        assert_eq!((summary.repeated, of("oversize")), (0, rounds + 1));
+    }
+}
+
+fn dead_letters_without_their_topic_halt(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let topic = format!("{}.dead", scene.name);
+    let flags = [&["--dead-letter-topic", &topic], &UNROUTABLE[..]].concat();
+    let checked = scene.check().args(&flags).finish().expect_code(3).stdout;
+    assert!(
+        checked.contains("--create --topic") && checked.contains(&topic),
+        "{checked}"
+    );
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', ''), (2, NULL, 'k', '')"
+    ));
+    let row = scene.history()[1].end;
+    scene
+        .run()
+        .args(&flags)
+        .finish()
+        .expect_code(3)
+        .expect_says(&[
+            "halted",
+            &format!("topic {topic:?} does not exist"),
+            "kafka-topics.sh",
+        ]);
+    assert!(scene.confirmed() < row);
+    let walpost = scene.start_with(&[&flags[..], &["--create-topics", "2:1"]].concat());
+    scene.wait_until_confirmed();
+    scene.expect_topic(&topic);
+    assert_eq!(ids(&scene.records(), &topic), ["2"]);
+    walpost.terminate().expect_code(0);
+    let checked = scene.check().args(&flags).finish().stdout;
+    assert!(
+        checked.contains(&format!("topic {topic:?} has 2 partition")),
+        "{checked}"
+    );
+}
+
+/// Its key alone is larger than Kafka may be sent.
+fn dead_letter_that_is_too_large_itself_halts(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let topic = dead_letter_topic(&scene);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', ''), (77, '{aggregate}', repeat('k', 1200000), '')"
+    ));
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (100, '{aggregate}', 'k', '')"
+    ));
+    let row = scene.history()[1].end;
+    let flags = [&["--dead-letter-topic", &topic], &OVERSIZE[..], &UNROUTABLE].concat();
+    scene
+        .run()
+        .args(flags)
+        .finish()
+        .expect_code(3)
+        .expect_says(&[
+            "halted",
+            "the dead letter of row with id 77",
+            "can't be delivered either",
+            "message.max.bytes",
+        ]);
+    assert!(scene.confirmed() < row);
+    let records = scene.records();
+    assert!(
+        records.iter().all(|record| record.header("id") == "1"),
+        "{records:?}"
+    );
+}
+
+#[test]
+fn dead_letters_of_standard_output_are_lines_of_their_topic() {
+    let scene = Scene::with_table(TABLE);
+    let walpost = scene.start_with(&[&["--sink", "stdout"], &UNROUTABLE[..]].concat());
+    scene
+        .db
+        .run("INSERT INTO outbox VALUES (1, NULL, 'k', 'p')");
+    scene.wait_until_confirmed();
+    let output = walpost.terminate().expect_code(0).stdout;
+    let line: serde_json::Value = serde_json::from_str(output.trim()).unwrap();
+    assert_eq!(line["topic"], "walpost-dead-letters");
+    assert_eq!((&line["key"], &line["value"]), (&"k".into(), &"p".into()));
+}
+
+#[test]
+fn what_would_be_no_dead_letter_is_refused_and_nothing_is_asked() {
+    let refused = |flags: &[&str], texts: &[&str]| {
+        Invocation::new([
+            "run",
+            "--postgres",
+            "host=/nowhere user=u",
+            "--kafka",
+            "localhost:1",
+        ])
+        .args(flags)
+        .finish()
+        .expect_code(2)
+        .expect_says(texts);
+    };
+    refused(&["--on-oversize", "drop"], &["drop", "halt, dead-letter"]);
+    refused(&["--on-unroutable", "skip"], &["skip", "halt, dead-letter"]);
+    let topic = |name| [&UNROUTABLE[..], &["--dead-letter-topic", name]].concat();
+    refused(
+        &topic("no topic"),
+        &["dead_letter_topic", "1 to 249 characters"],
+    );
+    refused(
+        &["--dead-letter-topic", "dead"],
+        &["dead_letter_topic", "set on_oversize or on_unroutable"],
+    );
+    refused(
+        &[&topic("events")[..], &["--topic", "events"]].concat(),
+        &["dead_letter_topic", "that of the events"],
+    );
+    refused(
+        &[&OVERSIZE[..], &["--outbox", "log"]].concat(),
+        &["on_oversize", "message.max.bytes"],
+    );
+}

@@ -1,0 +1,293 @@
+//! What stands in `deploy/`, held against the program and its sources.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use walpost::observe::metrics::{METRICS, MetricType};
+
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::walpost::Invocation;
+
+/// A file of the repository.
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// What the manifest says of files that cargo wants to see.
+fn targets() -> Vec<PathBuf> {
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let mut paths = vec!["src/lib.rs".into(), "src/main.rs".into()];
+    for (kind, folder) in [("bench", "benches"), ("test", "tests")] {
+        for target in manifest[kind].as_array().unwrap() {
+            let name = target["name"].as_str().unwrap();
+            let path = target.get("path").and_then(toml::Value::as_str);
+            paths.push(path.map_or_else(
+                || Path::new(folder).join(format!("{name}.rs")),
+                PathBuf::from,
+            ));
+        }
+    }
+    assert!(paths.len() > 5, "{paths:?}");
+    paths
+}
+
+#[test]
+fn dockerfile_makes_a_file_for_each_target_of_the_manifest() {
+    let dockerfile = read("deploy/Dockerfile");
+    let (_, steps) = dockerfile
+        .split_once("COPY Cargo.toml Cargo.lock ./\nRUN ")
+        .unwrap();
+    let (stubs, _) = steps.split_once("&& cargo build").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let line = format!("{stubs} && true").replace("\\\n", " ");
+    let status = Command::new("sh")
+        .args(["-euc", &line])
+        .current_dir(&folder)
+        .status();
+    assert!(status.unwrap().success(), "{line}");
+    for path in targets() {
+        assert!(
+            folder.path().join(&path).exists(),
+            "{} is missing",
+            path.display()
+        );
+    }
+}
+
+/// The number after the first place where that stands.
+fn seconds_after(path: &str, key: &str) -> Duration {
+    let text = read(path);
+    let (_, rest) = text
+        .split_once(key)
+        .unwrap_or_else(|| panic!("{key} in {path}"));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    Duration::from_secs(digits.parse().unwrap())
+}
+
+#[test]
+fn whoever_stops_it_waits_longer_than_it_drains() {
+    for (path, key) in [
+        ("deploy/systemd/walpost.service", "\nTimeoutStopSec="),
+        (
+            "deploy/kubernetes/deployment.yaml",
+            "\n      terminationGracePeriodSeconds: ",
+        ),
+        ("docker-compose.yml", "\n    stop_grace_period: "),
+    ] {
+        let patience = seconds_after(path, key);
+        // The default of drain_timeout.
+        assert!(patience > Duration::from_secs(30), "{path}: {patience:?}");
+    }
+}
+
+/// The texts that stand after `key` on their lines.
+fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
+    let lines = text.lines().map(str::trim);
+    let values: Vec<_> = lines.filter_map(|line| line.strip_prefix(key)).collect();
+    assert!(!values.is_empty(), "{key}");
+    values
+}
+
+/// Every name that begins as those of Walpost's metrics do.
+fn metrics_in(text: &str) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    text.match_indices("walpost_")
+        .map(|(at, _)| text[at..].split(|c| !is_part(c)).next().unwrap().to_owned())
+        .collect()
+}
+
+/// The names under which Prometheus has what the program exports.
+fn exported() -> BTreeSet<String> {
+    METRICS
+        .iter()
+        .flat_map(|metric| match metric.source.kind() {
+            MetricType::HISTOGRAM => ["_bucket", "_count", "_sum"]
+                .map(|part| format!("{}{part}", metric.name))
+                .to_vec(),
+            _ => vec![metric.name.to_owned()],
+        })
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_what_is_exported() {
+    let exported = exported();
+    for path in [
+        "deploy/prometheus/alerts.yml",
+        "deploy/grafana/dashboard.json",
+    ] {
+        let asked = metrics_in(&read(path));
+        assert!(asked.len() > 10, "{path}: {asked:?}");
+        let unknown: Vec<_> = asked.difference(&exported).collect();
+        assert!(unknown.is_empty(), "{path}: {unknown:?}");
+    }
+}
+
+#[test]
+fn dashboard_shows_every_metric() {
+    let shown = metrics_in(&read("deploy/grafana/dashboard.json"));
+    for metric in METRICS {
+        let is_shown = shown.iter().any(|name| name.starts_with(metric.name));
+        assert!(is_shown, "{} is on no panel", metric.name);
+    }
+}
+
+/// The panels of the dashboard, without rows.
+fn panels() -> Vec<serde_json::Value> {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(&read("deploy/grafana/dashboard.json")).unwrap();
+    dashboard["panels"].as_array().unwrap().clone()
+}
+
+#[test]
+fn panels_have_their_own_place_and_an_identity() {
+    let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels() {
+        let number = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+        let title = panel["title"].as_str().unwrap();
+        assert!(
+            ids.insert(panel["id"].as_u64().unwrap()),
+            "{title}: its id is another's"
+        );
+        assert!(number("x") + number("w") <= 24, "{title}: it is too wide");
+        for x in number("x")..number("x") + number("w") {
+            for y in number("y")..number("y") + number("h") {
+                assert!(taken.insert((x, y)), "{title}: it lies on another");
+            }
+        }
+    }
+}
+
+#[test]
+fn prometheus_understands_what_the_dashboard_asks() {
+    // As the expressions of rules, which promtool reads.
+    let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
+    for panel in panels() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"]
+                .as_str()
+                .unwrap()
+                .replace("$__rate_interval", "1m");
+            let quoted = serde_json::to_string(&expression).unwrap();
+            let name = format!("panel:{}:{}", panel["id"], rules.len());
+            rules += &format!("{{record: \"{name}\", expr: {quoted}}},\n");
+        }
+    }
+    rules += "]}]\n";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yml");
+    fs::write(&file, &rules).unwrap();
+    let output = Command::new("promtool")
+        .args(["check", "rules"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{rules}");
+}
+
+#[test]
+fn each_alert_has_a_test_and_an_entry_in_the_runbook() {
+    let rules = read("deploy/prometheus/alerts.yml");
+    let alerts: BTreeSet<_> = values(&rules, "- alert: ").into_iter().collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+
+    let tests = read("deploy/prometheus/alerts_test.yml");
+    let tested: BTreeSet<_> = values(&tests, "alertname: ").into_iter().collect();
+    assert_eq!(tested, alerts, "alerts_test.yml and alerts.yml");
+
+    let runbook = read("docs/operations.md");
+    let entries: BTreeSet<_> = values(&runbook, "## Walpost")
+        .into_iter()
+        .map(|rest| format!("Walpost{rest}"))
+        .collect();
+    let alerts: BTreeSet<_> = alerts.into_iter().map(str::to_owned).collect();
+    assert_eq!(entries, alerts, "docs/operations.md and alerts.yml");
+    for entry in runbook.split("\n## Walpost").skip(1) {
+        for part in [
+            "- **Means**: ",
+            "- **Look at**: ",
+            "- **Do**: ",
+            "- **Wake**: ",
+        ] {
+            assert_eq!(entry.matches(part).count(), 1, "{part} in:\n{entry}");
+        }
+    }
+
+    let named: BTreeSet<_> = values(&rules, "runbook: docs/operations.md#")
+        .into_iter()
+        .collect();
+    let anchors: BTreeSet<_> = alerts.iter().map(|alert| alert.to_lowercase()).collect();
+    assert_eq!(named, anchors.iter().map(String::as_str).collect());
+}
+
+#[test]
+fn links_of_the_runbook_lead_somewhere() {
+    let runbook = read("docs/operations.md");
+    let anchors = |text: &str| -> BTreeSet<String> {
+        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+        let headings = text.lines().filter(|line| line.starts_with('#'));
+        headings
+            .map(|line| line.trim_start_matches('#').trim().to_lowercase())
+            .map(|heading| {
+                heading
+                    .chars()
+                    .filter(kept)
+                    .collect::<String>()
+                    .replace(' ', "-")
+            })
+            .collect()
+    };
+    for rest in runbook.split("](").skip(1) {
+        let (link, _) = rest.split_once(')').unwrap();
+        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let text = match path {
+            "" => runbook.clone(),
+            path => read(path.strip_prefix("../").expect("a file of the repository")),
+        };
+        assert!(
+            anchor.is_empty() || anchors(&text).contains(anchor),
+            "{link}"
+        );
+    }
+}
+
+/// The fenced blocks of the runbook in that language; those in a list are indented.
+fn examples(language: &str) -> Vec<String> {
+    let runbook = read("docs/operations.md");
+    let blocks: Vec<_> = runbook
+        .split(&format!("```{language}\n"))
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap().to_owned())
+        .collect();
+    assert!(!blocks.is_empty(), "{language}");
+    blocks
+}
+
+#[test]
+fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
+    let server = Server::private(MAJOR, "max_prepared_transactions = 1\n");
+    let db = server.session("postgres");
+    db.rows("SELECT pg_create_logical_replication_slot('walpost_outbox', 'pgoutput')");
+    for block in examples("sql") {
+        for statement in block.split_inclusive(";\n") {
+            db.run(statement);
+        }
+    }
+    // None of them has dropped a slot that is well.
+    assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
+}
+
+#[test]
+fn commands_of_the_runbook_are_ones_that_walpost_knows() {
+    let blocks = examples("sh").concat();
+    let commands = values(&blocks, "walpost ");
+    for command in commands {
+        let arguments = command.split(' ').chain(["--help"]);
+        Invocation::new(arguments).finish().expect_code(0);
+    }
+}

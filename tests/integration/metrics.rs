@@ -1,0 +1,154 @@
+//! `/metrics`: what Prometheus reads.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::support::event::Outbox;
+use crate::support::http::Http;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::Walpost;
+
+for_each_scene! {
+    counts_are_those_of_what_was_delivered
+}
+
+fn start(scene: &Scene<'_>) -> (Walpost, Http) {
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    (walpost, http)
+}
+
+fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
+    const EVENTS: usize = 500;
+    let aggregate = scene.aggregate(2);
+    let (walpost, http) = start(&scene);
+    let name = scene.name.as_str();
+    let metric = |metric: &str| http.metric(metric, name);
+    assert_eq!(metric("walpost_events_delivered_total"), Some(0.0));
+    scene.insert(&aggregate, "k");
+    let payload = "jsonb_build_object('n', n)";
+    let many = EVENTS - 1;
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, many, payload));
+    scene.wait_for_records(EVENTS);
+    scene.wait_until_confirmed();
+    let confirmed = scene.confirmed() as f64;
+    wait_until("the last of them to be counted", || {
+        metric("walpost_events_delivered_total") == Some(EVENTS as f64)
+            && metric("walpost_commit_to_delivery_seconds_count") == Some(2.0)
+            && metric("walpost_confirmed_lsn") >= Some(confirmed)
+    });
+    for (metric, expected) in [
+        ("walpost_events_sent_total", EVENTS as f64),
+        ("walpost_events_delivered_total", EVENTS as f64),
+        ("walpost_in_flight_events", 0.0),
+        ("walpost_in_flight_bytes", 0.0),
+        ("walpost_transactions_total", 2.0),
+        ("walpost_delivery_seconds_count", 2.0),
+        ("walpost_reconnects_total", 0.0),
+        ("walpost_kafka_up", 1.0),
+        ("walpost_pipeline_ready", 1.0),
+        ("walpost_lag_seconds", 0.0),
+    ] {
+        assert_eq!(http.metric(metric, name), Some(expected), "{metric}");
+    }
+    let latency = metric("walpost_commit_to_delivery_seconds_sum").unwrap();
+    assert!(latency > 0.0 && latency < 60.0, "{latency}");
+    assert!(metric("walpost_received_bytes_total") > Some(EVENTS as f64));
+    // From the database, and from librdkafka.
+    wait_until("facts of the slot and of the producer", || {
+        metric("walpost_slot_active") == Some(1.0)
+            && metric("walpost_server_lsn") >= Some(confirmed)
+            && metric("walpost_kafka_sent_bytes_total") > Some(0.0)
+    });
+    let samples = http.metrics();
+    let of = |name: &str, label: &str| {
+        samples[&format!("{name}{{pipeline=\"{}\",{label}}}", scene.name)]
+    };
+    assert!((of("walpost_pipeline_state", "state=\"streaming\"") - 1.0).abs() < f64::EPSILON);
+    assert!((of("walpost_slot_wal_status", "status=\"reserved\"") - 1.0).abs() < f64::EPSILON);
+    let kafka_commits = metric("walpost_kafka_commit_seconds_count").unwrap();
+    let checkpoint = metric("walpost_checkpoint_timestamp_seconds");
+    assert_eq!(kafka_commits > 0.0, scene.is_exactly_once());
+    assert_eq!(checkpoint.is_some(), scene.is_exactly_once());
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn promtool_finds_nothing_to_complain_of() {
+    let scene = Scene::of(Outbox::Table).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let (walpost, http) = start(&scene);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    wait_until("all metrics", || {
+        let metrics = http.get("/metrics").body;
+        metrics.contains("walpost_lag_bytes") && metrics.contains("walpost_kafka_retries_total")
+    });
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool: ./dev setup");
+    let text = http.get("/metrics").body;
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let said = promtool.wait_with_output().unwrap();
+    let complaints = [said.stdout, said.stderr].concat();
+    let complaints = String::from_utf8_lossy(&complaints);
+    assert!(
+        said.status.success() && complaints.is_empty(),
+        "{complaints}\n{text}"
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn partitions_of_the_outbox_are_counted() {
+    let scene = Scene::bare();
+    scene.init().arg("--partitioned").finish().expect_code(0);
+    let (walpost, http) = start(&scene);
+    let expected = scene
+        .db
+        .number("SELECT count(*) FROM pg_partition_tree('outbox') WHERE isleaf");
+    assert!(expected > 1);
+    wait_until("the partitions", || {
+        http.metric("walpost_outbox_partitions", &scene.name) == Some(expected as f64)
+    });
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn what_was_in_flight_when_a_producer_was_given_up_is_not_in_flight_for_ever() {
+    let scene = Scene::new().exactly_once();
+    let aggregate = scene.aggregate(1);
+    let (mut walpost, http) = start(&scene);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    // Exactly-once makes a new producer with each session.
+    wait_until("the walsender to be ended", || scene.end_walsender());
+    walpost.wait_for_logs("streaming", 2);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    wait_until("nothing in flight", || {
+        http.metric("walpost_in_flight_events", &scene.name) == Some(0.0)
+            && http.metric("walpost_events_delivered_total", &scene.name) >= Some(2.0)
+    });
+    assert_eq!(
+        http.metric("walpost_in_flight_bytes", &scene.name),
+        Some(0.0)
+    );
+    assert_eq!(
+        http.metric("walpost_reconnects_total", &scene.name),
+        Some(1.0)
+    );
+    walpost.terminate().expect_code(0);
+}

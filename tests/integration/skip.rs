@@ -1,0 +1,274 @@
+//! `skip`: the slot moves over what a person leaves out, and over nothing else.
+
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation};
+
+for_each_scene! {
+    transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered
+    what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered
+}
+
+/// No topic can have this name.
+const NO_TOPIC: &str = "not a topic";
+
+fn keys(scene: &Scene) -> Vec<String> {
+    let records = scene.records();
+    records.iter().map(|r| r.key().to_owned()).collect()
+}
+
+fn lsn(number: u64) -> String {
+    format!("{:X}/{:X}", number >> 32, number & 0xFFFF_FFFF)
+}
+
+/// The position that a halted pipeline names.
+fn position(halted: &Finished) -> String {
+    halted
+        .stderr
+        .split(|c: char| c.is_whitespace())
+        .map(|word| word.trim_end_matches(':'))
+        .find(|word| word.len() == 28 && word.contains('/'))
+        .expect("a position")
+        .to_owned()
+}
+
+/// The journal's entries but those of init: action, from, to, events.
+fn journal(scene: &Scene) -> Vec<Vec<Option<String>>> {
+    scene.db.rows(
+        "SELECT action, from_lsn, to_lsn, detail ->> 'events' FROM walpost.journal
+         WHERE action <> 'snapshot' ORDER BY id",
+    )
+}
+
+/// Asserts that a command has changed nothing.
+fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) {
+    let before = (scene.confirmed(), journal(scene));
+    invocation.finish().expect_code(code).expect_says(texts);
+    assert_eq!((scene.confirmed(), journal(scene)), before, "{texts:?}");
+}
+
+/// Three transactions, of which the second can't be delivered; returns its position.
+fn halt_in_the_middle(scene: &Scene) -> String {
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "before");
+    scene.db.run(&format!(
+        "BEGIN; {} {} COMMIT",
+        scene.insert_sql(NO_TOPIC, "bad"),
+        scene.insert_sql(&aggregate, "beside"),
+    ));
+    scene.insert(&aggregate, "after");
+    let halted = scene.run().finish().expect_code(3);
+    assert_eq!(keys(scene), ["before"]);
+    position(&halted.expect_says(&["halted", NO_TOPIC]))
+}
+
+fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: Scene) {
+    let at = halt_in_the_middle(&scene);
+    let from = lsn(scene.confirmed());
+    let dry = || scene.skip(&at).arg("--dry-run");
+    let shown = ["2 events would never", "can't become a record", &at];
+    refused(&scene, dry(), 0, &shown);
+    // Nobody is there to ask.
+    refused(&scene, scene.skip(&at), 2, &["nothing was changed"]);
+    refused(
+        &scene,
+        scene.skip(&at).answer("outbox\n"),
+        2,
+        &["nothing was changed"],
+    );
+    let name = format!("{}\n", scene.name);
+    let done = scene.skip(&at).answer(&name).finish().expect_code(0);
+    done.expect_says(&["2 events would never be delivered", "skipped"]);
+    let end = lsn(scene.confirmed());
+    let written = ["skip", &from, &end, "2"].map(|text| Some(text.to_owned()));
+    assert_eq!(journal(&scene), [written.to_vec()]);
+    let history = scene.history();
+    assert_eq!(lsn(history[1].end), end, "the transaction, and no more");
+
+    let walpost = scene.start();
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    assert_eq!(keys(&scene), ["before", "after"]);
+    // It is behind the slot now.
+    refused(&scene, scene.skip(&at), 2, &["nothing to skip"]);
+}
+
+fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: Scene) {
+    let aggregate = scene.aggregate(1);
+    for key in ["first", "second", "third"] {
+        scene.insert(&aggregate, key);
+    }
+    let end = lsn(scene.history()[1].end);
+    let done = scene.skip(&end).arg("--yes").finish().expect_code(0);
+    let topic = format!("2 for topic outbox.event.{aggregate}");
+    done.expect_says(&["2 events would never be delivered", &topic]);
+    let walpost = scene.start();
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    assert_eq!(keys(&scene), ["third"]);
+}
+
+#[test]
+fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    scene.insert(&aggregate, "k");
+    let yes = |to: &str| scene.skip(to).arg("--yes");
+    for text in ["", "1", "x/y", "0/1:", "0/1:x", "123456789/0", "-1/0"] {
+        refused(&scene, yes(text), 2, &["expected", "--to"]);
+    }
+    let slot = scene.slot();
+    refused(&scene, yes("0/1"), 2, &["nothing to skip", &slot]);
+    refused(&scene, yes("0/1:0"), 2, &["nothing to skip", &slot]);
+    refused(
+        &scene,
+        yes(&lsn(scene.confirmed())),
+        2,
+        &["nothing to skip"],
+    );
+    refused(&scene, yes("FFFFFF/0"), 2, &["the log ends at"]);
+    refused(&scene, yes("FFFFFF/0:0"), 2, &["the log ends at"]);
+    // Not the position of a row: no commit record, or too few rows.
+    let end = scene.history()[0].end;
+    refused(
+        &scene,
+        yes(&format!("{}:0", lsn(end - 1))),
+        2,
+        &["walpost-position"],
+    );
+    let at = {
+        let walpost = scene.invoke("run").args(["--sink", "stdout"]).start();
+        scene.wait_until_confirmed();
+        let line = walpost.terminate().expect_code(0).stdout;
+        let line: serde_json::Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+        line["headers"]["walpost-position"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    refused(&scene, yes(&at), 2, &["nothing to skip"]);
+    scene.insert(&aggregate, "k");
+    let end = lsn(scene.history()[2].end);
+    let oracle = format!("oracle_{}", scene.name);
+    let other = |arguments: [&str; 2]| yes(&end).args(arguments);
+    refused(&scene, other(["--slot", &oracle]), 3, &["test_decoding"]);
+    refused(
+        &scene,
+        other(["--slot", "nowhere"]),
+        3,
+        &["nowhere", "walpost init"],
+    );
+    let log = ["--outbox", "log"];
+    refused(
+        &scene,
+        other(log),
+        3,
+        &["contains tables, though the outbox is in the log"],
+    );
+    refused(
+        &scene,
+        other(["--delivery", "exactly-once"]),
+        3,
+        &["has no checkpoint"],
+    );
+    refused(
+        &scene,
+        other(["--table", "public.other"]),
+        3,
+        &["public.other"],
+    );
+
+    let walpost = scene.start();
+    wait_until("the slot to be taken", || scene.slot_is_active());
+    refused_while_active(&scene, &end);
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "k");
+    let end = lsn(scene.history()[3].end);
+    scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
+    let confirmed = scene.confirmed();
+    let finished = scene.skip(&end).arg("--yes").finish().expect_code(3);
+    finished.expect_says(&["walpost.journal does not exist", "walpost init"]);
+    assert_eq!(scene.confirmed(), confirmed);
+}
+
+/// The slot moves by itself meanwhile.
+fn refused_while_active(scene: &Scene, to: &str) {
+    let ahead = lsn(scene.wal_position());
+    for to in [to, &ahead] {
+        let finished = scene.skip(to).arg("--yes").finish().expect_code(1);
+        finished.expect_says(&["is active for PID", "stop the walpost run"]);
+    }
+    assert!(journal(scene).is_empty());
+}
+
+#[test]
+fn every_version_of_the_server_can_skip_and_replay() {
+    for major in MAJORS {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        scene.insert("order", "first");
+        scene.insert("order", "second");
+        let end = scene.history()[0].end;
+        let skip = scene.skip(&lsn(end)).arg("--yes").finish();
+        skip.expect_code(0)
+            .expect_says(&["1 event would never be delivered"]);
+        assert_eq!(scene.confirmed(), end, "{major}");
+        let replay = scene.replay(&["--yes", "--sink", "stdout"]).finish();
+        let sent = replay.expect_code(0).stdout;
+        let sent = sent.lines().filter(|line| line.starts_with('{')).count();
+        assert_eq!(sent, 2, "{major}");
+    }
+}
+
+#[test]
+fn pipeline_has_to_be_named_among_several() {
+    let scene = Scene::new();
+    let file = crate::support::reaper::folder("config").join("walpost.toml");
+    let postgres = scene.conninfo();
+    let text = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{postgres}\"\n\
+         [[pipeline]]\nname = \"b\"\npostgres = \"{postgres}\"\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let skip = Invocation::new(["skip", "--to", "0/1", "--config"]).arg(file);
+    refused(&scene, skip, 2, &["--pipeline"]);
+}
+
+/// Killed when the checkpoint has moved, and the slot has not.
+#[test]
+fn killed_before_the_slot_moves_it_is_gone_on_from() {
+    for goes_on_with_skip in [true, false] {
+        let server = Server::private(MAJOR, "");
+        let scene = Scene::of_on(Outbox::Table, &server, Broker::shared()).exactly_once();
+        let at = halt_in_the_middle(&scene);
+        let confirmed = scene.confirmed();
+        let mut skip = scene.skip(&at).ask().start();
+        wait_until("the question", || {
+            skip.output().contains("the rows stay in table")
+        });
+        // The slot is looked at once more before it moves.
+        let other = server.session(&scene.name);
+        other.run("BEGIN; LOCK TABLE pg_replication_slots IN ACCESS EXCLUSIVE MODE");
+        skip.answer(&format!("{}\n", scene.name));
+        wait_until("the checkpoint to move", || scene.safe_lsn() > confirmed);
+        skip.kill();
+        other.run("ROLLBACK");
+        assert_eq!(scene.confirmed(), confirmed);
+        assert_eq!(journal(&scene).len(), 1, "it was written down before");
+        if goes_on_with_skip {
+            scene.skip(&at).arg("--yes").finish().expect_code(0);
+            assert_eq!(journal(&scene).len(), 1, "and is not written down again");
+            assert_eq!(scene.confirmed(), scene.safe_lsn());
+        }
+        let walpost = scene.start();
+        scene.wait_for_records(2);
+        scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        assert_eq!(keys(&scene), ["before", "after"]);
+    }
+}

@@ -1,0 +1,175 @@
+//! `walpost status`: of the connector that runs, and of the database alone.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use serde_json::Value;
+
+use crate::support::http::Http;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost};
+
+fn start(scene: &Scene<'_>) -> (Walpost, Http) {
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    (walpost, http)
+}
+
+/// `walpost status` for this database and that connector.
+fn status(scene: &Scene<'_>, address: &str) -> Invocation {
+    scene.invoke("status").args(["--http", address])
+}
+
+/// The row of the table that begins with that name, as cells.
+fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
+    let line = text.lines().find(|line| line.starts_with(name));
+    let line = line.unwrap_or_else(|| panic!("no row of {name} in:\n{text}"));
+    line.split("  ")
+        .map(str::trim)
+        .filter(|cell| !cell.is_empty())
+        .collect()
+}
+
+#[test]
+fn running_pipeline_is_healthy_and_its_row_has_what_connector_and_database_say() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let (walpost, http) = start(&scene);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    let shown = status(&scene, http.address()).finish().expect_code(0);
+    let cells = row(&shown.stdout, &scene.name);
+    assert_eq!(cells[1], "streaming", "{cells:?}");
+    assert_eq!(cells[5], "0", "in flight: {cells:?}");
+    assert_eq!(cells[8], "reserved", "{cells:?}");
+    let json = status(&scene, http.address())
+        .arg("--json")
+        .finish()
+        .expect_code(0);
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["healthy"], true, "{json}");
+    let pipeline = &json["pipelines"][0];
+    assert_eq!(pipeline["connector"]["events"]["delivered"], 1, "{json}");
+    assert_eq!(pipeline["database"]["active"], true, "{json}");
+    // The connector alone, where no database is named.
+    let alone = Invocation::new(["status", "--http", http.address()])
+        .finish()
+        .expect_code(0);
+    assert_eq!(row(&alone.stdout, &scene.name)[1], "streaming");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn without_a_connector_the_database_is_asked_alone() {
+    let scene = Scene::new();
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nowhere.local_addr().unwrap().to_string();
+    drop(nowhere);
+    let shown = status(&scene, &address)
+        .finish()
+        .expect_code(1)
+        .expect_says(&["no walpost answers", &address, "nobody reads slot"]);
+    let cells = row(&shown.stdout, &scene.name);
+    assert_eq!(cells[1], "not read", "{cells:?}");
+    assert!(cells.contains(&"reserved"), "{cells:?}");
+    // A connector that runs and does not listen.
+    let walpost = scene.start();
+    let shown = status(&scene, "off").finish().expect_code(0);
+    assert_eq!(row(&shown.stdout, &scene.name)[1], "in use");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn what_is_wrong_is_told() {
+    let bare = Scene::bare();
+    status(&bare, "off")
+        .finish()
+        .expect_code(1)
+        .expect_says(&["does not exist", "walpost init"]);
+    Invocation::new([
+        "status",
+        "--postgres",
+        "host=/nowhere dbname=x user=y",
+        "--http",
+        "off",
+    ])
+    .finish()
+    .expect_code(1)
+    .expect_says(&["the database can't be asked", "/nowhere"]);
+    // Another pipeline than the one that runs.
+    let scene = Scene::new();
+    let (walpost, http) = start(&scene);
+    let other = Scene::new();
+    status(&other, http.address())
+        .finish()
+        .expect_code(1)
+        .expect_says(&["has no such pipeline"]);
+    Invocation::new(["status", "--pipeline", "nobody", "--http", http.address()])
+        .finish()
+        .expect_code(1)
+        .expect_says(&["there is no such pipeline"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn asking_nobody_is_wrong_usage() {
+    Invocation::new(["status", "--http", "off"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["nobody is to be asked", "--postgres", "--http"]);
+    Invocation::new(["status", "--config", "/nowhere/walpost.toml"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["/nowhere/walpost.toml"]);
+}
+
+#[test]
+fn server_that_is_no_walpost_is_called_so() {
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = stranger.local_addr().unwrap().to_string();
+    let answers = [
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        "SSH-2.0-x\r\n",
+    ];
+    let server = thread::spawn(move || {
+        for answer in answers {
+            let (mut stream, _) = stranger.accept().unwrap();
+            // An answer to nothing is none.
+            let mut request = BufReader::new(stream.try_clone().unwrap()).lines();
+            while request.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    for expected in ["no walpost of this version", "no HTTP server"] {
+        Invocation::new(["status", "--http", &address])
+            .finish()
+            .expect_code(1)
+            .expect_says(&[&address, expected]);
+    }
+    server.join().unwrap();
+}
+
+#[test]
+fn watching_goes_on_until_it_is_ended() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let (walpost, http) = start(&scene);
+    let watch = status(&scene, http.address())
+        .args(["--watch", "--json"])
+        .start();
+    let delivered = |n: usize| {
+        watch.output().lines().any(|line| {
+            let json: Value = serde_json::from_str(line).unwrap_or_default();
+            json["pipelines"][0]["connector"]["events"]["delivered"] == n
+        })
+    };
+    wait_until("the first look", || delivered(0));
+    scene.insert(&aggregate, "k");
+    wait_until("a later look", || delivered(1));
+    watch.kill();
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,248 @@
+//! The watchdog: what keeps a pipeline from getting on is told once, with what to do.
+
+use crate::support::browser;
+use crate::support::http::Http;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::scene::Scene;
+use crate::support::session::Session;
+use crate::support::wait::wait_until;
+
+const PROBLEMS: &str = "walpost_watchdog_problem";
+
+/// Whether `/metrics` has that problem of the pipeline.
+fn sees(http: &Http, scene: &Scene<'_>, kind: &str) -> bool {
+    let series = format!("{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}", scene.name);
+    http.metrics()[&series] > 0.0
+}
+
+/// Writes so many segments of log, of 16 MiB each.
+fn write_segments(db: &Session, count: usize) {
+    for _ in 0..count {
+        db.rows("SELECT pg_logical_emit_message(false, 'another', 'x'), pg_switch_wal()");
+    }
+}
+
+/// A transaction that is in the log, and open.
+fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
+    let session = scene.server.session(&scene.name);
+    session.run(&format!("BEGIN; {}", scene.insert_sql(aggregate, "k")));
+    let pid = session.value("SELECT pg_backend_pid()").unwrap();
+    (session, pid)
+}
+
+/// The role that `walpost init` makes, which may see little of others.
+fn as_plain_role(scene: &Scene<'_>) -> String {
+    scene.invoke("init").finish().expect_code(0);
+    scene.conninfo().replace("user=postgres", "user=walpost")
+}
+
+#[test]
+fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    assert!(!sees(&http, &scene, "delivery_stuck"));
+    broker.freeze();
+    scene.insert(&aggregate, "k");
+    let line = walpost.wait_for_log("watchdog: 1 events are in flight");
+    assert!(line.contains("min.insync.replicas"), "{line}");
+    assert!(sees(&http, &scene, "delivery_stuck"));
+    let problem = &http.pipeline()["problems"][0];
+    assert_eq!(problem["kind"], "delivery_stuck", "{problem}");
+    assert!(problem["since"].is_number(), "{problem}");
+    let shown = scene
+        .invoke("status")
+        .args(["--http", http.address()])
+        .finish()
+        .expect_code(1)
+        .expect_says(&["1 events are in flight", "min.insync.replicas"]);
+    assert_eq!(
+        shown.stdout.matches("in flight, and").count(),
+        1,
+        "{shown:?}"
+    );
+    broker.thaw();
+    walpost.wait_for_log("delivery_stuck is over");
+    assert!(!sees(&http, &scene, "delivery_stuck"));
+    assert_eq!(walpost.logged("1 events are in flight"), 1);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_little() {
+    for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
+        let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
+        let scene = Scene::on(&server, Broker::shared());
+        let aggregate = scene.aggregate(1);
+        let mut walpost = scene
+            .run_as(&as_plain_role(&scene))
+            .args(["--http", "127.0.0.1:0"])
+            .start();
+        let http = walpost.http();
+        walpost.wait_for_log("streaming");
+        let (session, pid) = open_transaction(&scene, &aggregate);
+        write_segments(&scene.db, 3);
+        let line = walpost.wait_for_log("has a transaction open for ");
+        for text in [
+            &format!("PID {pid} "),
+            "role \"postgres\"",
+            &format!("database \"{}\"", scene.name),
+            &format!("pg_terminate_backend({pid})"),
+        ] {
+            assert!(line.contains(text), "{text} in {line}");
+        }
+        assert!(sees(&http, &scene, "long_transaction"));
+        assert_eq!(http.get("/readyz").code, 200);
+        session.run("COMMIT");
+        walpost.wait_for_log("long_transaction is over");
+        assert!(!sees(&http, &scene, "long_transaction"));
+        scene.wait_for_records(1);
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn prepared_transaction_that_keeps_much_log_is_named() {
+    let settings = "max_slot_wal_keep_size = 128MB\nmax_prepared_transactions = 2\n";
+    let server = Server::private(MAJOR, settings);
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    let (session, _) = open_transaction(&scene, &aggregate);
+    session.run("PREPARE TRANSACTION 'forgotten'");
+    write_segments(&scene.db, 3);
+    let line = walpost.wait_for_log("prepared transaction \"forgotten\"");
+    assert!(line.contains("ROLLBACK PREPARED 'forgotten'"), "{line}");
+    session.run("ROLLBACK PREPARED 'forgotten'");
+    walpost.wait_for_log("long_transaction is over");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
+    let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    let (session, _) = open_transaction(&scene, &aggregate);
+    write_segments(&scene.db, 6);
+    let line = walpost.wait_for_log("is unreserved");
+    assert!(
+        line.contains("ALTER SYSTEM SET max_slot_wal_keep_size"),
+        "{line}"
+    );
+    assert!(sees(&http, &scene, "slot_unreserved"));
+    scene
+        .invoke("status")
+        .args(["--http", http.address()])
+        .finish()
+        .expect_code(1)
+        .expect_says(&["is unreserved", "ALTER SYSTEM SET"]);
+    scene
+        .db
+        .run("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'");
+    scene.db.run("SELECT pg_reload_conf()");
+    walpost.wait_for_log("slot_unreserved is over");
+    session.run("COMMIT");
+    scene.wait_for_records(1);
+    wait_until("nothing to be wrong", || {
+        http.pipeline()["problems"] == serde_json::json!([])
+    });
+    walpost.terminate().expect_code(0);
+}
+
+/// A table with one partition, for today by UTC, and one for the rest.
+fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Scene<'s> {
+    let scene = Scene::bare_on(server, Broker::shared());
+    let today = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
+    let today = scene.db.value(&format!("SELECT {today}")).unwrap();
+    let zone = if column_type == "timestamptz" {
+        " 00:00+00"
+    } else {
+        ""
+    };
+    scene.db.run(&format!(
+        "CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, type text,
+             payload jsonb, at {column_type} DEFAULT now(), PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+         CREATE TABLE outbox_rest PARTITION OF outbox DEFAULT;"
+    ));
+    let tomorrow = scene
+        .db
+        .value(&format!("SELECT ('{today}'::date + 1)::text"));
+    scene.db.run(&format!(
+        "CREATE TABLE outbox_today PARTITION OF outbox FOR VALUES FROM ('{today}{zone}') TO ('{}{zone}');
+         ALTER DATABASE {} {settings};",
+        tomorrow.unwrap(),
+        scene.name
+    ));
+    scene.init().finish().expect_code(0);
+    scene
+}
+
+#[test]
+fn partitions_that_run_out_are_told_until_there_are_more() {
+    let types = ["timestamptz", "timestamp", "date", "timestamptz", "date"];
+    for (major, column_type) in MAJORS.into_iter().zip(types) {
+        let settings = "SET TimeZone = 'America/New_York'";
+        let scene = partitioned_by(Server::shared(major), column_type, settings);
+        let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+        let http = walpost.http();
+        let line = walpost.wait_for_log("the last partition of table public.outbox ends at ");
+        assert!(line.contains("T00:00:00Z: rows of a later time"), "{line}");
+        assert!(line.contains("walpost maintain"), "{line}");
+        assert!(sees(&http, &scene, "partitions_run_out"));
+        if major == 18 {
+            let page = browser::document(&format!("http://{}/", http.address()));
+            let problem = "the last partition of table public.outbox ends at ";
+            assert!(page.contains(problem), "{page}");
+        }
+        let end = "SELECT (extract(epoch FROM date_trunc('day', now() AT TIME ZONE 'UTC')) + 86400)::int8";
+        let end = scene.db.number(end) as f64;
+        let metric = |name: &str| http.metric(name, &scene.name);
+        assert_eq!(
+            metric("walpost_partitions_end_timestamp_seconds"),
+            Some(end)
+        );
+        assert_eq!(metric("walpost_partitions_ahead"), Some(0.0));
+        scene
+            .invoke("status")
+            .args(["--http", "off"])
+            .finish()
+            .expect_code(1)
+            .expect_says(&["the last partition of table public.outbox"]);
+        scene
+            .invoke("maintain")
+            .args(["--partitions-ahead", "3"])
+            .finish()
+            .expect_code(0);
+        walpost.wait_for_log("partitions_run_out is over");
+        let end = end + 3.0 * 86_400.0;
+        assert_eq!(
+            metric("walpost_partitions_end_timestamp_seconds"),
+            Some(end)
+        );
+        assert_eq!(metric("walpost_partitions_ahead"), Some(3.0));
+        walpost.terminate().expect_code(0);
+    }
+}
+
+/// Where times are written in another way than ISO's, their end is not known, and all else is.
+#[test]
+fn bounds_that_can_not_be_read_are_left_out() {
+    let style = "SET DateStyle = 'SQL, DMY'";
+    let scene = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    wait_until("the partitions", || {
+        http.metric("walpost_outbox_partitions", &scene.name) == Some(2.0)
+    });
+    assert_eq!(http.pipeline()["partitions_end"], serde_json::Value::Null);
+    assert!(!sees(&http, &scene, "partitions_run_out"));
+    walpost.terminate().expect_code(0);
+}

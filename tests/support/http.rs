@@ -1,0 +1,96 @@
+//! Questions over HTTP to a running Walpost. Whatever it answers is searched for secrets.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use super::secrets::{self, Stream};
+use super::wait::PATIENCE;
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
+}
+
+/// Where a Walpost listens.
+#[derive(Clone, Debug)]
+pub(crate) struct Http {
+    address: String,
+}
+
+impl Http {
+    /// `HOST:PORT`.
+    pub(crate) fn at(address: &str) -> Self {
+        Self {
+            address: address.to_owned(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path)
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str) -> Answer {
+        let mut stream = self.connect();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nHost: walpost\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        secrets::expect_none(Stream::Error, &text);
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let mut lines = head.lines();
+        let code = lines.next().and_then(|line| line.split(' ').nth(1));
+        let headers = lines.filter_map(|line| line.split_once(": "));
+        Answer {
+            code: code.unwrap().parse().unwrap(),
+            headers: headers
+                .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+                .collect(),
+            body: body.to_owned(),
+        }
+    }
+
+    /// `/status`.
+    pub(crate) fn status(&self) -> Value {
+        serde_json::from_str(&self.get("/status").body).unwrap()
+    }
+
+    /// The first pipeline of `/status`.
+    pub(crate) fn pipeline(&self) -> Value {
+        self.status()["pipelines"][0].clone()
+    }
+
+    /// `/metrics`, by name and labels as they are written.
+    pub(crate) fn metrics(&self) -> BTreeMap<String, f64> {
+        let text = self.get("/metrics").body;
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        samples
+            .map(|line| {
+                let (name, value) = line.rsplit_once(' ').unwrap();
+                (name.to_owned(), value.parse().unwrap())
+            })
+            .collect()
+    }
+
+    /// A metric of the pipeline with that name.
+    pub(crate) fn metric(&self, name: &str, pipeline: &str) -> Option<f64> {
+        let name = format!("{name}{{pipeline=\"{pipeline}\"}}");
+        self.metrics().get(&name).copied()
+    }
+}
