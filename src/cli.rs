@@ -113,6 +113,9 @@ impl From<Remedy> for Exit {
 /// the process.
 #[must_use]
 pub fn main() -> Exit {
+    // Before librdkafka does it: of the two only this leaves OpenSSL as it is when the process ends.
+    // Threads can be amid a handshake then, and would crash it: a signal instead of the exit code.
+    openssl::init();
     let read = Cli::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))

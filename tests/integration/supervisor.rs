@@ -125,6 +125,34 @@ fn process_ends_when_the_last_pipeline_has_halted() {
 }
 
 #[test]
+fn process_that_ends_amid_handshakes_ends_with_its_code() {
+    let key = reaper::folder("key").join("client.key");
+    fs::write(&key, "no key").unwrap();
+    // Each halts for its key, and from then on looks at its slot, which takes a handshake.
+    let mut text = format!(
+        "[kafka]
+        'bootstrap.servers' = 'localhost:9092'
+        'security.protocol' = 'ssl'
+        'ssl.key.location' = '{}'\n",
+        key.display()
+    );
+    let port = Server::shared(MAJOR).port;
+    for pipeline in 0..8 {
+        text.push_str(&format!(
+            "[[pipeline]]
+            name = 'p{pipeline}'
+            postgres = 'host=localhost port={port} user=u dbname=d sslmode=require'\n"
+        ));
+    }
+    let file = reaper::folder("config").join("walpost.toml");
+    fs::write(&file, &text).unwrap();
+    for _ in 0..25 {
+        let run = Invocation::new(["run", "--config"]).arg(&file).finish();
+        run.expect_code(3).expect_says(&["p7", "ssl.key"]);
+    }
+}
+
+#[test]
 fn one_that_cannot_start_leaves_the_others_running() {
     let scenes = [Scene::bare(), Scene::new()];
     let mut walpost = Invocation::new(["run", "--config"])
