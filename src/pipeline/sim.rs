@@ -4,9 +4,9 @@
 //! remedies, the session, the protocol's bytes, the core, the watermark, the checkpoints. A seed
 //! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
-//! whose answers are lost, instances that are taken for dead and come back. Some events can't be
-//! delivered, and become dead letters. Rules are checked while
-//! it runs and in the end.
+//! whose answers are lost, links too slow for what may be in flight, instances that are taken for
+//! dead and come back. Some events can't be delivered, and become dead letters. Rules are checked
+//! while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
 
@@ -172,7 +172,7 @@ impl Look for SimDatabase {
     }
 }
 
-fn settings(exactly_once: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
+fn settings(exactly_once: bool, is_slow: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
     PipelineSettings {
         name: "sim".to_owned(),
         postgres: Conninfo::parse("host=/nowhere user=sim dbname=sim", &|_| None)
@@ -197,7 +197,8 @@ fn settings(exactly_once: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
             topic: world::DEAD_LETTERS.to_owned(),
         },
         snapshot: SnapshotMode::Initial,
-        window_records: dice.u64(1..60),
+        // Behind a slow link there is room for more than gets through in a transaction's time.
+        window_records: dice.u64(if is_slow { 100..1000 } else { 1..60 }),
         window_bytes: 1 << 20,
         row_bytes_max: 1 << 20,
         link_timeout: Duration::from_secs(60),
@@ -349,7 +350,13 @@ impl Simulation {
 
 /// Commits now and then.
 async fn write(shared: Shared) {
-    let count = shared.lock().dice.usize(5..60);
+    let count = {
+        let mut world = shared.lock();
+        match world.cluster.rate {
+            Some(_) => world.dice.usize(5..20),
+            None => world.dice.usize(5..60),
+        }
+    };
     for _ in 0..count {
         let pause = {
             let mut world = shared.lock();
@@ -376,7 +383,11 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
             confirmed: world.database.confirmed,
         };
         world.cluster.checkpoint = Some(Checkpoint::first(1, &standing));
-        settings(exactly_once, &mut world.dice)
+        if world.chance(10) {
+            world.cluster.rate = Some(world.dice.u64(5..10));
+        }
+        let is_slow = world.cluster.rate.is_some();
+        settings(exactly_once, is_slow, &mut world.dice)
     };
     let mut simulation = Simulation {
         shared: shared.clone(),

@@ -59,8 +59,7 @@ impl SimSink {
 /// Delivers, a few records at a time.
 async fn work(producer: Arc<Producer>) {
     loop {
-        let pause = producer.shared.lock().dice.u64(100..4000);
-        sleep(Duration::from_micros(pause)).await;
+        sleep(producer.pace(4000)).await;
         if producer.is_gone.load(Ordering::SeqCst) {
             return;
         }
@@ -86,9 +85,19 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
+            if world.cluster.give_up_late() {
+                drop(world);
+                self.fail(&mut state, "the transaction was open for too long");
+                return;
+            }
+            let mut room = match world.cluster.rate {
+                Some(_) => 1,
+                None => usize::MAX,
+            };
             for partition in 0..PARTITIONS {
                 let ready = state.queued[partition].len();
-                let count = world.dice.usize(0..=ready);
+                let count = world.dice.usize(0..=ready).min(room);
+                room -= count;
                 for (id, tag) in state.queued[partition].drain(..count).collect::<Vec<_>>() {
                     world.cluster.append(partition, id, state.transaction);
                     state.appended.push(tag);
@@ -122,6 +131,16 @@ impl Producer {
         state.appended.is_empty() && state.queued.iter().all(VecDeque::is_empty)
     }
 
+    /// What passes until the brokers may have got further: up to so many microseconds, or what a
+    /// record takes on a slow link.
+    fn pace(&self, most: u64) -> Duration {
+        let mut world = self.shared.lock();
+        match world.cluster.rate {
+            Some(rate) => Duration::from_micros(1_000_000 / rate),
+            None => Duration::from_micros(world.dice.u64(100..most)),
+        }
+    }
+
     async fn pause(&self, micros: std::ops::Range<u64>) {
         let pause = self.shared.lock().dice.u64(micros);
         sleep(Duration::from_micros(pause)).await;
@@ -148,7 +167,7 @@ impl Producer {
             if self.lock().has_failed {
                 return Err(SinkError::Broken("abort".to_owned()));
             }
-            self.pause(100..1000).await;
+            sleep(self.pace(1000)).await;
         }
         self.pause(100..10_000).await;
         let mut state = self.lock();
@@ -178,8 +197,12 @@ impl Sink for SimSink {
         if !self.known.contains(record.topic) {
             return Ok(Produced::NewTopic);
         }
-        if self.producer.shared.lock().chance(2) {
-            return Ok(Produced::Full);
+        {
+            let mut world = self.producer.shared.lock();
+            // Behind a slow link nothing but the window shall bound what is taken.
+            if world.cluster.rate.is_none() && world.chance(2) {
+                return Ok(Produced::Full);
+            }
         }
         let number = |bytes: Option<&[u8]>| -> u64 {
             let text = std::str::from_utf8(bytes.unwrap_or_default());

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::pipeline::checkpoint::{Checkpoint, Switch};
 use crate::postgres::lsn::Lsn;
@@ -11,6 +13,9 @@ use crate::postgres::lsn::Lsn;
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
 pub(super) const DEAD_LETTERS: &str = "dead-letters";
+/// `transaction.timeout.ms`. In this time the slowest link takes what is always allowed to be in
+/// flight, and not the whole of what is written.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A committed transaction in the log.
 #[derive(Clone, Debug)]
@@ -77,6 +82,10 @@ pub(super) struct Cluster {
     pub(super) partitions: [Vec<Stored>; PARTITIONS],
     transactions: BTreeMap<u64, Fate>,
     next_transaction: u64,
+    /// When the open transaction got its first record.
+    open_since: Option<Instant>,
+    /// Behind a slow link, the records a second that come through.
+    pub(super) rate: Option<u64>,
     /// The epoch of the producer that has taken over last.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
@@ -127,6 +136,8 @@ impl Shared {
                     partitions: Default::default(),
                     transactions: BTreeMap::new(),
                     next_transaction: 1,
+                    open_since: None,
+                    rate: None,
                     epoch: 0,
                     checkpoint: None,
                     is_up: true,
@@ -157,6 +168,8 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
+            // Cut in two they would get through.
+            _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
         let database = &mut self.database;
@@ -335,11 +348,7 @@ impl Cluster {
     /// A producer takes over: whatever an earlier one left open is aborted.
     pub(super) fn take_over(&mut self) -> u64 {
         self.epoch += 1;
-        for fate in self.transactions.values_mut() {
-            if *fate == Fate::Open {
-                *fate = Fate::Aborted;
-            }
-        }
+        self.abort_open();
         self.epoch
     }
 
@@ -348,7 +357,28 @@ impl Cluster {
         let number = self.next_transaction;
         self.next_transaction += 1;
         self.transactions.insert(number, Fate::Open);
+        self.open_since = None;
         number
+    }
+
+    /// Aborts the transaction that is open, if it is for too long.
+    pub(super) fn give_up_late(&mut self) -> bool {
+        let is_late = self
+            .open_since
+            .is_some_and(|since| since.elapsed() > TRANSACTION_TIMEOUT);
+        if is_late {
+            self.abort_open();
+        }
+        is_late
+    }
+
+    fn abort_open(&mut self) {
+        for fate in self.transactions.values_mut() {
+            if *fate == Fate::Open {
+                *fate = Fate::Aborted;
+            }
+        }
+        self.open_since = None;
     }
 
     /// Ends one, if it is open still.
@@ -369,6 +399,9 @@ impl Cluster {
     }
 
     pub(super) fn append(&mut self, partition: usize, id: u64, transaction: Option<u64>) {
+        if transaction.is_some() {
+            self.open_since.get_or_insert_with(Instant::now);
+        }
         self.partitions[partition].push(Stored { id, transaction });
     }
 }
