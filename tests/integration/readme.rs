@@ -12,7 +12,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::Stop;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, within_a_day};
 
 /// Everything that a fenced block in a language may be, by the heading it stands under; each is run
 /// by a test below, but for pictures.
@@ -237,6 +237,7 @@ fn switching_from_debezium_leaves_no_gap() {
 
 #[test]
 fn partition_that_is_dropped_as_described_was_delivered() {
+    within_a_day();
     let heading = "A partitioned outbox";
     let place = Place::new("");
     create_topic(&place);
@@ -260,6 +261,7 @@ fn partition_that_is_dropped_as_described_was_delivered() {
 
 #[test]
 fn partitions_are_kept_by_run_as_described() {
+    within_a_day();
     let place = Place::new("");
     create_topic(&place);
     let db = place.shop();

@@ -13,7 +13,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::session::Session;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{stays, wait_until, within_a_day};
 use crate::support::walpost::{Finished, Invocation, word_behind};
 
 const COLUMNS: &str =
@@ -28,6 +28,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A scene with an outbox that has one partition, `outbox_old`, whose time is over, and others.
 fn aged(server: &'static Server, more: &str) -> Scene<'static> {
+    within_a_day();
     let scene = Scene::bare_on(server, Broker::shared());
     scene.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
@@ -93,6 +94,7 @@ fn maintain_until(scene: &Scene, what: &str, mut until: impl FnMut() -> bool) {
 #[test]
 fn partitions_are_made_ahead_like_those_that_are_there() {
     for major in MAJORS {
+        within_a_day();
         let scene = Scene::bare_on(Server::shared(major), Broker::shared());
         scene.init().arg("--partitioned").finish().expect_code(0);
         let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
@@ -158,6 +160,8 @@ fn partition_that_is_delivered_and_old_is_dropped() {
 fn what_is_not_delivered_is_neither_detached_nor_dropped() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
+    // Before anybody can find the partition empty.
+    insert_old(&scene, &aggregate, "old");
     // Its brokers are dead.
     let mut stuck = scene
         .invoke("run")
@@ -171,7 +175,6 @@ fn what_is_not_delivered_is_neither_detached_nor_dropped() {
         ])
         .start();
     stuck.wait_for_log("streaming");
-    insert_old(&scene, &aggregate, "old");
     let is_kept = || is(&scene, "outbox_old", true);
     stays("the partition", Duration::from_secs(3), is_kept);
     let finished = maintain(&scene, &["--retention", "1s"]);

@@ -6,7 +6,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::session::Session;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, within_a_day};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
@@ -159,6 +159,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
 
 /// A table with one partition, for today by UTC, and one for the rest.
 fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Scene<'s> {
+    within_a_day();
     let scene = Scene::bare_on(server, Broker::shared());
     let today = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
     let today = scene.db.value(&format!("SELECT {today}")).unwrap();

@@ -1,7 +1,7 @@
 //! Waiting for a condition, with a deadline; never for time to pass.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Long enough for anything that works, on two cores that a dozen servers share.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -38,6 +38,17 @@ pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>
             return None;
         }
         thread::sleep(POLL);
+    }
+}
+
+/// For what has partitions by the day: if this one, by UTC, has less left than [`PATIENCE`], waits for
+/// the next.
+pub(crate) fn within_a_day() {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let left = Duration::from_secs(DAY) - Duration::from_secs(now.as_secs() % DAY);
+    if left < PATIENCE {
+        thread::sleep(left);
     }
 }
 
