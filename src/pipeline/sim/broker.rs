@@ -90,11 +90,13 @@ impl Producer {
                 self.fail(&mut state, "the transaction was open for too long");
                 return;
             }
-            let mut room = match world.cluster.rate {
-                Some(_) => 1,
-                None => usize::MAX,
+            // A slow link carries one record at a time, and is as likely to fail in a second.
+            let (mut room, sound) = match world.cluster.rate {
+                Some(_) => (1, 20_000),
+                None => (usize::MAX, 400),
             };
-            for partition in 0..PARTITIONS {
+            let first = world.dice.usize(0..PARTITIONS);
+            for partition in (first..PARTITIONS).chain(0..first) {
                 let ready = state.queued[partition].len();
                 let count = world.dice.usize(0..=ready).min(room);
                 room -= count;
@@ -103,7 +105,7 @@ impl Producer {
                     state.appended.push(tag);
                 }
             }
-            if !state.appended.is_empty() && world.dice.u16(0..400) == 0 {
+            if !state.appended.is_empty() && world.dice.u16(0..sound) == 0 {
                 // What was appended is not told: the answer was lost.
                 drop(world);
                 self.fail(&mut state, "the broker went away");
