@@ -7,7 +7,8 @@
 //! pipeline can run meanwhile.
 //!
 //! A row of the table does not say where it was in the log, so that its record has no
-//! `walpost-position`, and instead of that the header `walpost-replay` with the id of the run.
+//! `walpost-position`, and instead of that the header `walpost-replay` with the id of the run. One that
+//! can't be delivered becomes a dead letter where the settings have the stream's do so.
 //!
 //! How far a run is stands in the journal: an entry when it begins, one now and then with the key of
 //! the last row before which, and including which, Kafka has everything, and one at its end. What
@@ -17,6 +18,7 @@
 //! their entries in the journal.
 
 use tokio::sync::watch;
+use tracing::warn;
 use uuid::Uuid;
 
 use self::book::{Note, Planned, State, Told, lock};
@@ -24,8 +26,10 @@ use self::selection::{Selection, Table};
 use self::sender::Sender;
 use crate::kafka::reader::ReadError;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
+use crate::outbox::dead_letter::SOURCE_TABLE;
 use crate::outbox::route::RouteError;
 use crate::outbox::settings::OutboxSettings;
+use crate::pipeline::core::dead_letters::{DeadLetterCounts, DeadLetters};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::sink::{Sink, SinkError};
 use crate::pipeline::watermark::{DeliveryFailure, OrderError, Watermark};
@@ -200,6 +204,18 @@ pub enum ReplayError {
         row: String,
         /// Why.
         error: SinkError,
+    },
+    /// Nor does it take the dead letter in its place.
+    #[error(
+        "the dead letter of {row} can't be delivered either: {error}. It was to be one because: {reason}"
+    )]
+    DeadLetter {
+        /// The row, for a person.
+        row: String,
+        /// Why it is not taken.
+        error: Box<SinkError>,
+        /// Why it is a dead letter.
+        reason: String,
     },
     /// The sink can't go on.
     #[error(transparent)]
@@ -446,6 +462,12 @@ impl<'s> Plan<'s> {
         &self.planned.topic
     }
 
+    /// Makes dead letters, if the settings have any sent.
+    fn dead_letters(&self) -> Option<DeadLetters> {
+        let source = (SOURCE_TABLE, self.planned.table.clone());
+        DeadLetters::new(&self.settings.name, source, &self.settings.dead_letters)
+    }
+
     /// The condition for the rows that are to be sent.
     fn condition(&self) -> String {
         let mut all = Vec::new();
@@ -517,6 +539,7 @@ impl<'s> Plan<'s> {
         if !matches!(ended, Ok(Ended::Complete)) {
             sender.settle().await;
         }
+        self.tell_dead_letters(sender.dead_letters());
         let sent = self.sent_before + sender.acknowledged;
         match ended {
             Ok(Ended::Complete) => self.note(State::Done, sent, None, None).await?,
@@ -535,6 +558,17 @@ impl<'s> Plan<'s> {
             }
         }
         ended
+    }
+
+    fn tell_dead_letters(&self, counts: DeadLetterCounts) {
+        let DeadLetterCounts {
+            oversize,
+            unroutable,
+        } = counts;
+        if oversize + unroutable > 0 {
+            let (pipeline, topic) = (&self.settings.name, &self.settings.dead_letters.topic);
+            warn!(pipeline, run = %self.run, topic, oversize, unroutable, "some rows were sent as dead letters");
+        }
     }
 
     async fn note(

@@ -153,6 +153,7 @@ fn exit(reason: &ReplayError) -> Exit {
         ReplayError::Sink(error) | ReplayError::Produce { error, .. } => {
             recovery::of_sink(error).into()
         }
+        ReplayError::DeadLetter { error, .. } => recovery::of_sink(error).into(),
         ReplayError::Topics(error) => error.into(),
         ReplayError::Delivery(failure) if failure.permanent => Exit::Halted,
         ReplayError::Delivery(_) => Exit::Failed,

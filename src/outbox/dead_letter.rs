@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Record;
 use super::columns::{Mapping, Row};
 use super::headers::{self, HeaderSpan, Headers};
-use super::route::{Appended, POSITION_HEADER, append, append_bytea};
+use super::route::{Appended, append, append_bytea};
 use super::settings::NullPayload;
 use super::timestamp;
 
@@ -52,7 +52,7 @@ enum Payload<'r> {
 
 impl Writer {
     /// A dead letter for `topic` with all that can be made of `remains`: key, payload, timestamp and
-    /// headers, and after those the headers `about` it. Its partition follows from the key.
+    /// headers, then the header `mark`, and behind all those the headers `about` it. Its partition follows from the key.
     ///
     /// Unless it is `whole`, the payload is left out, and a header has its length.
     #[must_use]
@@ -60,7 +60,7 @@ impl Writer {
         &'w mut self,
         topic: &'w str,
         remains: Remains<'w>,
-        position: &[u8],
+        mark: (&str, &[u8]),
         about: &[(&str, &[u8])],
         whole: bool,
     ) -> Record<'w> {
@@ -68,9 +68,9 @@ impl Writer {
         self.scratch = Vec::new();
         self.headers.clear();
         let (key, payload, timestamp_millis) = match remains {
-            Remains::Row(mapping, row) => self.row(mapping, row, position, whole),
+            Remains::Row(mapping, row) => self.row(mapping, row, mark, whole),
             Remains::Bytes(bytes) => {
-                self.add(POSITION_HEADER, position);
+                self.add(mark.0, mark.1);
                 (None, self.left_in(bytes, bytes.len(), whole), None)
             }
         };
@@ -96,7 +96,7 @@ impl Writer {
         &mut self,
         mapping: &Mapping,
         row: &Row<'r>,
-        position: &[u8],
+        mark: (&str, &[u8]),
         whole: bool,
     ) -> (Option<Range<usize>>, Option<Payload<'r>>, Option<i64>) {
         let key = append(&mapping.key, row, &mut self.scratch);
@@ -109,7 +109,7 @@ impl Writer {
             self.headers.push(HeaderSpan { name, value });
         }
         headers::append_trace_context(mapping, row, &mut self.headers, &mut self.scratch);
-        self.add(POSITION_HEADER, position);
+        self.add(mark.0, mark.1);
         if let Some(json) = mapping.headers_column.and_then(|source| source.of(row)) {
             let before = self.headers.len();
             if headers::append_json(json, &mut self.headers, &mut self.scratch).is_err() {
@@ -186,6 +186,7 @@ mod tests {
         ("aggregateid", "o-1"),
         ("payload", "hello"),
     ];
+    const MARK: (&str, &[u8]) = ("walpost-position", b"POSITION");
     const ABOUT: [(&str, &[u8]); 1] = [(ERROR, b"oversize")];
 
     /// Key, payload, timestamp and headers of the letter of a row.
@@ -219,7 +220,7 @@ mod tests {
             }
         }
         let remains = Remains::Row(&mapping, &row);
-        show(&Writer::default().write("dead", remains, b"POSITION", &ABOUT, whole))
+        show(&Writer::default().write("dead", remains, MARK, &ABOUT, whole))
     }
 
     fn text(text: &str) -> Option<String> {
@@ -320,13 +321,13 @@ mod tests {
     fn bytes_that_can_not_be_read_are_the_payload() {
         let mut writer = Writer::default();
         let remains = Remains::Bytes(b"?!");
-        let whole = show(&writer.write("dead", remains, b"POSITION", &ABOUT, true));
+        let whole = show(&writer.write("dead", remains, MARK, &ABOUT, true));
         let headers = ["walpost-position=POSITION", "walpost-error=oversize"];
         assert_eq!(
             whole,
             (None, text("?!"), None, headers.map(String::from).to_vec())
         );
-        let cut = show(&writer.write("dead", remains, b"POSITION", &ABOUT, false));
+        let cut = show(&writer.write("dead", remains, MARK, &ABOUT, false));
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
     }
 }

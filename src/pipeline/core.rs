@@ -19,7 +19,7 @@ use super::watermark::{OrderError, Watermark};
 use crate::observe::stats::of_postgres;
 use crate::outbox::Record;
 use crate::outbox::columns::{Mapping, MappingError, Row};
-use crate::outbox::dead_letter::Remains;
+use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
@@ -123,9 +123,11 @@ impl Core {
     /// Delivers dead letters of this pipeline, where `settings` say so, of events that can't be
     /// delivered.
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
-        self.dead_letters = settings
-            .are_sent()
-            .then(|| DeadLetters::new(pipeline, &self.source, settings.clone()));
+        let source = match &self.source {
+            Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
+            Source::Log(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
+        };
+        self.dead_letters = DeadLetters::new(pipeline, source, settings);
     }
 
     /// How many dead letters there were; nothing where there can be none.
@@ -551,7 +553,7 @@ impl Event<'_> {
 
 /// Counts a record and gives it to the sink. The inner error is the sink's refusal.
 #[inline]
-fn give(
+pub(crate) fn give(
     record: &Record<'_>,
     watermark: &mut Watermark,
     sink: &mut impl Sink,
@@ -570,7 +572,7 @@ fn give(
 }
 
 /// What a record takes of the window, in bytes.
-pub(crate) fn cost(record: &Record<'_>) -> u64 {
+fn cost(record: &Record<'_>) -> u64 {
     let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record
         .headers

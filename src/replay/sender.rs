@@ -9,9 +9,12 @@ use uuid::Uuid;
 
 use super::book::State;
 use super::{Ended, Plan, ReplayError};
+use crate::outbox::columns::Row;
+use crate::outbox::dead_letter::Remains;
 use crate::outbox::route::{REPLAY_HEADER, Router};
-use crate::pipeline::core::cost;
-use crate::pipeline::sink::{Produced, Sink};
+use crate::pipeline::core::dead_letters::{DeadLetterCounts, DeadLetters, Failure};
+use crate::pipeline::core::{Step, give};
+use crate::pipeline::sink::Sink;
 use crate::pipeline::watermark::Watermark;
 use crate::postgres::copy::{Copied, Query};
 use crate::postgres::lsn::Lsn;
@@ -33,6 +36,7 @@ pub(super) struct Sender<'p, S, F> {
     /// Each row counts as a transaction, whose LSN is its number.
     watermark: Watermark,
     router: Router,
+    dead_letters: Option<DeadLetters>,
     /// How many rows the sink has taken.
     taken: u64,
     /// The key of the last of them.
@@ -63,6 +67,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             sink,
             watermark,
             router: Router::default(),
+            dead_letters: plan.dead_letters(),
             taken: 0,
             latest: vec![String::new(); plan.key.columns.len()],
             marks: VecDeque::new(),
@@ -126,58 +131,75 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         self.look();
     }
 
-    /// Hands one row to the sink.
+    /// Hands one row to the sink, or a dead letter of it.
     async fn row(
         &mut self,
         copied: &Copied<'_>,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<Waited, ReplayError> {
-        let mapping = &self.plan.mapping;
-        let mut run = Uuid::encode_buffer();
-        let run = self.plan.run.hyphenated().encode_lower(&mut run);
-        let row = || mapping.describe(&copied.row);
-        let marked = self
-            .router
-            .route_with(mapping, &copied.row, REPLAY_HEADER, run.as_bytes());
-        let record = marked.map_err(|error| ReplayError::Route { row: row(), error })?;
         self.watermark.begin(Lsn(self.taken))?;
         loop {
             check(&self.watermark)?;
-            let Some(tag) = self.watermark.reserve(cost(&record))? else {
-                if let Waited::Stop = room(&self.watermark, self.sink, stop).await? {
-                    return Ok(Waited::Stop);
-                }
-                continue;
-            };
-            let produced = self.sink.produce(&record, tag);
-            if produced != Ok(Produced::Taken) {
-                self.watermark.release(tag);
-            }
-            match produced {
-                Ok(Produced::Taken) => break,
-                Ok(Produced::Full) => {
+            match self.hand_over(&copied.row)? {
+                Step::Done | Step::Answer => break,
+                Step::Full => {
                     if let Waited::Stop = room(&self.watermark, self.sink, stop).await? {
                         return Ok(Waited::Stop);
                     }
                 }
-                Ok(Produced::NewTopic) => {
-                    let topic = record.topic;
-                    let preparation = self.sink.prepare(topic);
+                Step::NewTopic(topic) => {
+                    let preparation = self.sink.prepare(&topic);
                     let partitions = tokio::select! {
                         biased;
                         () = stopped(stop) => return Ok(Waited::Stop),
                         partitions = preparation => partitions,
                     };
-                    let prepared = partitions.and_then(|count| self.sink.prepared(topic, count));
+                    let prepared = partitions.and_then(|count| self.sink.prepared(&topic, count));
+                    let row = || self.plan.mapping.describe(&copied.row);
                     prepared.map_err(|error| ReplayError::Produce { row: row(), error })?;
                 }
-                Err(error) => return Err(ReplayError::Produce { row: row(), error }),
             }
         }
         self.watermark
             .commit(Lsn(self.taken), Lsn(self.taken + 1))?;
         self.taken += 1;
         Ok(Waited::Enough)
+    }
+
+    fn hand_over(&mut self, row: &Row<'_>) -> Result<Step, ReplayError> {
+        let mapping = &self.plan.mapping;
+        let mut run = Uuid::encode_buffer();
+        let run = self.plan.run.hyphenated().encode_lower(&mut run).as_bytes();
+        let described = || mapping.describe(row);
+        let (failure, error) = match self.router.route_with(mapping, row, REPLAY_HEADER, run) {
+            Ok(record) => match give(&record, &mut self.watermark, self.sink)? {
+                Ok(step) => return Ok(step),
+                Err(error) => {
+                    let row = described();
+                    let failure = Failure::of_record(&error);
+                    (failure, ReplayError::Produce { row, error })
+                }
+            },
+            Err(error) => {
+                let row = described();
+                let failure = Some(Failure::unroutable(&error));
+                (failure, ReplayError::Route { row, error })
+            }
+        };
+        let (Some(letters), Some(failure)) = (&mut self.dead_letters, failure) else {
+            return Err(error);
+        };
+        if !letters.are_for(&failure) {
+            return Err(error);
+        }
+        let remains = Remains::Row(mapping, row);
+        let mark = (REPLAY_HEADER, run);
+        let sent = letters.send(&failure, mark, remains, &mut self.watermark, self.sink)?;
+        sent.map_err(|error| ReplayError::DeadLetter {
+            row: described(),
+            error: Box::new(error),
+            reason: failure.reason().to_owned(),
+        })
     }
 
     /// Remembers the row now and then, and tells the journal how far we are.
@@ -220,6 +242,12 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     /// How many rows there are up to the last mark that Kafka has.
     pub(super) fn last_number(&self) -> u64 {
         self.last.as_ref().map_or(0, |(number, _)| *number)
+    }
+
+    /// How many dead letters the sink has taken.
+    pub(super) fn dead_letters(&self) -> DeadLetterCounts {
+        let letters = self.dead_letters.as_ref();
+        letters.map(DeadLetters::counts).unwrap_or_default()
     }
 
     async fn wait_until(

@@ -11,7 +11,7 @@ use crate::support::reaper;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, word_behind};
 
 in_both_modes! { rows_are_sent_again_while_the_pipeline_runs }
 
@@ -383,6 +383,68 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
     missing
         .expect_code(3)
         .expect_says(&["nobody.made.this", "does not exist", "--create"]);
+}
+
+#[test]
+fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
+    let scene = Scene::new();
+    let (aggregate, topic) = (scene.aggregate(1), format!("{}.dead", scene.name));
+    scene.insert(&aggregate, "before");
+    scene.insert("not a topic", "bad");
+    scene.db.run(&format!(
+        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
+         VALUES ('{aggregate}', 'large', 't', to_jsonb(repeat('x', 2000000)))"
+    ));
+    scene.insert(&aggregate, "behind");
+    let unroutable = [
+        "--on-unroutable",
+        "dead-letter",
+        "--dead-letter-topic",
+        &topic,
+    ];
+    let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
+    // Where it lacks its topic, and where it is for failures of the other kind, it is as without it.
+    let missing = scene.replay(&both).arg("--yes").finish().expect_code(3);
+    missing.expect_says(&[&format!("topic {topic:?} does not exist"), "--resume"]);
+    scene.topic(&topic, 1, &[]);
+    let halted = scene
+        .replay(&unroutable)
+        .arg("--yes")
+        .finish()
+        .expect_code(3);
+    let halted = halted.expect_says(&["max.message.bytes", "--resume"]);
+    let run = word_behind(&halted.stderr, "--resume ").trim_end();
+    let dry_run = scene.replay(&both).arg("--dry-run").finish();
+    dry_run.expect_code(0).expect_says(&["4 rows"]);
+    let resumed = scene
+        .replay(&both)
+        .args(["--yes", "--resume", run])
+        .finish();
+    let resumed = resumed.expect_code(0);
+    resumed.expect_says(&["sent as dead letters", "oversize=1", "unroutable=0"]);
+
+    let records = scene.records();
+    let of_run = |record: &&Record| {
+        record.header_names().contains(&"walpost-replay") && record.header("walpost-replay") == run
+    };
+    let sent: Vec<_> = records.iter().filter(of_run).collect();
+    let keys: HashSet<_> = sent.iter().map(|record| record.key()).collect();
+    assert_eq!(keys, HashSet::from(["before", "bad", "large", "behind"]));
+    assert_eq!(sent.len(), 4, "each once");
+    for (key, error, bytes) in [
+        ("bad", "unroutable", None),
+        ("large", "oversize", Some("2000002")),
+    ] {
+        let letter = sent.iter().find(|record| record.key() == key).unwrap();
+        assert_eq!(letter.topic, topic);
+        assert_eq!(letter.header("walpost-error"), error);
+        assert_eq!(letter.header("walpost-source-table"), "public.outbox");
+        assert_eq!(letter.payload.is_none(), bytes.is_some());
+        if let Some(bytes) = bytes {
+            assert_eq!(letter.header("walpost-payload-bytes"), bytes);
+        }
+        assert!(!letter.header_names().contains(&"walpost-position"));
+    }
 }
 
 /// Asserts that a command has sent and written down nothing.

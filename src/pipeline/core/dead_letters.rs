@@ -1,19 +1,19 @@
 //! Events that can't be delivered as they are: a dead letter in their place, or a halt.
 
+use std::fmt::Display;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use super::{Source, Step, give};
+use super::{Step, give};
 use crate::observe::outage::{Outage, Say};
-use crate::outbox::dead_letter::{
-    ERROR, ERROR_MESSAGE, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
-};
+use crate::outbox::dead_letter::{ERROR, ERROR_MESSAGE, PIPELINE, Remains, Writer};
+use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::PipelineError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::pipeline::sink::{Sink, SinkError};
-use crate::pipeline::watermark::Watermark;
+use crate::pipeline::watermark::{OrderError, Watermark};
 use crate::postgres::lsn::Position;
 
 /// A reason can quote a column's value, which can be long.
@@ -29,15 +29,61 @@ pub struct DeadLetterCounts {
     pub unroutable: u64,
 }
 
-/// Why an event can't be delivered.
+/// What kind of failure it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Oversize,
     Unroutable,
 }
 
+/// What keeps an event from being delivered.
+pub(crate) struct Failure {
+    kind: Kind,
+    reason: String,
+}
+
+impl Failure {
+    /// No record can be made of it.
+    pub(crate) fn unroutable(error: &impl Display) -> Self {
+        Self {
+            kind: Kind::Unroutable,
+            reason: error.to_string(),
+        }
+    }
+
+    /// The sink does not take its record; `None` where that is not for the record's sake.
+    pub(crate) fn of_record(error: &SinkError) -> Option<Self> {
+        let kind = match error {
+            SinkError::TooLarge { .. } => Kind::Oversize,
+            SinkError::NoPartition { .. } => Kind::Unroutable,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            reason: error.to_string(),
+        })
+    }
+
+    fn of_event(error: &PipelineError) -> Option<Self> {
+        match error {
+            PipelineError::Route { error, .. } => Some(Self::unroutable(error)),
+            PipelineError::Envelope { error, .. } => Some(Self::unroutable(error)),
+            PipelineError::Produce { error, .. } => Self::of_record(error),
+            _ => None,
+        }
+    }
+
+    /// The beginning of why.
+    pub(crate) fn reason(&self) -> &str {
+        let text = &self.reason;
+        let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
+        let end = ends.find(|&end| text.is_char_boundary(end));
+        &text[..end.unwrap_or_default()]
+    }
+}
+
 /// Makes dead letters, and counts them.
-pub(super) struct DeadLetters {
+pub(crate) struct DeadLetters {
     settings: DeadLetterSettings,
     pipeline: String,
     /// The header that says where events come from, and its value.
@@ -48,26 +94,38 @@ pub(super) struct DeadLetters {
 }
 
 impl DeadLetters {
-    pub(super) fn new(pipeline: &str, source: &Source, settings: DeadLetterSettings) -> Self {
-        Self {
-            settings,
+    /// Of `pipeline`, if its settings have any sent. `source` is the header that says where events
+    /// come from, and its value.
+    pub(crate) fn new(
+        pipeline: &str,
+        source: (&'static str, String),
+        settings: &DeadLetterSettings,
+    ) -> Option<Self> {
+        settings.are_sent().then(|| Self {
+            settings: settings.clone(),
             pipeline: pipeline.to_owned(),
-            source: match source {
-                Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
-                Source::Log(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
-            },
+            source,
             writer: Writer::default(),
             said: Outage::default(),
             counts: DeadLetterCounts::default(),
-        }
+        })
     }
 
-    pub(super) fn counts(&self) -> DeadLetterCounts {
+    pub(crate) fn counts(&self) -> DeadLetterCounts {
         self.counts
     }
 
     pub(super) fn go_on_counting(&mut self, before: DeadLetterCounts) {
         self.counts = before;
+    }
+
+    /// Whether such a failure calls for a dead letter.
+    pub(crate) fn are_for(&self, failure: &Failure) -> bool {
+        let becomes = match failure.kind {
+            Kind::Oversize => self.settings.oversize,
+            Kind::Unroutable => self.settings.unroutable,
+        };
+        becomes == Undeliverable::DeadLetter
     }
 
     /// Delivers a dead letter of what remains of the event at this position, which `error` kept from
@@ -80,23 +138,46 @@ impl DeadLetters {
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        let Some((kind, reason)) = self.judge(&error) else {
+        let failure = Failure::of_event(&error);
+        let Some(failure) = failure.filter(|failure| self.are_for(failure)) else {
             return Err(error);
         };
-        let reason = cut(&reason);
+        let mark = (POSITION_HEADER, &at.text()[..]);
+        let sent = self.send(&failure, mark, remains, watermark, sink)?;
+        let step = sent.map_err(|error| PipelineError::DeadLetter {
+            at,
+            row: describe(remains),
+            error: Box::new(error),
+            reason: failure.reason().to_owned(),
+        })?;
+        if step == Step::Done {
+            watermark.stats().dead_letters_are(self.counts);
+        }
+        Ok(step)
+    }
+
+    /// Hands over a dead letter with the header `mark`. The inner error is the sink's refusal.
+    pub(crate) fn send(
+        &mut self,
+        failure: &Failure,
+        mark: (&str, &[u8]),
+        remains: Remains<'_>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Result<Step, SinkError>, OrderError> {
         let mut send = |whole| {
             let about: [(&str, &[u8]); 4] = [
-                (ERROR, kind.name().as_bytes()),
-                (ERROR_MESSAGE, reason.as_bytes()),
+                (ERROR, failure.kind.name().as_bytes()),
+                (ERROR_MESSAGE, failure.reason().as_bytes()),
                 (self.source.0, self.source.1.as_bytes()),
                 (PIPELINE, self.pipeline.as_bytes()),
             ];
             let topic = &self.settings.topic;
-            let letter = self.writer.write(topic, remains, &at.text(), &about, whole);
+            let letter = self.writer.write(topic, remains, mark, &about, whole);
             give(&letter, watermark, sink)
         };
         // What was too large would be so with more headers.
-        let sent = match kind {
+        let sent = match failure.kind {
             Kind::Oversize => send(false)?,
             Kind::Unroutable => match send(true)? {
                 Err(SinkError::TooLarge { .. })
@@ -107,59 +188,41 @@ impl DeadLetters {
                 sent => sent,
             },
         };
-        let row = match remains {
-            Remains::Row(mapping, row) => mapping.describe(row),
-            Remains::Bytes(_) => "message".to_owned(),
-        };
-        let step = sent.map_err(|error| PipelineError::DeadLetter {
-            at,
-            row: row.clone(),
-            error: Box::new(error),
-            reason: reason.to_owned(),
-        })?;
-        if step == Step::Done {
-            self.count(kind, at, &row, reason);
-            watermark.stats().dead_letters_are(self.counts);
+        if sent == Ok(Step::Done) {
+            self.count(failure, mark.1, remains);
         }
-        Ok(step)
+        Ok(sent)
     }
 
-    /// What kind of failure it is and why the event can't be delivered, if that calls for a dead
-    /// letter.
-    fn judge(&self, error: &PipelineError) -> Option<(Kind, String)> {
-        let (kind, reason) = match error {
-            PipelineError::Route { error, .. } => (Kind::Unroutable, error.to_string()),
-            PipelineError::Envelope { error, .. } => (Kind::Unroutable, error.to_string()),
-            PipelineError::Produce { error, .. } => match error {
-                SinkError::TooLarge { .. } => (Kind::Oversize, error.to_string()),
-                SinkError::NoPartition { .. } => (Kind::Unroutable, error.to_string()),
-                _ => return None,
-            },
-            _ => return None,
-        };
-        let becomes = match kind {
-            Kind::Oversize => self.settings.oversize,
-            Kind::Unroutable => self.settings.unroutable,
-        };
-        (becomes == Undeliverable::DeadLetter).then_some((kind, reason))
-    }
-
-    fn count(&mut self, kind: Kind, at: Position, row: &str, reason: &str) {
-        match kind {
+    fn count(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
+        match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
             Kind::Unroutable => self.counts.unroutable += 1,
         }
-        let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, kind.name());
+        let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, failure.kind.name());
         let DeadLetterCounts {
             oversize,
             unroutable,
         } = self.counts;
+        let (row, reason, at) = (
+            describe(remains),
+            failure.reason(),
+            String::from_utf8_lossy(at),
+        );
         match self.said.failed(Instant::now()) {
             Say::Nothing => debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}"),
             Say::Begins | Say::Lasts(..) => warn!(
                 pipeline, topic, kind, %at, oversize, unroutable, "dead letter of {row}: {reason}"
             ),
         }
+    }
+}
+
+/// What there is of the event, for a person.
+fn describe(remains: Remains<'_>) -> String {
+    match remains {
+        Remains::Row(mapping, row) => mapping.describe(row),
+        Remains::Bytes(_) => "message".to_owned(),
     }
 }
 
@@ -170,11 +233,4 @@ impl Kind {
             Self::Unroutable => "unroutable",
         }
     }
-}
-
-/// The beginning of a text.
-fn cut(text: &str) -> &str {
-    let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
-    let end = ends.find(|&end| text.is_char_boundary(end));
-    &text[..end.unwrap_or_default()]
 }
