@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -278,6 +278,7 @@ impl Walpost {
     fn ended(&mut self, within: Duration) -> Finished {
         let status: ExitStatus = wait_for_exit(&mut self.child, within)
             .unwrap_or_else(|| panic!("walpost did not end within {within:?}"));
+        expect_no_crash(status);
         self.expect_no_leak();
         Finished {
             code: status.code(),
@@ -290,13 +291,24 @@ impl Walpost {
 impl Drop for Walpost {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        wait_for_exit(&mut self.child, PATIENCE);
+        let status = wait_for_exit(&mut self.child, PATIENCE);
         if thread::panicking() {
             eprintln!("--- walpost {} ---\n{}", self.child.id(), self.log());
         } else {
+            status.into_iter().for_each(expect_no_crash);
             self.expect_no_leak();
         }
     }
+}
+
+/// No signal has ended it but those that tests send.
+fn expect_no_crash(status: ExitStatus) {
+    // SIGINT, SIGKILL, SIGTERM.
+    let is_known = |signal| [2, 9, 15].contains(&signal);
+    assert!(
+        status.signal().is_none_or(is_known),
+        "walpost crashed: {status}"
+    );
 }
 
 /// What stands behind `mark` in what was said, up to the next blank.
