@@ -52,7 +52,8 @@ enum Payload<'r> {
 
 impl Writer {
     /// A dead letter for `topic` with all that can be made of `remains`: key, payload, timestamp and
-    /// headers, then the header `mark`, and behind all those the headers `about` it. Its partition follows from the key.
+    /// headers, the header `mark` among them, and behind those the headers `about` it. Its partition
+    /// follows from the key.
     ///
     /// Unless it is `whole`, the payload is left out, and a header has its length.
     #[must_use]

@@ -155,8 +155,10 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         partitions = preparation => partitions,
                     };
                     let prepared = partitions.and_then(|count| self.sink.prepared(&topic, count));
-                    let row = || self.plan.mapping.describe(&copied.row);
-                    prepared.map_err(|error| ReplayError::Produce { row: row(), error })?;
+                    prepared.map_err(|error| ReplayError::Produce {
+                        row: self.plan.mapping.describe(&copied.row),
+                        error,
+                    })?;
                 }
             }
         }

@@ -73,7 +73,7 @@ impl Failure {
         }
     }
 
-    /// The beginning of why.
+    /// Why, or the beginning of that.
     pub(crate) fn reason(&self) -> &str {
         let text = &self.reason;
         let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
