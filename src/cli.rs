@@ -21,6 +21,7 @@ use crate::config::{self, ConfigError, Given};
 use crate::kafka::reader::ReadError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
+use crate::supervisor;
 
 /// Carries a PostgreSQL transactional outbox to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
@@ -174,15 +175,12 @@ fn load_to_ask(
     Ok((load(given)?, runtime()?))
 }
 
-/// A runtime for one command or one pipeline, on the calling thread.
-fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|reason| {
-            error!("the asynchronous runtime can't be started: {reason}");
-            Exit::Failed
-        })
+/// A runtime for one command, or a logged reason why there is none.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
+    supervisor::runtime().map_err(|reason| {
+        error!("the asynchronous runtime can't be started: {reason}");
+        Exit::Failed
+    })
 }
 
 #[cfg(test)]

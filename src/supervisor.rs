@@ -1,16 +1,18 @@
 //! Many pipelines in one process: each on a thread of its own, so that none waits for another.
 
+use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-use crate::cli::Exit;
+use crate::cli::{self, Exit};
 use crate::observe::http;
 use crate::observe::registry::Registry;
 use crate::observe::stats::{ErrorKind, PipelineStats, State};
@@ -32,20 +34,20 @@ enum Ended {
 /// How often it is taken down how the pipelines are.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Runs `pipelines` until all have ended, and shows over HTTP how they are to whoever connects to `listener`. The first SIGTERM or SIGINT drains them, the second stops
-/// the process at once. A pipeline that halts is reported and leaves the others running.
+/// Runs `pipelines` until all have ended, and shows over HTTP how they are to whoever connects to
+/// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once. A
+/// pipeline that halts is reported and leaves the others running.
 #[must_use]
 pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    match runtime {
+    match cli::runtime() {
         Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
-        Err(reason) => {
-            error!("the asynchronous runtime can't be started: {reason}");
-            Exit::Failed
-        }
+        Err(exit) => exit,
     }
+}
+
+/// A runtime on the calling thread.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_current_thread().enable_all().build()
 }
 
 async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
@@ -112,7 +114,7 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<TcpListene
 }
 
 /// Shows how the pipelines are, from here on.
-fn show(listener: TcpListener, registry: Arc<Registry>) -> std::io::Result<()> {
+fn show(listener: TcpListener, registry: Arc<Registry>) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     info!("metrics, health and status at http://{address}");
@@ -168,10 +170,7 @@ fn run_one(
     orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| PipelineError::Connection(error.into()))?;
+    let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
     let result = runtime.block_on(pipeline::run(settings, orders, stats));
     // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
     runtime.shutdown_background();
@@ -180,10 +179,7 @@ fn run_one(
 
 /// Until the process ends, which it does when no pipeline is left.
 fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    match runtime {
+    match runtime() {
         Ok(runtime) => runtime.block_on(pipeline::watch_halted(settings, stats)),
         Err(reason) => warn!(
             pipeline = settings.name,

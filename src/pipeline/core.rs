@@ -23,6 +23,7 @@ use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::connection::ConnectionError;
 use crate::postgres::frame::Frame;
 use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::pgoutput::{Message, Relation, Tuple};
@@ -464,6 +465,19 @@ impl Core {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
         }
         Ok(step)
+    }
+
+    /// What it means that the next message can't be read.
+    #[must_use]
+    pub fn unread(&self, error: ConnectionError) -> PipelineError {
+        match error {
+            ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
+                at: self.place(),
+                bytes,
+                max,
+            },
+            error => error.into(),
+        }
     }
 
     /// Where the next message is in the log, for people.

@@ -669,14 +669,7 @@ impl Session<'_> {
         draining: bool,
     ) -> Result<Wait, PipelineError> {
         while !draining || core.is_open() {
-            let frame = self.connection.peek().map_err(|error| match error {
-                ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
-                    at: core.place(),
-                    bytes,
-                    max,
-                },
-                error => error.into(),
-            })?;
+            let frame = self.connection.peek().map_err(|error| core.unread(error))?;
             let Some(frame) = frame else { break };
             match core.frame(&frame, sink)? {
                 Step::Done => {}

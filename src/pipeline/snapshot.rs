@@ -545,14 +545,7 @@ impl Copying {
         let Some(connection) = &mut self.connection else {
             return Ok(Read::Nothing);
         };
-        let row = connection.peek_row().map_err(|error| match error {
-            ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
-                at: core.place(),
-                bytes,
-                max,
-            },
-            error => error.into(),
-        })?;
+        let row = connection.peek_row().map_err(|error| core.unread(error))?;
         match row {
             None => {
                 self.count(core);

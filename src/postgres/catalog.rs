@@ -3,6 +3,7 @@
 //! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
 
 use tokio::task::JoinHandle;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 use tracing::debug;
 
@@ -177,26 +178,31 @@ impl Catalog {
     }
 
     async fn has_publish(&self) -> Result<bool, CatalogError> {
-        let found = self
-            .client
-            .query_one(
-                "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
-                 WHERE n.nspname = 'walpost' AND p.proname = 'publish')",
-                &[],
-            )
-            .await?;
-        Ok(found.try_get(0)?)
+        self.is_there(
+            "FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
+             WHERE n.nspname = 'walpost' AND p.proname = 'publish'",
+            &[],
+        )
+        .await
     }
 
     async fn has_journal(&self) -> Result<bool, CatalogError> {
-        let found = self
-            .client
-            .query_one(
-                "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE n.nspname = 'walpost' AND c.relname = 'journal')",
-                &[],
-            )
-            .await?;
+        self.is_there(
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = 'walpost' AND c.relname = 'journal'",
+            &[],
+        )
+        .await
+    }
+
+    /// Whether there is a row; `from` is SQL from FROM on.
+    pub(super) async fn is_there(
+        &self,
+        from: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<bool, CatalogError> {
+        let sql = format!("SELECT EXISTS (SELECT {from})");
+        let found = self.client.query_one(&sql, parameters).await?;
         Ok(found.try_get(0)?)
     }
 
@@ -253,18 +259,15 @@ impl Catalog {
             && !publication.via_root
         {
             // A partitioned table is listed by its leaves then.
-            let listed = self
-                .client
-                .query_one(
-                    "SELECT EXISTS (SELECT FROM pg_publication_rel r \
-                     JOIN pg_publication p ON p.oid = r.prpubid \
+            publication.has_table = self
+                .is_there(
+                    "FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
                      JOIN pg_class c ON c.oid = r.prrelid \
                      JOIN pg_namespace n ON n.oid = c.relnamespace \
-                     WHERE p.pubname = $1 AND n.nspname = $2 AND c.relname = $3)",
+                     WHERE p.pubname = $1 AND n.nspname = $2 AND c.relname = $3",
                     &[&target.publication, &table.schema, &table.name],
                 )
                 .await?;
-            publication.has_table = listed.try_get(0)?;
         }
         Ok(Some(publication))
     }

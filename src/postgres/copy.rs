@@ -227,16 +227,15 @@ impl Catalog {
             return Ok(None);
         }
         let created_at = self
-            .client()
-            .query_one(
-                "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+            .is_there(
+                "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                  JOIN pg_attribute a ON a.attrelid = c.oid \
                  WHERE n.nspname = $1 AND c.relname = $2 AND a.attname = 'created_at' AND a.attnotnull \
-                 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype))",
+                 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype)",
                 &[&table.schema, &table.name],
             )
             .await?;
-        if created_at.try_get(0)? {
+        if created_at {
             columns.retain(|column| column != "created_at");
             columns.insert(0, "created_at".to_owned());
         }

@@ -150,11 +150,7 @@ impl Catalog {
                 ),
             });
         }
-        let any = self
-            .client()
-            .query_one(&format!("SELECT EXISTS (SELECT FROM {quoted})"), &[])
-            .await?;
-        if !any.try_get::<_, bool>(0)? {
+        if !self.is_there(&format!("FROM {quoted}"), &[]).await? {
             return Ok(Rows::None);
         }
         let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {quoted}");
