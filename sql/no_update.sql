@@ -16,6 +16,12 @@
 \else
 \set table outbox
 \endif
+\set examine owners
+\ir examine.sql
+
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -27,10 +33,12 @@ DECLARE
     create_trigger text := format(
         'CREATE TRIGGER walpost_no_update BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %I.walpost_no_update()',
         outbox, in_schema);
+    owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_no_update()', in_schema)));
 BEGIN
-    IF to_regprocedure(format('%I.walpost_no_update()', in_schema)) IS NULL THEN
+    IF owner IS NULL OR pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE') THEN
         EXECUTE format($ddl$
-            CREATE FUNCTION %I.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS $body$
+            CREATE OR REPLACE FUNCTION %I.walpost_no_update() RETURNS trigger LANGUAGE plpgsql
+            SET search_path = pg_catalog, pg_temp AS $body$
             BEGIN
                 RAISE EXCEPTION 'UPDATE of outbox table %%.%% refused', TG_TABLE_SCHEMA, TG_TABLE_NAME
                     USING ERRCODE = 'feature_not_supported',

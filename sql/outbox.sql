@@ -14,7 +14,13 @@
 \else
 \set table outbox
 \endif
+\set examine owners
+\ir examine.sql
 \ir uuidv7.sql
+
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -59,7 +65,8 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
 BEGIN
-    IF current_setting('walpost.table_is_new')::boolean THEN
+    IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
+        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name)) AND relowner = current_user::regrole) THEN
         EXECUTE format('ALTER TABLE %I.%I ALTER COLUMN id SET DEFAULT %s', in_schema, outbox_name,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);

@@ -24,7 +24,13 @@
 \else
 \set table outbox
 \endif
+\set examine 'owners read'
+\ir examine.sql
 \ir uuidv7.sql
+
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -67,7 +73,8 @@ DECLARE
     stem text := left(outbox_name, 53);
     partition_name text;
 BEGIN
-    IF current_setting('walpost.table_is_new')::boolean THEN
+    IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
+        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name)) AND relowner = current_user::regrole) THEN
         EXECUTE format('ALTER TABLE %s ALTER COLUMN id SET DEFAULT %s', outbox,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);
@@ -82,6 +89,17 @@ BEGIN
     THEN
         RAISE NOTICE 'table % was not made by Walpost: its partitions are left to whoever made it', outbox;
         RETURN;
+    ELSIF NOT EXISTS (SELECT FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = partattrs[0]
+        WHERE partrelid = outbox::regclass AND partstrat = 'r' AND partnatts = 1 AND atttypid = 'timestamptz'::regtype)
+    THEN
+        RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
+            USING HINT = 'Use another name for the partitioned table.';
+    ELSIF current_setting('walpost.code_of_others') <> '' THEN
+        -- A new partition is held against the constraints of the table, which would run the code as us.
+        RAISE EXCEPTION 'table % has code of other roles that making partitions could run as %: %', outbox,
+            quote_ident(current_user), current_setting('walpost.code_of_others')
+            USING ERRCODE = 'invalid_object_definition',
+                HINT = format('Run this as the owner of the table, or drop what calls it.');
     END IF;
 
     FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP

@@ -21,6 +21,10 @@
 \set slot walpost_outbox
 \endif
 
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+
 SET walpost.publication = :'publication';
 SET walpost.slot = :'slot';
 

@@ -29,6 +29,10 @@
 \set role walpost
 \endif
 
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+
 SET walpost.slot = :'slot';
 
 DO $walpost$

@@ -9,22 +9,31 @@
 \else
 \set schema public
 \endif
+\set examine owners
+\ir examine.sql
+
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 
 SET walpost.schema = :'schema';
 
 DO $walpost$
 DECLARE
     in_schema text := current_setting('walpost.schema');
+    owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_uuidv7()', in_schema)));
 BEGIN
+    -- One that is there may be bound to functions or operators of other schemas, if it was made under another search_path:
+    -- so it is replaced, where we may. Here the body is bound to pg_catalog's, whatever the search_path of whoever inserts.
     IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
-        OR to_regprocedure(format('%I.walpost_uuidv7()', in_schema)) IS NOT NULL THEN
+        OR owner IS NOT NULL AND NOT (pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE')) THEN
         RETURN;
     END IF;
     -- 48 bits of milliseconds, 4 of version, 12 with the fraction of the millisecond (section 6.2, method 3, as
     -- PostgreSQL 18 does), then variant and 62 random bits, both as they stand in a version 4 UUID. Two calls within
     -- the same microsecond are in random order.
     EXECUTE format($ddl$
-        CREATE FUNCTION %I.walpost_uuidv7() RETURNS uuid
+        CREATE OR REPLACE FUNCTION %I.walpost_uuidv7() RETURNS uuid
         LANGUAGE sql VOLATILE PARALLEL SAFE
         RETURN (
             SELECT encode(

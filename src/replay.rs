@@ -33,7 +33,7 @@ use crate::pipeline::core::dead_letters::{DeadLetterCounts, DeadLetters};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::sink::{Sink, SinkError};
 use crate::pipeline::watermark::{DeliveryFailure, OrderError, Watermark};
-use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::copy::{self, CopyError, Key};
 use crate::postgres::journal::{Action, Entry};
 use crate::postgres::lsn::{Lsn, Position};
@@ -289,9 +289,7 @@ impl<'s> Plan<'s> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
         // Nothing is sent that can't be written down.
-        writer
-            .journal(&settings.name, &settings.target.slot)
-            .await?;
+        writer.journal(&settings.name, &settings.target).await?;
         let plan = Self::begin(settings, table, writer).await?;
         let rows = Table {
             name: plan.table,
@@ -397,6 +395,7 @@ impl<'s> Plan<'s> {
             })
             .collect();
         let mapping = Mapping::bind(&outbox, &table.to_string(), &typed)?;
+        reader.examine_table(table, Statement::Select).await?;
         let key = reader.key(table).await?;
         let key = key.ok_or_else(|| ReplayError::NoKey(table.clone()))?;
         copy::prepare(reader.client()).await?;
@@ -593,7 +592,7 @@ impl<'s> Plan<'s> {
         };
         let entry = Entry {
             pipeline: &self.settings.name,
-            slot: &self.settings.target.slot,
+            target: &self.settings.target,
             action: Action::Replay,
             from: None,
             to: None,

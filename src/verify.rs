@@ -334,11 +334,13 @@ impl Look<'_> {
     /// Reads the journal.
     async fn past(&self, catalog: &Catalog) -> Result<Past, VerifyError> {
         let settings = self.settings;
-        let entries = catalog.journal(&settings.name, &settings.target.slot).await;
+        let entries = catalog.journal(&settings.name, &settings.target).await;
         let entries = match entries {
             Ok(entries) => entries,
             // A database that was made by hand may have none, or none for us.
-            Err(CatalogError::NoJournal | CatalogError::Server(_)) => Vec::new(),
+            Err(CatalogError::NoJournal) => Vec::new(),
+            // insufficient_privilege
+            Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),
             Err(error) => return Err(error.into()),
         };
         let mut past = Past::default();

@@ -17,7 +17,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Observed};
+use crate::postgres::catalog::{Catalog, Observed, Statement};
 use crate::postgres::connection::Connection;
 use crate::postgres::retention::{self, RetentionError};
 use crate::postgres::target::Outbox;
@@ -184,6 +184,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
             "outbox, publication and slot are there and fit together",
         );
     }
+    owners(settings, &observed, &catalog, report).await;
     columns(settings, &observed, report);
     budget(settings, &observed, &catalog, report).await;
     if problems.is_empty() {
@@ -194,6 +195,30 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         }
     }
     risks(settings, &observed, report);
+}
+
+/// What could have code of others run as us.
+async fn owners(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let target = &settings.target;
+    if let Err(error) = catalog.examine_owners(target, true).await {
+        report.add("owners", of(recovery::of_catalog(&error)), error);
+    } else if let Err(error) = catalog.examine_owners(target, false).await {
+        report.add("owners", Outcome::Warning, error);
+    } else {
+        let message =
+            "what Walpost uses belongs to a superuser, this role or the owner of the outbox";
+        report.add("owners", Outcome::Ok, message);
+    }
+    if let (Some(table), Some(_)) = (target.outbox.table(), &observed.table)
+        && let Err(error) = catalog.examine_table(table, Statement::Select).await
+    {
+        report.add("owners", Outcome::Warning, error);
+    }
 }
 
 /// What the lag budget takes, and what came of it before.

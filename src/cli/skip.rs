@@ -181,7 +181,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     let slot = &settings.target.slot;
     let catalog = Catalog::open(&settings.postgres).await?;
     // Without a journal nothing is moved, so that is found out first.
-    let before = catalog.journal(name, slot).await?;
+    let before = catalog.journal(name, &settings.target).await?;
     let plan = plan(settings, &catalog, args.to).await?;
     let begun = matches!(Said::of(&before), Said::Begun(border) if plan.confirmed < border);
     let copied = plan
@@ -212,7 +212,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
         None => {
             let entry = Entry {
                 pipeline: name,
-                slot,
+                target: &settings.target,
                 action: Action::Skip,
                 from: Some(confirmed),
                 to: Some(to),

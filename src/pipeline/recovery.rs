@@ -130,7 +130,10 @@ pub fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Dial(error) => of_dial(error),
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_) => Remedy::Reconnect,
-        CatalogError::NoJournal | CatalogError::Unexpected(_) => Remedy::Halt,
+        CatalogError::NoJournal
+        | CatalogError::CodeOfOthers { .. }
+        | CatalogError::RowSecurity { .. }
+        | CatalogError::Unexpected(_) => Remedy::Halt,
     }
 }
 

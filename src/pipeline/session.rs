@@ -106,7 +106,7 @@ pub(super) trait Look: Send + Sync + 'static {
     fn said_of_snapshot(
         &self,
         pipeline: &str,
-        slot: &str,
+        target: &Target,
     ) -> impl Future<Output = Result<Said, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
@@ -173,8 +173,12 @@ impl Look for Catalog {
         Catalog::past(self, pipeline, target, table).await
     }
 
-    async fn said_of_snapshot(&self, pipeline: &str, slot: &str) -> Result<Said, CatalogError> {
-        Catalog::said_of_snapshot(self, pipeline, slot).await
+    async fn said_of_snapshot(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Said, CatalogError> {
+        Catalog::said_of_snapshot(self, pipeline, target).await
     }
 
     async fn order(&self, table: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {

@@ -155,7 +155,7 @@ impl Look for SimDatabase {
         })
     }
 
-    async fn said_of_snapshot(&self, _: &str, _: &str) -> Result<Said, CatalogError> {
+    async fn said_of_snapshot(&self, _: &str, _: &Target) -> Result<Said, CatalogError> {
         Ok(Said::Nothing)
     }
 

@@ -365,7 +365,7 @@ fn entry<'s>(
     let table = settings.target.outbox.table().map(ToString::to_string);
     Entry {
         pipeline: &settings.name,
-        slot: &settings.target.slot,
+        target: &settings.target,
         action: Action::Snapshot,
         from: None,
         to: Some(border),
@@ -448,7 +448,7 @@ impl Snapshot {
         core: &mut Core,
     ) -> Result<Copying, PipelineError> {
         let (pipeline, target) = (&settings.name, &settings.target);
-        let written = catalog.said_of_snapshot(pipeline, &target.slot).await?;
+        let written = catalog.said_of_snapshot(pipeline, target).await?;
         let stream_from = self.stream_from();
         if written != self.plan.written || confirmed > stream_from {
             return Err(SnapshotError::Outrun.into());

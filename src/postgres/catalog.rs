@@ -9,6 +9,7 @@ use tracing::debug;
 
 use super::conninfo::Conninfo;
 use super::dial::{self, DialError, ServerError};
+use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 
@@ -19,6 +20,15 @@ pub use self::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose
 mod observed;
 mod past;
 mod vitals;
+
+/// What is to be done with a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statement {
+    /// Rows are read, or partitions are made.
+    Select,
+    /// Rows are deleted.
+    Delete,
+}
 
 /// A connection for questions.
 pub struct Catalog {
@@ -44,6 +54,29 @@ pub enum CatalogError {
     /// There is no journal.
     #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
     NoJournal,
+    /// A policy would leave rows out, and its functions run as us.
+    #[error(
+        "table {table} has row-level security, which hides rows from {role}. Let it see all: ALTER ROLE {role} BYPASSRLS"
+    )]
+    RowSecurity {
+        /// The table.
+        table: TableName,
+        /// Who we are.
+        role: String,
+    },
+    /// A statement would run code of others as us.
+    #[error(
+        "table {table} has code of other roles, which {role} would run: {code}. Nothing was done with the table. See who \
+         made it; drop what calls it, or have a superuser take the function over: ALTER FUNCTION ... OWNER TO ..."
+    )]
+    CodeOfOthers {
+        /// The table.
+        table: TableName,
+        /// Who we are.
+        role: String,
+        /// What calls which function of whom.
+        code: String,
+    },
     /// It gave an answer that can't be read.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),
@@ -100,10 +133,65 @@ impl Catalog {
         let mut error = error.into();
         if let CatalogError::Server(server) = &mut error
             && server.code == "42501"
+            && !server.message.contains("row-level security")
         {
             server.hint = Some(grant(&identifier(&self.user)));
         }
         error
+    }
+
+    /// Makes sure that what is there of Walpost belongs to roles that may have code run as us, or to the
+    /// owner of the outbox: all of it, or the journal alone, which is used while the pipeline runs.
+    ///
+    /// # Errors
+    /// Something does not, and is named; or the server can't be asked.
+    pub async fn examine_owners(
+        &self,
+        target: &Target,
+        journal_alone: bool,
+    ) -> Result<(), CatalogError> {
+        let words = match journal_alone {
+            true => "journal",
+            false => "owners",
+        };
+        let sql = provision::examine(target, words);
+        Ok(self.client.batch_execute(&sql).await?)
+    }
+
+    /// Makes sure that a statement about the table, its partitions among them, runs no code of other roles
+    /// as us: also a plain SELECT evaluates what indexes and constraints call.
+    ///
+    /// # Errors
+    /// It would ([`CatalogError::CodeOfOthers`]), a policy applies to us, or the server can't be asked.
+    pub async fn examine_table(
+        &self,
+        table: &TableName,
+        statement: Statement,
+    ) -> Result<(), CatalogError> {
+        let target = Target {
+            outbox: Outbox::Table(table.clone()),
+            publication: String::new(),
+            slot: String::new(),
+        };
+        let words = match statement {
+            Statement::Select => "read",
+            Statement::Delete => "write",
+        };
+        self.client
+            .batch_execute(&provision::examine(&target, words))
+            .await?;
+        let found = "SELECT current_setting('walpost.code_of_others'), current_user::text, \
+             coalesce(row_security_active(to_regclass($1)), false)";
+        let row = self.client.query_one(found, &[&table.quoted()]).await?;
+        let (code, role) = (row.try_get::<_, String>(0)?, identifier(row.try_get(1)?));
+        let table = table.clone();
+        if row.try_get(2)? {
+            return Err(CatalogError::RowSecurity { table, role });
+        }
+        match code.is_empty() {
+            true => Ok(()),
+            false => Err(CatalogError::CodeOfOthers { table, role, code }),
+        }
     }
 
     /// Asks for everything that `target` names.

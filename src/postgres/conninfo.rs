@@ -320,6 +320,15 @@ impl Conninfo {
         &self.user
     }
 
+    /// `options` say which role the session is to be, as in `-c role=shop`.
+    pub(super) fn asks_for_role(&self) -> bool {
+        let options = self.options.as_deref().unwrap_or_default();
+        options.split_whitespace().any(|word| {
+            let word = word.strip_prefix("-c").unwrap_or(word);
+            word.trim_start_matches('-').starts_with("role=")
+        })
+    }
+
     /// The database asked for.
     pub fn dbname(&self) -> &str {
         &self.dbname

@@ -42,18 +42,45 @@ pub mod text;
 pub struct Key {
     /// Their names, most significant first.
     pub columns: Vec<String>,
+    /// For each, the schema that has the operators of its order: not pg_catalog for types of extensions.
+    schemas: Vec<String>,
 }
 
+const PG_CATALOG: &str = "pg_catalog";
+
 impl Key {
+    /// Of columns whose types have their operators in pg_catalog.
+    #[cfg(test)]
+    pub(crate) fn of(columns: Vec<String>) -> Self {
+        let schemas = vec![PG_CATALOG.to_owned(); columns.len()];
+        Self { columns, schemas }
+    }
+
     /// The condition for rows whose key compares so with these values: `>` is behind it.
     #[must_use]
     pub fn compared(&self, operator: &str, values: &[String]) -> String {
         let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
-        format!(
-            "({}) {operator} ({})",
-            list(&self.columns),
-            literals.join(", ")
-        )
+        if self.schemas.iter().all(|schema| schema == PG_CATALOG) {
+            return format!(
+                "({}) {operator} ({})",
+                list(&self.columns),
+                literals.join(", ")
+            );
+        }
+        // Of the first columns that differ the first decides.
+        let strict = operator.trim_end_matches('=');
+        let mut condition = String::new();
+        let columns = self.columns.iter().zip(&self.schemas).zip(literals);
+        for ((column, schema), literal) in columns.rev() {
+            let (column, schema) = (escape_identifier(column), escape_identifier(schema));
+            let compared =
+                |operator: &str| format!("{column} OPERATOR({schema}.{operator}) {literal}");
+            condition = match condition.as_str() {
+                "" => compared(operator),
+                rest => format!("({} OR {} AND {rest})", compared(strict), compared("=")),
+            };
+        }
+        condition
     }
 
     /// What stands behind ORDER BY; `direction` is empty, or ` DESC` for the other way round.
@@ -150,13 +177,12 @@ impl<'r> Copied<'r> {
     }
 }
 
-/// Makes the session's texts those of the stream, and lets it read for as long as it takes. Rows that
-/// a policy hides are an error then, and not left out.
+/// Makes the session's texts those of the stream, and lets it read for as long as it takes.
 ///
 /// # Errors
 /// The server can't be asked.
 pub async fn prepare(client: &Client) -> Result<(), CatalogError> {
-    let mut sql = "SET row_security = off;".to_owned();
+    let mut sql = String::new();
     for (name, value) in TEXT_FORMS {
         let _ = write!(sql, "SET {name} = {};", escape_literal(value));
     }
@@ -210,7 +236,13 @@ impl Catalog {
         let rows = self
             .client()
             .query(
-                "SELECT a.attname::text FROM pg_class c \
+                "SELECT a.attname::text, coalesce((SELECT o.nspname::text FROM pg_opclass p \
+                 JOIN pg_am m ON m.oid = p.opcmethod AND m.amname = 'btree' \
+                 JOIN pg_amop s ON s.amopfamily = p.opcfamily AND s.amoplefttype = p.opcintype \
+                 AND s.amoprighttype = p.opcintype AND s.amopstrategy = 5 \
+                 JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
+                 WHERE p.opcdefault AND p.opcintype = coalesce((SELECT nullif(typbasetype, 0) FROM pg_type t \
+                 WHERE t.oid = a.atttypid), a.atttypid)), 'pg_catalog') FROM pg_class c \
                  JOIN pg_namespace n ON n.oid = c.relnamespace \
                  JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary \
                  CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (number, place) \
@@ -219,9 +251,10 @@ impl Catalog {
                 &[&table.schema, &table.name],
             )
             .await?;
-        let mut columns = Vec::new();
+        let (mut columns, mut schemas) = (Vec::new(), Vec::new());
         for row in &rows {
             columns.push(row.try_get::<_, String>(0)?);
+            schemas.push(row.try_get::<_, String>(1)?);
         }
         if columns.is_empty() {
             return Ok(None);
@@ -236,10 +269,14 @@ impl Catalog {
             )
             .await?;
         if created_at {
-            columns.retain(|column| column != "created_at");
+            if let Some(at) = columns.iter().position(|column| column == "created_at") {
+                columns.remove(at);
+                schemas.remove(at);
+            }
             columns.insert(0, "created_at".to_owned());
+            schemas.insert(0, PG_CATALOG.to_owned());
         }
-        Ok(Some(Key { columns }))
+        Ok(Some(Key { columns, schemas }))
     }
 
     /// The error of a SELECT from the table, with the statement that mends it if we lack the right.
@@ -321,9 +358,7 @@ mod tests {
             .map(|name| TableColumn { name, type_oid: 25 })
             .collect();
         let mapping = Mapping::bind(&OutboxSettings::default(), "t", &columns).expect("binds");
-        let key = Key {
-            columns: vec!["created_at".to_owned(), "x\"y".to_owned()],
-        };
+        let key = Key::of(vec!["created_at".to_owned(), "x\"y".to_owned()]);
         let table = "public.\"Out box\"".parse().expect("a table");
         let query = Query {
             table: &table,
@@ -352,6 +387,18 @@ mod tests {
                 &["2025-01-01 00:00:00+00".to_owned(), "it's".to_owned()]
             ),
             "(\"created_at\", \"x\"\"y\") > ('2025-01-01 00:00:00+00', 'it''s')"
+        );
+    }
+
+    #[test]
+    fn keys_of_other_types_are_compared_by_their_own_operators() {
+        let key = Key {
+            columns: vec!["t".to_owned(), "id".to_owned()],
+            schemas: vec!["pg_catalog".to_owned(), "My".to_owned()],
+        };
+        assert_eq!(
+            key.compared(">=", &["1".to_owned(), "a".to_owned()]),
+            "(\"t\" OPERATOR(\"pg_catalog\".>) '1' OR \"t\" OPERATOR(\"pg_catalog\".=) '1' AND \"id\" OPERATOR(\"My\".>=) 'a')"
         );
     }
 }

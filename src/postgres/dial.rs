@@ -33,6 +33,26 @@ mod startup;
 mod tests;
 mod tls;
 
+/// What every session of ours is told when it starts, so that nobody who shares the database has code
+/// run as us. It overrides what `ALTER ROLE` and `ALTER DATABASE` have set.
+///
+/// - Without `search_path`, a function or operator in a schema of the path that fits an argument better
+///   than pg_catalog's is called in its place (CVE-2018-1058).
+/// - With `row_security`, a query of a table runs the functions of its policies. Off, it is an error where
+///   a policy would hide rows.
+/// - `role` can be set by the owner of the database: what we make would be that role's then.
+/// - Literals are written for `standard_conforming_strings`.
+///
+/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies".
+const SAFE_SESSION: [(&str, &str); 4] = [
+    ("search_path", "pg_catalog"),
+    ("row_security", "off"),
+    ("standard_conforming_strings", "on"),
+    ROLE,
+];
+
+const ROLE: (&str, &str) = ("role", "none");
+
 /// An authenticated connection that is ready for queries.
 pub struct Session {
     /// The transport.
@@ -96,7 +116,12 @@ pub async fn sql(
     handover::to_tokio_postgres(session, &conninfo.user).await
 }
 
-async fn open(conninfo: &Conninfo, parameters: &[(&str, &str)]) -> Result<Session, DialError> {
+async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {
+    let mut parameters = SAFE_SESSION.to_vec();
+    if conninfo.asks_for_role() {
+        parameters.retain(|parameter| *parameter != ROLE);
+    }
+    parameters.extend_from_slice(more);
     let mut hosts: Vec<_> = conninfo.hosts.iter().collect();
     if conninfo.shuffle_hosts {
         fastrand::shuffle(&mut hosts);
@@ -119,7 +144,7 @@ async fn open(conninfo: &Conninfo, parameters: &[(&str, &str)]) -> Result<Sessio
             };
             let attempt = Attempt {
                 conninfo,
-                parameters,
+                parameters: &parameters,
                 host,
                 address,
                 label: &label,

@@ -1,14 +1,21 @@
 //! The journal: what was done to a pipeline that the write-ahead log can't tell, in a table that
 //! `sql/journal.sql` makes. Entries are added, never changed.
+//!
+//! A trigger or a view in its place would run as us, so each statement about it goes through
+//! [`Catalog::of_journal`].
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use postgres_protocol::escape::escape_literal;
 use serde_json::Value;
-use tokio_postgres::Row;
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
 use super::catalog::{Catalog, CatalogError};
 use super::lsn::Lsn;
+use super::provision;
+use super::target::Target;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +65,8 @@ impl FromStr for Action {
 pub struct Entry<'e> {
     /// The pipeline it was done to.
     pub pipeline: &'e str,
-    /// Its slot.
-    pub slot: &'e str,
+    /// Its table and slot.
+    pub target: &'e Target,
     /// What was done.
     pub action: Action,
     /// It was done to what is after here,
@@ -90,56 +97,86 @@ pub struct Written {
 }
 
 /// Read with [`Catalog::entries`].
-const COLUMNS: &str = "id, at::text, action, from_lsn::text, to_lsn::text, by_role, detail::text";
+const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
 impl Catalog {
     /// Adds an entry, and returns its id.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal is not there.
+    /// The server can't be asked, or the journal is not there or may not be trusted.
     pub async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
-        let lsn = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
-        let written = self
-            .client()
-            .query_one(
-                "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
-                 VALUES ($1, $2, $3, $4::text::pg_lsn, $5::text::pg_lsn, $6::text::jsonb) RETURNING id",
-                &[
-                    &entry.pipeline,
-                    &entry.slot,
-                    &entry.action.name(),
-                    &lsn(entry.from),
-                    &lsn(entry.to),
-                    &entry.detail.to_string(),
-                ],
-            )
-            .await;
-        match written {
-            Ok(row) => Ok(row.try_get(0)?),
-            Err(error) => Err(self.journal_error(error)),
-        }
+        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let insert = format!(
+            "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
+             VALUES ({}, {}, {}, {}, {}, {}) RETURNING id",
+            escape_literal(entry.pipeline),
+            escape_literal(&entry.target.slot),
+            escape_literal(entry.action.name()),
+            lsn(entry.from),
+            lsn(entry.to),
+            escape_literal(&entry.detail.to_string()),
+        );
+        let rows = self.of_journal(entry.target, &insert).await?;
+        let id = rows.first().and_then(|row| row.get(0)?.parse().ok());
+        id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// The entries about a pipeline with a slot, in the order in which they were written.
+    /// The entries about a pipeline with its slot, in the order in which they were written.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal is not there or has something else in it.
-    pub async fn journal(&self, pipeline: &str, slot: &str) -> Result<Vec<Written>, CatalogError> {
-        self.entries("j.pipeline = $1 AND j.slot = $2", &[&pipeline, &slot])
-            .await
+    /// The server can't be asked, or the journal is not there, may not be trusted or has something
+    /// else in it.
+    pub async fn journal(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vec<Written>, CatalogError> {
+        let (pipeline, slot) = (escape_literal(pipeline), escape_literal(&target.slot));
+        let condition = format!("j.pipeline = {pipeline} AND j.slot = {slot}");
+        self.entries(target, &condition).await
     }
 
     /// The entries `j` that fulfil a condition, in the order in which they were written.
     pub(super) async fn entries(
         &self,
+        target: &Target,
         condition: &str,
-        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Result<Vec<Written>, CatalogError> {
         let sql =
             format!("SELECT {COLUMNS} FROM walpost.journal j WHERE {condition} ORDER BY j.id");
-        match self.client().query(&sql, parameters).await {
-            Ok(rows) => rows.iter().map(written).collect(),
-            Err(error) => Err(self.journal_error(error)),
+        let rows = self.of_journal(target, &sql).await?;
+        rows.iter().map(written).collect()
+    }
+
+    /// Runs a statement about the journal, after that was examined (`sql/examine.sql`). Parsing the
+    /// statement locks the table, so that it can't become another meanwhile, and runs nothing of it. All
+    /// is one message, and one transaction: cancel safe.
+    async fn of_journal(
+        &self,
+        target: &Target,
+        statement: &str,
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
+        // What an error leaves behind must not be in the way of the next.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("walpost_journal_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let sql = format!(
+            "PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
+            provision::examine(target, "journal")
+        );
+        match self.client().simple_query(&sql).await {
+            Ok(messages) => {
+                let rows = messages.into_iter().filter_map(|message| match message {
+                    SimpleQueryMessage::Row(row) => Some(row),
+                    _ => None,
+                });
+                Ok(rows.collect())
+            }
+            Err(error) => {
+                // It was not prepared, where that is what failed.
+                let deallocate = format!("DEALLOCATE {name}");
+                let _ = self.client().batch_execute(&deallocate).await;
+                Err(self.journal_error(error))
+            }
         }
     }
 
@@ -161,22 +198,29 @@ impl Catalog {
     }
 }
 
-fn written(row: &Row) -> Result<Written, CatalogError> {
-    let lsn = |column: usize| -> Result<Option<Lsn>, CatalogError> {
-        let text: Option<String> = row.try_get(column)?;
-        let read = text.map(|text| text.parse()).transpose();
-        read.map_err(|error| CatalogError::Unexpected(format!("walpost.journal: {error}")))
+fn written(row: &SimpleQueryRow) -> Result<Written, CatalogError> {
+    let unexpected = |column: &str, error: &dyn fmt::Display| {
+        CatalogError::Unexpected(format!("walpost.journal.{column}: {error}"))
+    };
+    let text = |column: &str| {
+        let text = row.try_get(column)?;
+        text.ok_or_else(|| unexpected(column, &"null"))
+    };
+    let lsn = |column: &str| -> Result<Option<Lsn>, CatalogError> {
+        let read = row.try_get(column)?.map(str::parse).transpose();
+        read.map_err(|error| unexpected(column, &error))
     };
     Ok(Written {
-        id: row.try_get(0)?,
-        at: row.try_get(1)?,
-        action: row.try_get::<_, &str>(2)?.parse()?,
-        from: lsn(3)?,
-        to: lsn(4)?,
-        by_role: row.try_get(5)?,
-        detail: serde_json::from_str(row.try_get(6)?).map_err(|error| {
-            CatalogError::Unexpected(format!("walpost.journal.detail: {error}"))
-        })?,
+        id: text("id")?
+            .parse()
+            .map_err(|error| unexpected("id", &error))?,
+        at: text("at")?.to_owned(),
+        action: text("action")?.parse()?,
+        from: lsn("from_lsn")?,
+        to: lsn("to_lsn")?,
+        by_role: text("by_role")?.to_owned(),
+        detail: serde_json::from_str(text("detail")?)
+            .map_err(|error| unexpected("detail", &error))?,
     })
 }
 

@@ -16,6 +16,7 @@
 
 use std::time::{Duration, Instant};
 
+use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -92,13 +93,17 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<LetGo>, CatalogError> {
-        let table = target.outbox.table().map(TableName::to_string);
+        let slot = escape_literal(&target.slot);
         // A pipeline keeps what was let go also under another name, or with a slot of another name.
-        self.open_entries(
-            "j.slot = $1 OR (j.pipeline = $2 AND j.detail ->> 'table' = $3)",
-            &[&target.slot, &pipeline, &table],
-        )
-        .await
+        let whose = match target.outbox.table() {
+            Some(table) => format!(
+                "j.slot = {slot} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
+                escape_literal(pipeline),
+                escape_literal(&table.to_string())
+            ),
+            None => format!("j.slot = {slot}"),
+        };
+        self.open_entries(target, &whose).await
     }
 
     /// What was let go of any pipeline with this table or slot, and not replayed. Without a journal
@@ -108,28 +113,23 @@ impl Catalog {
     /// The server can't be asked, or the journal may not be read.
     pub async fn let_go_of_table(
         &self,
-        slot: &str,
+        target: &Target,
         table: &TableName,
     ) -> Result<Vec<LetGo>, CatalogError> {
-        let found = self
-            .open_entries(
-                "j.slot = $1 OR j.detail ->> 'table' = $2",
-                &[&slot, &table.to_string()],
-            )
-            .await;
-        match found {
+        let whose = format!(
+            "j.slot = {} OR j.detail ->> 'table' = {}",
+            escape_literal(&target.slot),
+            escape_literal(&table.to_string())
+        );
+        match self.open_entries(target, &whose).await {
             Err(CatalogError::NoJournal) => Ok(Vec::new()),
             found => found,
         }
     }
 
-    async fn open_entries(
-        &self,
-        whose: &str,
-        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Result<Vec<LetGo>, CatalogError> {
+    async fn open_entries(&self, target: &Target, whose: &str) -> Result<Vec<LetGo>, CatalogError> {
         let condition = format!("({whose}) AND {OPEN}");
-        let entries = self.entries(&condition, parameters).await?;
+        let entries = self.entries(target, &condition).await?;
         Ok(entries.into_iter().map(LetGo::from).collect())
     }
 
@@ -162,7 +162,7 @@ impl Catalog {
                 "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
             )
             .await?;
-        let said = Said::of(&self.journal(pipeline, &target.slot).await?);
+        let said = Said::of(&self.journal(pipeline, target).await?);
         let is_copied = match said {
             // Nothing at or after the border is confirmed before all of the copy is durable.
             Said::Begun(border) => standing.confirmed >= border,
@@ -171,7 +171,7 @@ impl Catalog {
         };
         let entry = |action, from, detail| Entry {
             pipeline,
-            slot: &target.slot,
+            target,
             action,
             from,
             to: Some(standing.end),

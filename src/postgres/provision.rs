@@ -1,7 +1,8 @@
 //! The SQL files that make outbox, role, publication and slot: shown, or run as they are.
 //!
-//! The files are written for psql. Here, lines that are psql's own (`\set`, `\if`, `\ir`) are left
-//! out, and `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
+//! The files are written for psql. Here, a file that another includes (`\ir`) stands in its place, once;
+//! other lines that are psql's own are left out (what stands from `\if` to `\endif` are defaults), and
+//! `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use super::catalog::{Catalog, CatalogError};
 use super::target::{Outbox, Target};
 
+const EXAMINE: &str = include_str!("../../sql/examine.sql");
 const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
@@ -64,9 +66,7 @@ impl Provision {
                 };
                 Script {
                     makes: outbox.to_string(),
-                    sql: [UUIDV7, table, NO_UPDATE]
-                        .map(|file| self.fill_in(file))
-                        .join("\n"),
+                    sql: self.fill_in(table),
                 }
             }
             Outbox::Log { .. } => Script {
@@ -122,43 +122,91 @@ impl Provision {
     }
 
     fn fill_in(&self, file: &str) -> String {
+        self.fill_in_with(file, "")
+    }
+
+    fn fill_in_with(&self, file: &str, examine: &str) -> String {
         let mut out = String::with_capacity(file.len());
-        for line in file.lines().filter(|line| !line.starts_with('\\')) {
-            let mut rest = line;
-            while let Some(at) = rest.find(':') {
-                let (before, after) = rest.split_at(at);
-                out.push_str(before);
-                match self.variable(after) {
-                    Some((text, after)) => {
-                        out.push_str(&text);
-                        rest = after;
-                    }
-                    None => {
-                        out.push(':');
-                        rest = &after[1..];
-                    }
-                }
-            }
-            out.push_str(rest);
-            out.push('\n');
-        }
+        self.include(file, examine, &mut Vec::new(), &mut out);
         out
     }
 
+    /// Adds a file to `out`. `examine` is the variable of that name, and `included` what is in `out`
+    /// already.
+    fn include<'f>(
+        &self,
+        file: &'f str,
+        examine: &'f str,
+        included: &mut Vec<(&'f str, &'f str)>,
+        out: &mut String,
+    ) {
+        let mut examine = examine;
+        let mut is_default = false;
+        for line in file.lines() {
+            match line.split(' ').next() {
+                Some("\\if") => is_default = true,
+                Some("\\endif") => is_default = false,
+                _ => {}
+            }
+            if is_default {
+                continue;
+            }
+            if let Some(value) = line.strip_prefix("\\set examine ") {
+                examine = value.trim_matches('\'');
+            }
+            if let Some(name) = line.strip_prefix("\\ir ") {
+                let inner = match name {
+                    "examine.sql" => (EXAMINE, examine),
+                    "uuidv7.sql" => (UUIDV7, ""),
+                    "no_update.sql" => (NO_UPDATE, ""),
+                    name => unreachable!("{name} is included by no file of ours"),
+                };
+                if !included.contains(&inner) {
+                    included.push(inner);
+                    self.include(inner.0, inner.1, included, out);
+                }
+            }
+            if !line.starts_with('\\') {
+                self.fill_in_line(line, examine, out);
+            }
+        }
+    }
+
+    fn fill_in_line(&self, line: &str, examine: &str, out: &mut String) {
+        let mut rest = line;
+        while let Some(at) = rest.find(':') {
+            let (before, after) = rest.split_at(at);
+            out.push_str(before);
+            match self.variable(after, examine) {
+                Some((text, after)) => {
+                    out.push_str(&text);
+                    rest = after;
+                }
+                None => {
+                    out.push(':');
+                    rest = &after[1..];
+                }
+            }
+        }
+        out.push_str(rest);
+        out.push('\n');
+    }
+
     /// Reads `:'name'` or `:"name"` off the front of `text`.
-    fn variable<'t>(&self, text: &'t str) -> Option<(String, &'t str)> {
+    fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
         // The files take an empty name for no table.
         let table = self.target.outbox.table();
         let value = match name {
-            "pipeline" => &self.pipeline,
+            "pipeline" => self.pipeline.as_str(),
             "schema" => table.map_or("", |table| &table.schema),
             "table" => table.map_or("", |table| &table.name),
             "publication" => &self.target.publication,
             "slot" => &self.target.slot,
             "role" => self.role.as_ref()?,
+            "examine" => examine,
             _ => return None,
         };
         let text = match quote {
@@ -167,6 +215,18 @@ impl Provision {
         };
         Some((text, rest))
     }
+}
+
+/// The statements of `sql/examine.sql`, for these of the words that it knows.
+pub(super) fn examine(target: &Target, examine: &str) -> String {
+    let provision = Provision {
+        pipeline: String::new(),
+        target: target.clone(),
+        partitioned: false,
+        role: None,
+        lock_timeout: Duration::ZERO,
+    };
+    provision.fill_in_with(EXAMINE, examine)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use tokio_postgres::Client;
 use self::look::{Outbox, Partitioning};
 use self::mark::{MarkKind, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
-use super::catalog::{Catalog, CatalogError, Problem};
+use super::catalog::{Catalog, CatalogError, Problem, Statement};
 use super::let_go::LetGo;
 use super::lsn::Lsn;
 use super::table::{TableName, identifier};
@@ -211,6 +211,18 @@ pub async fn pass(
         report.troubles.push(trouble);
         return Ok(report);
     }
+    let statement = match outbox.partitioning {
+        Some(_) => Statement::Select,
+        None => Statement::Delete,
+    };
+    match catalog.examine_table(table, statement).await {
+        Ok(()) => {}
+        Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
+            report.troubles.push(error.into());
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    }
     let until = Instant::now() + CLAIM;
     while !dry_run && !look::claim(client, &outbox).await? {
         if Instant::now() >= until {
@@ -319,7 +331,7 @@ impl Pass<'_> {
         let table = &self.outbox.name;
         let slot = look::slowest_slot(self.client, target, table).await?;
         // After the slot: one that another was let go for is there only when that is written down.
-        let entries = match self.catalog.let_go_of_table(&target.slot, table).await {
+        let entries = match self.catalog.let_go_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
                 self.report.troubles.push(error.into());

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use futures_util::TryStreamExt;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-use super::catalog::{Catalog, CatalogError};
+use super::catalog::{Catalog, CatalogError, Statement};
 use super::copy;
 use super::lsn::Lsn;
 use super::table::TableName;
@@ -26,11 +26,12 @@ pub struct Rows {
 }
 
 impl<'c> Snapshot<'c> {
-    /// Takes a snapshot.
+    /// Takes a snapshot, to read this table.
     ///
     /// # Errors
-    /// The server can't be asked.
-    pub async fn take(catalog: &'c Catalog) -> Result<Self, CatalogError> {
+    /// The server can't be asked, or reading the table would run code of others.
+    pub async fn take(catalog: &'c Catalog, table: &TableName) -> Result<Self, CatalogError> {
+        catalog.examine_table(table, Statement::Select).await?;
         let client = catalog.client();
         copy::prepare(client).await?;
         let before = inserted(catalog).await?;

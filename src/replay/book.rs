@@ -83,10 +83,7 @@ impl Told {
     ) -> Result<Self, ReplayError> {
         let (mut began, mut last, mut sent) = (None, None, 0);
         let id = run.to_string();
-        for entry in writer
-            .journal(&settings.name, &settings.target.slot)
-            .await?
-        {
+        for entry in writer.journal(&settings.name, &settings.target).await? {
             let of = entry.detail.get("run").and_then(|run| run.as_str());
             if entry.action != Action::Replay || of != Some(&id) {
                 continue;

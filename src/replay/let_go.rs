@@ -7,7 +7,7 @@ use tokio_postgres::types::ToSql;
 
 use super::ReplayError;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::let_go::LetGo;
 use crate::postgres::retention;
 use crate::postgres::table::TableName;
@@ -102,6 +102,7 @@ async fn has_rows(
         "" => String::new(),
         condition => format!(" WHERE {condition}"),
     };
+    catalog.examine_table(table, Statement::Select).await?;
     let sql = format!("SELECT EXISTS (SELECT FROM {}{rows})", table.quoted());
     let row = catalog.client().query_one(&sql, &[]).await;
     let row = row.map_err(|error| catalog.denied_select(error, table))?;

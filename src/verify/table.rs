@@ -25,6 +25,7 @@ const BATCH: u64 = 1024;
 
 /// How the rows are read.
 pub(super) struct Plan {
+    table: TableName,
     query: String,
     mapping: Mapping,
     /// For each value of the query its place in a row, but for the time, which is the last one.
@@ -95,6 +96,7 @@ impl Plan {
             }
         }
         Ok(Self {
+            table: table.clone(),
             query,
             mapping,
             slots,
@@ -111,7 +113,7 @@ impl Plan {
         into: &mut Spill,
         judge: &mut Judge<'_>,
     ) -> Result<Read, VerifyError> {
-        let snapshot = Snapshot::take(catalog).await?;
+        let snapshot = Snapshot::take(catalog, &self.table).await?;
         let rows = snapshot.rows(&self.query).await?;
         let topics = self.route(rows, &mut progress, into, judge).await?;
         let (before, after) = (snapshot.before, snapshot.after);

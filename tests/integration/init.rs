@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server, debian};
@@ -165,6 +165,17 @@ fn psql_file(scene: &Scene, name: &str) {
 
 /// Runs a file with psql, as a person does.
 pub(crate) fn psql(scene: &Scene, file: &Path) {
+    let output = try_psql(scene, file);
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        file.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// As [`psql`], whatever comes of it.
+pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
     let name = scene.slot();
     let installed = debian(MAJOR).join("psql");
     let program = if installed.exists() {
@@ -172,7 +183,7 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
     } else {
         "psql".into()
     };
-    let output = Command::new(program)
+    Command::new(program)
         .args(["--no-psqlrc", "--dbname", &scene.conninfo()])
         .args([
             "-v",
@@ -184,13 +195,7 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
         .args(["-v", &format!("role={}", scene.name), "--file"])
         .arg(file)
         .output()
-        .expect("psql runs");
-    assert!(
-        output.status.success(),
-        "{}: {}",
-        file.display(),
-        String::from_utf8_lossy(&output.stderr)
-    );
+        .expect("psql runs")
 }
 
 #[test]
@@ -244,12 +249,20 @@ fn sql_file_of_the_role_can_be_run_twice() {
 
 #[test]
 fn journal_of_another_make_is_refused() {
-    let scene = Scene::bare();
-    scene
-        .db
-        .run("CREATE SCHEMA walpost; CREATE TABLE walpost.journal (id int, at date, action text)");
-    let finished = scene.init().finish().expect_code(3);
-    finished.expect_says(&["walpost.journal exists and lacks: pipeline, slot, from_lsn"]);
+    for (columns, says) in [
+        (
+            "id bigint GENERATED ALWAYS AS IDENTITY, action text",
+            "walpost.journal exists and lacks: at, pipeline, slot, from_lsn",
+        ),
+        ("id int, at date, action text", "column id integer, column at date"),
+    ] {
+        let scene = Scene::bare();
+        scene.db.run(&format!(
+            "CREATE SCHEMA walpost; CREATE TABLE walpost.journal ({columns})"
+        ));
+        let finished = scene.init().finish().expect_code(3);
+        finished.expect_says(&[says]);
+    }
 }
 
 #[test]

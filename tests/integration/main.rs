@@ -97,6 +97,7 @@ mod page;
 mod partition_count;
 mod partitions;
 mod payload;
+mod planted;
 mod postgres_security;
 mod privileges;
 mod readme;

@@ -2,7 +2,7 @@
 
 use tokio_postgres::{Row, SimpleQueryMessage};
 
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, Statement};
 use crate::postgres::journal::{Action, Written};
 use crate::postgres::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
@@ -75,8 +75,12 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or lets us not read the journal.
-    pub async fn said_of_snapshot(&self, pipeline: &str, slot: &str) -> Result<Said, CatalogError> {
-        match self.journal(pipeline, slot).await {
+    pub async fn said_of_snapshot(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Said, CatalogError> {
+        match self.journal(pipeline, target).await {
             Ok(entries) => Ok(Said::of(&entries)),
             Err(CatalogError::NoJournal) => Ok(Said::NoJournal),
             Err(error) => Err(error),
@@ -93,7 +97,7 @@ impl Catalog {
         target: &Target,
         table: &TableName,
     ) -> Result<Past, CatalogError> {
-        let written = self.said_of_snapshot(pipeline, &target.slot).await?;
+        let written = self.said_of_snapshot(pipeline, target).await?;
         if written == Said::Done {
             return Ok(Past {
                 written,
@@ -150,6 +154,7 @@ impl Catalog {
                 ),
             });
         }
+        self.examine_table(table, Statement::Select).await?;
         if !self.is_there(&format!("FROM {quoted}"), &[]).await? {
             return Ok(Rows::None);
         }

@@ -212,6 +212,22 @@ fn value(text: &str) -> Vec<u8> {
     .concat()
 }
 
+#[test]
+fn a_role_is_asked_for_in_each_way_that_options_have() {
+    for (options, asks) in [
+        ("-c role=shop", true),
+        ("-crole=shop", true),
+        ("--role=shop", true),
+        ("-c geqo=off -c role=shop", true),
+        ("-c geqo=off", false),
+        ("-c parole=x", false),
+    ] {
+        let conninfo = conninfo(&format!("host=h options='{options}'"));
+        assert_eq!(conninfo.asks_for_role(), asks, "{options}");
+    }
+    assert!(!conninfo("host=h").asks_for_role());
+}
+
 #[tokio::test]
 async fn a_session_holds_what_the_server_said_and_all_that_followed() {
     let answer = [&ready()[..], b"more"].concat();
@@ -238,6 +254,14 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
             "walpost",
             "options",
             "-c geqo=off",
+            "search_path",
+            "pg_catalog",
+            "row_security",
+            "off",
+            "standard_conforming_strings",
+            "on",
+            "role",
+            "none",
             "replication",
             "database",
             "wal_sender_timeout",
@@ -650,6 +674,7 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     let heard = heard.await.unwrap();
     let startup = String::from_utf8_lossy(&heard[0][0]).into_owned();
     assert!(!startup.contains("replication"), "{startup}");
+    assert!(startup.contains("search_path\0pg_catalog\0"), "{startup}");
     assert_eq!(
         heard[0][1], b"SHOW greeting\0",
         "one startup message, then the query"

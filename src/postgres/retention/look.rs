@@ -38,9 +38,8 @@ pub(super) enum Partitioning {
 
 /// Prepares the session: times are read and written in UTC, and nobody waits long behind us.
 pub(super) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), CatalogError> {
-    let sql = format!(
-        "SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}; SET search_path = pg_catalog"
-    );
+    let sql =
+        format!("SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}");
     Ok(client.batch_execute(&sql).await?)
 }
 
