@@ -47,6 +47,11 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox oid;
     outbox_owner oid;
+    -- Who can act as the current role anyway. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a
+    -- superuser.
+    may_be_us oid[] := (SELECT array_agg(oid) FROM pg_roles WHERE pg_has_role(oid, current_user, 'MEMBER')
+        OR rolcreaterole AND current_setting('server_version_num')::int < 160000
+            AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user));
     journal oid;
     tables oid[];
     found record;
@@ -78,8 +83,8 @@ BEGIN
                 AND what && '{owners,journal}'
         ) AS objects (object, owner, hint)
     LOOP
-        CONTINUE WHEN found.owner <> 0 AND (pg_has_role(found.owner, current_user, 'MEMBER')
-            OR coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false));
+        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND (
+            coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false));
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', found.object,
             CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
             concat_ws(' or ', quote_ident(current_user),
@@ -155,7 +160,7 @@ BEGIN
         )
         SELECT string_agg(DISTINCT text, '; ') INTO wrong FROM (
             SELECT format('%s calls function %s of role %I', pg_describe_object(class, object, 0), function::regprocedure,
-                pg_get_userbyid(owner)) FROM called WHERE NOT pg_has_role(owner, current_user, 'MEMBER')
+                pg_get_userbyid(owner)) FROM called WHERE owner <> ALL (may_be_us)
             UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
                 WHERE oid = ANY (tables) AND relkind = 'f'
         ) AS list (text);

@@ -43,6 +43,7 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
+    members text;
 BEGIN
     SELECT * INTO found FROM pg_roles WHERE rolname = name;
     IF found IS NULL THEN
@@ -50,6 +51,13 @@ BEGIN
     ELSIF NOT (found.rolcanlogin AND (found.rolreplication OR found.rolsuper)) THEN
         RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name)
             USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
+    END IF;
+    -- Whoever is a member of it can do what it can: read the whole log.
+    SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
+        WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
+    IF members IS NOT NULL THEN
+        RAISE WARNING 'role % has members, who can act as it and read the whole log. Unless they are to: REVOKE % FROM %',
+            quote_ident(name), quote_ident(name), members;
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
     IF to_regclass('walpost.journal') IS NULL THEN

@@ -156,7 +156,7 @@ fn run_init_makes_what_is_missing_first() {
 }
 
 /// Runs one of the SQL files of the repository.
-fn psql_file(scene: &Scene, name: &str) {
+pub(crate) fn psql_file(scene: &Scene, name: &str) {
     psql(
         scene,
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(name),
@@ -254,7 +254,10 @@ fn journal_of_another_make_is_refused() {
             "id bigint GENERATED ALWAYS AS IDENTITY, action text",
             "walpost.journal exists and lacks: at, pipeline, slot, from_lsn",
         ),
-        ("id int, at date, action text", "column id integer, column at date"),
+        (
+            "id int, at date, action text",
+            "column id integer, column at date",
+        ),
     ] {
         let scene = Scene::bare();
         scene.db.run(&format!(

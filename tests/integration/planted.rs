@@ -34,8 +34,7 @@ impl Shop {
              SET search_path = pg_catalog",
             scene.name
         ));
-        let user = format!("user={mallory}");
-        let theirs = Session::connect(&scene.conninfo().replace("user=postgres", &user)).unwrap();
+        let theirs = scene.server.session_as(&mallory, &scene.name);
         theirs.run(
             "CREATE SCHEMA plot; GRANT USAGE ON SCHEMA plot TO PUBLIC;
              CREATE FUNCTION plot.note(what text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
@@ -86,7 +85,7 @@ impl Shop {
         let conninfo = self.scene.conninfo().replace("user=postgres", &user);
         let command = self.scene.invoke_as(words[0], &conninfo).args(&words[1..]);
         match words[0] {
-            "maintain" => command,
+            "maintain" | "init" => command,
             _ => command.args(["--kafka", &self.scene.broker.address()]),
         }
     }
@@ -658,5 +657,57 @@ fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
             "PostgreSQL {major}"
         );
         shop.command(&["check"]).finish().expect_code(0);
+    }
+}
+
+#[test]
+fn role_that_others_can_act_as_is_warned_of() {
+    let shop = Shop::new(Outbox::Table, MAJOR);
+    let (walpost, mallory) = (&shop.walpost, &shop.mallory);
+    shop.scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
+    let init = shop.init().finish().expect_code(0);
+    init.expect_says(&["WARNING", &format!("REVOKE {walpost} FROM {mallory}")]);
+}
+
+/// On servers where the DBA is no superuser, as rented ones.
+#[test]
+fn what_the_role_that_may_make_roles_owns_is_used() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (name, dba) = (&shop.scene.name, format!("{}_dba", shop.scene.name));
+        let replication = if major < 16 { "" } else { "REPLICATION" };
+        shop.scene.db.run(&format!(
+            "CREATE ROLE {dba} LOGIN CREATEROLE REPLICATION; ALTER DATABASE {name} OWNER TO {dba};
+             CREATE ROLE {0}_app; GRANT {0}_app TO {dba};
+             GRANT CREATE ON SCHEMA public TO {dba}",
+            shop.mallory
+        ));
+        // Up to 15 nobody else can give REPLICATION.
+        let made = format!("CREATE ROLE {} LOGIN {replication}", shop.walpost);
+        shop.scene.server.session_as(&dba, name).run(&made);
+        shop.scene
+            .db
+            .run(&format!("ALTER ROLE {} REPLICATION", shop.walpost));
+        shop.command_as(&dba, &["init", "--role", &shop.walpost])
+            .finish()
+            .expect_code(0);
+        shop.scene.db.run(&format!(
+            "ALTER TABLE public.outbox OWNER TO {}_app",
+            shop.mallory
+        ));
+        shop.command(&["check"]).finish().expect_code(0);
+        let aggregate = shop.scene.aggregate(1);
+        let mut walpost = shop.command(&["run"]).start();
+        walpost.wait_for_log("streaming");
+        shop.scene.insert(&aggregate, "k");
+        shop.scene.wait_for_records(1);
+        walpost.terminate().expect_code(0);
+        shop.scene.db.run(&format!(
+            "DROP OWNED BY {dba}, {0}_app CASCADE; DROP ROLE {0}_app",
+            shop.mallory
+        ));
+        shop.scene.db.run(&format!(
+            "ALTER DATABASE {name} OWNER TO postgres; DROP OWNED BY {dba} CASCADE; DROP ROLE {dba}"
+        ));
     }
 }

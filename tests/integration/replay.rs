@@ -462,7 +462,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     scene.insert(&aggregate, "k");
     scene.db.run(
         "CREATE TABLE diary (at int);
-         CREATE FUNCTION write() RETURNS boolean LANGUAGE sql AS 'INSERT INTO diary VALUES (1) RETURNING true';
+         CREATE FUNCTION write() RETURNS boolean LANGUAGE sql AS 'INSERT INTO public.diary VALUES (1) RETURNING true';
          CREATE TABLE bare (id int, aggregateid text, payload text);
          CREATE TABLE keyed (number int PRIMARY KEY, aggregateid text, payload text)",
     );
@@ -500,7 +500,11 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
         &["nothing", "does not exist"],
     );
     check(&["--where", "true); DROP TABLE outbox; --"], 2, &["42601"]);
-    check(&["--where", "write()"], 3, &["read-only transaction"]);
+    check(
+        &["--where", "public.write()"],
+        3,
+        &["read-only transaction"],
+    );
     assert_eq!(scene.db.number("SELECT count(*) FROM diary"), 0);
     for rate in ["0", "-1", "x", "1.5/s", "10/m"] {
         check(

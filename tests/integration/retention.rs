@@ -707,7 +707,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     );
     scene.db.run(&format!(
         "CREATE ROLE {owner}; CREATE ROLE \"{role}\" LOGIN REPLICATION;
-         GRANT SELECT ON walpost.journal TO \"{role}\""
+         GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
     let owned = scene.db.rows(&format!(
         "SELECT format('ALTER TABLE %s OWNER TO {owner}', relid) FROM pg_partition_tree('outbox')"

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::init::psql_file;
 use crate::support::browser;
 use crate::support::checker::{self, Delivered, Resends};
 use crate::support::event::Outbox;
@@ -314,12 +315,7 @@ fn table_that_was_empty_when_its_slot_was_made_is_not_copied() {
 #[test]
 fn slot_made_by_hand_over_an_empty_table_is_noted_at_the_first_start() {
     let scene = cold(TABLE);
-    scene.db.run(
-        include_str!("../../sql/journal.sql")
-            .split_once("\\set ON_ERROR_STOP on")
-            .unwrap()
-            .1,
-    );
+    psql_file(&scene, "journal.sql");
     scene.db.run(&format!(
         "CREATE PUBLICATION {0} FOR TABLE outbox WITH (publish = 'insert')",
         scene.slot()

@@ -291,6 +291,13 @@ impl Server {
             .unwrap_or_else(|error| panic!("{conninfo}: {error}\n{}", self.log()))
     }
 
+    /// A session of a role that needs no password over the unix-domain socket.
+    pub(crate) fn session_as(&self, role: &str, database: &str) -> Session {
+        let user = format!("user={role}");
+        let conninfo = self.conninfo(database).replace("user=postgres", &user);
+        Session::connect(&conninfo).unwrap_or_else(|error| panic!("{conninfo}: {error}"))
+    }
+
     /// What the server has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()
