@@ -39,6 +39,8 @@
 //!   [`observe::stats`], without a word per row; [`observe::status`] is that at one moment, and metrics,
 //!   readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a second,
 //!   and [`observe::problem`] has the words for what is wrong.
+//! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
+//!   it. Pure, and imports nothing of ours.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
 //!   stands in a file `fuzz.rs` beside the code that reads the bytes.
 //!
@@ -79,6 +81,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod escape;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod kafka;
