@@ -79,6 +79,12 @@
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
 //!    nothing of the table is removed until then.
 
+// Text from outside is printed and logged by `cli::out` and `observe::logging`, which escape it.
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)
+)]
+
 pub mod cli;
 pub mod config;
 pub mod escape;
