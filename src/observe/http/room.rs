@@ -127,8 +127,14 @@ impl<E> Guests<E> {
         let Some(guest) = self.by_number.get_mut(&number) else {
             return;
         };
-        (guest.since, guest.unread) = (since, bytes);
-        while self.by_number.values().map(|of| of.unread).sum::<usize>() > UNREAD_BYTES {
+        guest.since = since;
+        // Who asks several times before reading has several waiting.
+        guest.unread = guest.unread.saturating_add(bytes);
+        let unread = |of: &Self| {
+            let each = of.by_number.values().map(|guest| guest.unread);
+            each.fold(0, usize::saturating_add)
+        };
+        while unread(self) > UNREAD_BYTES {
             let others = || self.by_number.iter().filter(|(of, _)| **of != number);
             let most = most(others().map(|(_, guest)| (guest, guest.unread)));
             // One answer alone may be larger.
@@ -255,13 +261,17 @@ mod tests {
         assert!(!has(&guests, numbers[1]));
         // What is taken counts no more, and one alone is bounded by nothing.
         let last = numbers[10];
-        guests.answered(last, 2 * UNREAD_BYTES);
+        guests.taken(last);
+        guests.answered(last, UNREAD_BYTES);
+        guests.answered(last, UNREAD_BYTES);
+        assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES);
         assert!(has(&guests, last));
         assert_eq!(
             guests.by_number.values().filter(|of| of.unread > 0).count(),
             1
         );
         guests.taken(last);
+        assert_eq!(guests.by_number[&last].unread, 0);
         guests.answered(99, 1);
     }
 
