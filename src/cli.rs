@@ -7,17 +7,20 @@ mod consent;
 pub mod exposed;
 pub mod init;
 pub mod maintain;
+mod out;
 pub mod replay;
 pub mod run;
 pub mod skip;
 pub mod status;
 pub mod verify;
 
+use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
 
 use self::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
+use crate::escape::Escaped;
 use crate::kafka::reader::ReadError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
@@ -129,13 +132,15 @@ pub fn main() -> Exit {
 
 fn run(cli: Cli, matches: &ArgMatches) -> Exit {
     if let Err(reason) = cli.log.start() {
-        eprintln!("walpost: {reason}");
-        return Exit::Usage;
+        // As clap does what it finds wrong: there is no log to say it in.
+        Cli::command()
+            .error(ErrorKind::InvalidValue, Escaped(reason))
+            .exit();
     }
     for exposed in exposed::passwords(matches) {
         warn!("{exposed}");
     }
-    match cli.command {
+    out::checked(match cli.command {
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Checkpoint(command) => checkpoint::run(command),
@@ -146,15 +151,12 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
         Command::Verify(args) => verify::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "walpost",
-                &mut std::io::stdout(),
-            );
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "walpost", &mut script);
+            out::script(&String::from_utf8_lossy(&script));
             Exit::Done
         }
-    }
+    })
 }
 
 /// The settings that flags, environment and file make together, or a logged reason why not.

@@ -149,6 +149,18 @@ pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<String, ConfigEr
     Ok(said.unwrap_or_else(|| http::DEFAULT.to_owned()))
 }
 
+/// The further names by which it may be asked: as the flag or its variable says, or else the file.
+///
+/// # Errors
+/// The file can't be used.
+pub fn http_hosts(given: &[String], file: Option<&Path>) -> Result<Vec<String>, ConfigError> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let file = file.map(file::read).transpose()?;
+    Ok(file.map(|file| file.http_hosts).unwrap_or_default())
+}
+
 /// The settings of every pipeline that was asked for, of the file if there is one.
 fn of_file(
     file: Option<File>,

@@ -39,6 +39,8 @@
 //!   [`observe::stats`], without a word per row; [`observe::status`] is that at one moment, and metrics,
 //!   readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a second,
 //!   and [`observe::problem`] has the words for what is wrong.
+//! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
+//!   it. Pure, and imports nothing of ours.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
 //!   stands in a file `fuzz.rs` beside the code that reads the bytes.
 //!
@@ -77,8 +79,15 @@
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
 //!    nothing of the table is removed until then.
 
+// Text from outside is printed and logged by `cli::out` and `observe::logging`, which escape it.
+#![cfg_attr(
+    not(test),
+    warn(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)
+)]
+
 pub mod cli;
 pub mod config;
+pub mod escape;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod kafka;

@@ -1,7 +1,6 @@
 //! Many pipelines in one process: each on a thread of its own, so that none waits for another.
 
 use std::io;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -38,7 +37,7 @@ const SAMPLE: Duration = Duration::from_secs(1);
 /// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once. A
 /// pipeline that halts is reported and leaves the others running.
 #[must_use]
-pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
+pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
     match cli::runtime() {
         Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
         Err(exit) => exit,
@@ -50,7 +49,7 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
 
-async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<TcpListener>) -> Exit {
+async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
     let (orders, _) = watch::channel(Order::Run);
     let (mut terminate, mut interrupt) = match (
         signal(SignalKind::terminate()),
@@ -114,11 +113,11 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<TcpListene
 }
 
 /// Shows how the pipelines are, from here on.
-fn show(listener: TcpListener, registry: Arc<Registry>) -> io::Result<()> {
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+fn show(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
+    let address = listener.address()?;
+    let serving = listener.serve(registry)?;
     info!("metrics, health and status at http://{address}");
-    tokio::spawn(http::serve(listener, registry));
+    tokio::spawn(serving);
     Ok(())
 }
 

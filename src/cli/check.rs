@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::args::{ConnectionArgs, RecordArgs};
+use super::out::{self, say};
 use super::{Exit, load_to_ask};
 use crate::config::Given;
 use crate::kafka::examine::Examined;
@@ -93,10 +94,7 @@ pub fn run(args: &CheckArgs) -> Exit {
         Exit::Done
     };
     if args.json {
-        println!(
-            "{}",
-            serde_json::json!({ "ok": exit == Exit::Done, "checks": findings })
-        );
+        out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
         findings.iter().for_each(print);
     }
@@ -110,9 +108,11 @@ fn print(finding: &Finding) {
         Outcome::Failure => "FAILED ",
         Outcome::Unreachable => "NO WORD",
     };
-    println!(
+    say!(
         "{mark} {}: {}: {}",
-        finding.pipeline, finding.check, finding.message
+        finding.pipeline,
+        finding.check,
+        finding.message
     );
 }
 

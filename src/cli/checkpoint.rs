@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use tracing::{error, info};
 
 use super::args::{ConnectionArgs, RecordArgs};
+use super::out::{self, say};
 use super::{Exit, consent, load_to_ask};
 use crate::config::Given;
 use crate::kafka::producer::KafkaSink;
@@ -121,17 +122,20 @@ async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
     if json {
         let text = found.as_ref().map(Checkpoint::encode);
         let text = text.unwrap_or_else(|| b"null".to_vec());
-        println!("{}", String::from_utf8_lossy(&text));
+        out::json_text(&String::from_utf8_lossy(&text));
         return Ok(());
     }
     match found {
-        None => println!("{name}: no checkpoint"),
-        Some(checkpoint) => println!("{name}: {}", describe(&checkpoint)),
+        None => say!("{name}: no checkpoint"),
+        Some(checkpoint) => say!("{name}: {}", describe(&checkpoint)),
     }
     let (standing, _) = standing(settings).await?;
-    println!(
+    say!(
         "{name}: slot {} confirmed up to {}; cluster {}, timeline {}",
-        standing.slot, standing.confirmed, standing.system_id, standing.timeline
+        standing.slot,
+        standing.confirmed,
+        standing.system_id,
+        standing.timeline
     );
     Ok(())
 }
@@ -209,18 +213,21 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     let found = match sink.take_over().await {
         Ok(found) => found,
         Err(error @ SinkError::Checkpoint { .. }) => {
-            println!("{name}: {error}");
+            say!("{name}: {error}");
             None
         }
         Err(error) => return Err(PipelineError::from(error).into()),
     };
     match &found {
-        None => println!("{name}: no checkpoint"),
-        Some(found) => println!("{name}: {}", describe(found)),
+        None => say!("{name}: no checkpoint"),
+        Some(found) => say!("{name}: {}", describe(found)),
     }
-    println!(
+    say!(
         "{name}: to be set: everything up to {} counts as delivered, where slot {} stands; cluster {}, timeline {}",
-        standing.confirmed, standing.slot, standing.system_id, standing.timeline
+        standing.confirmed,
+        standing.slot,
+        standing.system_id,
+        standing.timeline
     );
     let catalog = Catalog::open(&settings.postgres)
         .await
@@ -230,10 +237,10 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         .await
         .map_err(PipelineError::from)?;
     match snapshot::outlook(settings, &catalog, &observed).await {
-        Ok(Some(older)) => println!("{name}: {older}"),
+        Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}
         // It is for a start to halt for.
-        Err(error) => println!("{name}: {error}"),
+        Err(error) => say!("{name}: {error}"),
     }
     if !yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));

@@ -4,6 +4,7 @@ use clap::Args;
 use tracing::{error, info};
 
 use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
+use super::out::{self, say};
 use super::{Exit, load, runtime};
 use crate::config::Given;
 use crate::config::file::SinkName;
@@ -84,7 +85,8 @@ pub fn run(args: &InitArgs) -> Exit {
         };
         if args.print {
             for script in provision.scripts() {
-                println!("-- {}\n{}", script.makes, script.sql);
+                say!("-- {}", script.makes);
+                out::script(&format!("{}\n", script.sql));
             }
         } else if let Err(exit) = apply(settings, &provision) {
             return exit;

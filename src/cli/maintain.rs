@@ -4,6 +4,7 @@ use clap::Args;
 use tracing::{error, warn};
 
 use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
+use super::out::say;
 use super::{Exit, load_to_ask};
 use crate::config::Given;
 use crate::config::file::SinkName;
@@ -63,15 +64,15 @@ async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, Cata
 fn told(settings: &PipelineSettings, report: &Report) -> Exit {
     let name = &settings.name;
     for done in &report.done {
-        println!("{name}: {done}");
+        say!("{name}: {done}");
     }
     for wait in &report.waits {
-        println!("{name}: {wait}");
+        say!("{name}: {wait}");
     }
     if settings.target.outbox.table().is_none() {
-        println!("{name}: an outbox in the log has no partitions");
+        say!("{name}: an outbox in the log has no partitions");
     } else if settings.retention.keep.is_none() {
-        println!("{name}: nothing is removed without --retention or retention in walpost.toml");
+        say!("{name}: nothing is removed without --retention or retention in walpost.toml");
     }
     let mut exit = Exit::Done;
     for trouble in &report.troubles {

@@ -7,6 +7,7 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use super::args::{ConnectionArgs, RecordArgs};
+use super::out::say;
 use super::{Exit, consent, load_to_ask};
 use crate::config::Given;
 use crate::config::file::SinkName;
@@ -176,18 +177,18 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             Plan::new(settings, &selection).await?
         }
     };
-    println!("{name}: {}", plan.describe());
-    println!(
+    say!("{name}: {}", plan.describe());
+    say!(
         "{name}: to be sent to topic {}, with the header {REPLAY_HEADER}={}",
         plan.topic(),
         plan.run
     );
     if args.dry_run {
-        println!("{name}: nothing was sent");
+        say!("{name}: nothing was sent");
         return Ok(Ended::Complete);
     }
     if plan.rows == 0 && args.resume.is_none() && !plan.closes() {
-        println!("{name}: there is nothing to send");
+        say!("{name}: there is nothing to send");
         return Ok(Ended::Complete);
     }
     if !args.yes && !consent::is_given(name) {

@@ -1,6 +1,5 @@
 //! `walpost run`
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use clap::Args;
@@ -30,6 +29,14 @@ pub struct RunArgs {
     /// Where metrics, health and status are shown: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
+    /// A further name by which it may be asked over HTTP, beside localhost and addresses; "*" for any
+    #[arg(
+        long,
+        env = "WALPOST_HTTP_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    http_host: Vec<String>,
     /// First make what is missing of table or functions, publication and slot
     #[arg(long)]
     init: bool,
@@ -70,13 +77,16 @@ pub fn run(args: &RunArgs) -> Exit {
 }
 
 /// Before anything is done: who can't be watched as asked shall not begin.
-fn listen(args: &RunArgs) -> Result<Option<TcpListener>, Exit> {
+fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
-    let address = address.map_err(|reason| {
-        error!("{reason}");
-        Exit::Usage
-    })?;
-    http::listen(&address).map_err(|reason| {
+    let hosts = config::http_hosts(&args.http_host, args.connection.config.as_deref());
+    let (address, hosts) = address
+        .and_then(|address| Ok((address, hosts?)))
+        .map_err(|reason| {
+            error!("{reason}");
+            Exit::Usage
+        })?;
+    http::listen(&address, &hosts).map_err(|reason| {
         error!("{reason}");
         Exit::Usage
     })

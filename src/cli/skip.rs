@@ -12,6 +12,7 @@ use serde_json::json;
 use tracing::{error, info};
 
 use super::args::{ConnectionArgs, RecordArgs};
+use super::out::say;
 use super::{Exit, consent, load_to_ask};
 use crate::config::Given;
 use crate::kafka::producer::KafkaSink;
@@ -195,7 +196,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     }
     show(settings, &plan);
     if args.dry_run {
-        println!("{name}: nothing was changed");
+        say!("{name}: nothing was changed");
         return Ok(());
     }
     if !args.yes && !consent::is_given(name) {
@@ -349,44 +350,44 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
         found,
         checkpoint,
     } = plan;
-    println!(
+    say!(
         "{name}: slot {} stands at {confirmed}, to be moved to {to}: {} would never be delivered",
         settings.target.slot,
         counted(found.events - found.dealt_with, "event"),
     );
     if found.dealt_with > 0 {
-        println!(
+        say!(
             "{name}: {} more were dealt with before, as the checkpoint says",
             found.dealt_with
         );
     }
     for (topic, count) in &found.topics {
         match topic.as_str() {
-            "" => println!("{name}:   {count} for further topics"),
-            topic => println!("{name}:   {count} for topic {topic}"),
+            "" => say!("{name}:   {count} for further topics"),
+            topic => say!("{name}:   {count} for topic {topic}"),
         }
     }
     if found.unroutable > 0 {
-        println!("{name}:   {} that can't become a record", found.unroutable);
+        say!("{name}:   {} that can't become a record", found.unroutable);
     }
     for event in &found.first {
-        println!("{name}:   {event}");
+        say!("{name}:   {event}");
     }
     let shown = found.first.len() as u64;
     if found.events > shown {
-        println!("{name}:   and {} more", found.events - shown);
+        say!("{name}:   and {} more", found.events - shown);
     }
     if let Some((_, checkpoint)) = checkpoint {
-        println!(
+        say!(
             "{name}: the checkpoint moves with it: {}",
             super::checkpoint::describe(checkpoint)
         );
     }
     match &settings.target.outbox {
         Outbox::Table(table) => {
-            println!("{name}: the rows stay in table {table}, where walpost replay finds them")
+            say!("{name}: the rows stay in table {table}, where walpost replay finds them")
         }
-        Outbox::Log { .. } => println!("{name}: there is no table that keeps them"),
+        Outbox::Log { .. } => say!("{name}: there is no table that keeps them"),
     }
 }
 

@@ -1,6 +1,5 @@
 //! `walpost status`: how the pipelines are, asked of the connector that runs and of the database.
 
-use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -10,9 +9,10 @@ use tokio::time::{sleep, timeout};
 use tracing::error;
 
 use super::args::ConnectionArgs;
-use super::{Exit, load, runtime};
+use super::{Exit, load, out, runtime};
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
+use crate::escape::Escaped;
 use crate::observe::problem::{self, Problem};
 use crate::observe::stats::unix_micros;
 use crate::observe::status::{PipelineStatus, Snapshot, Status};
@@ -135,22 +135,16 @@ pub fn run(args: &StatusArgs) -> Exit {
     let exit = runtime.block_on(async {
         loop {
             let report = look(address.as_deref(), &settings, &args.connection.pipeline).await;
-            let text = match args.json {
-                true => format!("{}\n", serde_json::json!(report)),
-                false => table(&report),
-            };
-            let mut out = std::io::stdout().lock();
-            let clear = args.watch && !args.json && out.is_terminal();
-            let printed = write!(out, "{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" })
-                .and_then(|()| out.flush());
-            drop(out);
-            let exit = match (report.healthy, printed) {
-                (true, Ok(())) => Exit::Done,
-                _ => Exit::Failed,
+            let printed = match args.json {
+                true => out::json(&report),
+                false => out::lines(&table(&report), args.watch),
             };
             // Nobody reads on when it can't be printed.
-            if !args.watch || exit == Exit::Failed && report.healthy {
-                return exit;
+            if !args.watch || !printed {
+                return match report.healthy {
+                    true => Exit::Done,
+                    false => Exit::Failed,
+                };
             }
             sleep(REFRESH).await;
         }
@@ -328,23 +322,24 @@ const TITLES: [&str; 11] = [
     "SAFE",
 ];
 
-fn table(report: &Report) -> String {
+/// Lines to be printed.
+fn table(report: &Report) -> Vec<String> {
     let mut rows = vec![TITLES.map(str::to_owned)];
-    rows.extend(report.pipelines.iter().map(row));
+    let shown = |cell: String| Escaped(cell).to_string();
+    rows.extend(report.pipelines.iter().map(|found| row(found).map(shown)));
     let mut widths = [0; TITLES.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.len().max(*width);
+            *width = cell.chars().count().max(*width);
         }
     }
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for row in &rows {
         let cells = row.iter().zip(widths);
         let line: Vec<_> = cells
             .map(|(cell, width)| format!("{cell:width$}"))
             .collect();
-        text += line.join("  ").trim_end();
-        text.push('\n');
+        lines.push(line.join("  ").trim_end().to_owned());
     }
     for found in &report.pipelines {
         let snapshot = found.connector.as_ref().and_then(|of| of.snapshot);
@@ -352,10 +347,13 @@ fn table(report: &Report) -> String {
             let (phase, rows) = (snapshot.phase.name(), snapshot.rows);
             let of = snapshot.expected.map(|rows| format!(" of about {rows}"));
             let of = of.unwrap_or_default();
-            text += &format!("{}: snapshot: {phase}, {rows}{of} rows read\n", found.name);
+            lines.push(format!(
+                "{}: snapshot: {phase}, {rows}{of} rows read",
+                found.name
+            ));
         }
         for problem in &found.problems {
-            text += &format!("{}: {problem}\n", found.name);
+            lines.push(format!("{}: {problem}", found.name));
         }
         let error = found
             .connector
@@ -366,19 +364,19 @@ fn table(report: &Report) -> String {
             && !found.problems.is_empty()
             && is_news(&error.remedy)
         {
-            text += &format!("{}: {}\n", found.name, error.remedy);
+            lines.push(format!("{}: {}", found.name, error.remedy));
         }
     }
     if report.pipelines.is_empty() {
-        text += &match &report.connector.error {
+        lines.push(match &report.connector.error {
             Some(error) => format!(
-                "no walpost answers at {}: {error}\n",
+                "no walpost answers at {}: {error}",
                 report.connector.address.as_deref().unwrap_or(UNKNOWN)
             ),
-            None => "there is no such pipeline\n".to_owned(),
-        };
+            None => "there is no such pipeline".to_owned(),
+        });
     }
-    text
+    lines
 }
 
 fn row(found: &Found) -> [String; TITLES.len()] {

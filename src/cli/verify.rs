@@ -9,9 +9,11 @@ use serde::Serialize;
 use tracing::error;
 
 use super::args::{ConnectionArgs, RecordArgs};
+use super::out::{self, say};
 use super::{Exit, load_to_ask};
 use crate::config::Given;
 use crate::config::values::{bytes, duration, moment};
+use crate::escape;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
@@ -126,7 +128,7 @@ pub fn run(args: &VerifyArgs) -> Exit {
     }
     if args.json {
         let ok = exit == Exit::Done;
-        println!("{}", serde_json::json!({ "ok": ok, "pipelines": outcomes }));
+        out::json(&serde_json::json!({ "ok": ok, "pipelines": outcomes }));
     }
     exit
 }
@@ -175,8 +177,9 @@ fn one(
             findings.push(finding.clone());
         }
         if let Some(output) = &mut output {
-            serde_json::to_writer(&mut *output, finding)?;
-            output.write_all(b"\n")?;
+            // Somebody looks into the file with `less`.
+            let line = serde_json::to_string(finding)?;
+            writeln!(output, "{}", escape::in_json(&line))?;
         }
         Ok(())
     };
@@ -226,7 +229,7 @@ fn of_error(error: &VerifyError) -> Exit {
 fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
     let (name, counts) = (&settings.name, &outcome.report.counts);
     for finding in &outcome.findings {
-        println!("{finding}");
+        say!("{finding}");
     }
     let told = counts.missing
         + counts.repeated
@@ -237,17 +240,19 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         + if args.strict { counts.strangers } else { 0 };
     let shown = outcome.findings.len() as u64;
     if told > shown {
-        println!(
+        say!(
             "... and {} more: --limit shows them, --output FILE writes all",
             told - shown
         );
     }
     for note in &outcome.report.notes {
-        println!("note: {note}");
+        say!("note: {note}");
     }
-    println!(
+    say!(
         "{name}: {}: {} rows, {} records",
-        settings.target.outbox, counts.rows, counts.records
+        settings.target.outbox,
+        counts.rows,
+        counts.records
     );
     for (what, count) in [
         ("delivered", counts.delivered),
@@ -269,8 +274,8 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         let is_told = count > 0
             || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
         if is_told {
-            println!("  {what:<13}{count:>12}");
+            say!("  {what:<13}{count:>12}");
         }
     }
-    println!("{name}: {}", if outcome.ok { "ok" } else { "NOT OK" });
+    say!("{name}: {}", if outcome.ok { "ok" } else { "NOT OK" });
 }

@@ -19,6 +19,9 @@ use crate::pipeline::snapshot::SnapshotMode;
 pub struct File {
     /// Where metrics, health and status are shown.
     pub http: Option<String>,
+    /// Further names by which they may be asked for.
+    #[serde(default)]
+    pub http_hosts: Vec<String>,
     /// librdkafka's properties for every pipeline.
     #[serde(default)]
     pub kafka: BTreeMap<String, Scalar>,

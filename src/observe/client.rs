@@ -61,9 +61,14 @@ async fn ask(address: &str) -> Result<Status, AskError> {
         let nothing = || std::io::Error::other("the name has no address");
         return Err(last.unwrap_or_else(nothing).into());
     };
+    let connected = stream.peer_addr()?;
+    // Without the scope of a link, which no header has.
+    let connected = SocketAddr::new(connected.ip(), connected.port());
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status")
-        .header(header::HOST, address)
+        // Not the name, which may be one that only whoever asks has for it: an address is always
+        // answered.
+        .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
         .map_err(|error| AskError::Foreign(error.to_string()))?;

@@ -1,7 +1,8 @@
 //! The process over HTTP: a page at `/`, `/metrics`, `/healthz`, `/readyz`, `/status`, `/history`.
 //!
 //! It runs on the supervisor's thread and only reads what the pipelines write down, so no client,
-//! however slow, keeps a pipeline waiting.
+//! however slow, keeps a pipeline waiting. Nor does it keep others waiting: see [`room`]. To a page
+//! of a stranger nothing is told: see [`hosts`].
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -14,36 +15,48 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue,
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
     X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::Semaphore;
+use socket2::SockRef;
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::debug;
 
+use self::hosts::{HostError, Hosts};
+use self::room::{Room, Seat};
+use self::stream::Stream;
 use super::metrics;
 use super::registry::Registry;
 use super::status::Status;
+use crate::escape::{self, Escaped};
+
+pub mod hosts;
+mod room;
+mod stream;
 
 /// Where it listens, unless told otherwise.
 pub const DEFAULT: &str = "127.0.0.1:9464";
 /// What says that it shall not.
 pub const OFF: &str = "off";
 
-/// Connections at a time.
-const CONNECTIONS: usize = 64;
 /// How long a client may take to send a request's head, and how long a connection may be idle.
-const HEAD: Duration = Duration::from_secs(10);
+const HEAD: Duration = Duration::from_secs(5);
+/// Connections that the system keeps until they are accepted, if it keeps as many.
+const BACKLOG: i32 = 1024;
 /// How long one connection lives, whatever the client does; then it is ended in order, or else cut.
 const LIFE: Duration = Duration::from_secs(120);
 /// What a request's head may have, in bytes.
 const HEAD_BYTES: usize = 16 << 10;
+/// A host's name is cut there, where it is told.
+const HOST_CHARS: usize = 100;
 /// Until the next try, where the process has no file descriptor left.
-const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The address can't be listened at. Exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -64,22 +77,39 @@ pub enum ListenError {
         /// Why.
         error: std::io::Error,
     },
+    /// It is to have a name that can't be one.
+    #[error("{0}")]
+    Host(#[from] HostError),
 }
 
-/// Listens at `address`; at nothing where that is `off`.
+/// Where it listens, and the names that it has there.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+    hosts: Hosts,
+}
+
+/// Listens at `address`; at nothing where that is `off`. `named` are further names to be asked by.
 ///
 /// # Errors
-/// It can't be listened at.
-pub fn listen(address: &str) -> Result<Option<TcpListener>, ListenError> {
+/// It can't be listened at, or a name is none.
+pub fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, ListenError> {
+    let mut hosts = Hosts::new(named, true)?;
     if address == OFF {
         return Ok(None);
     }
-    let listener = TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
+    let bound = TcpListener::bind(address).and_then(|tcp| {
+        tcp.set_nonblocking(true)?;
+        // Until it is accepted a connection waits here, and std has few places for that.
+        SockRef::from(&tcp).listen(BACKLOG)?;
+        let is_local = tcp.local_addr()?.ip().to_canonical().is_loopback();
+        Ok((tcp, is_local))
     });
-    match listener {
-        Ok(listener) => Ok(Some(listener)),
+    match bound {
+        Ok((tcp, is_local)) => {
+            hosts.is_local = is_local;
+            Ok(Some(Listener { tcp, hosts }))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             Err(ListenError::InUse(address.to_owned()))
         }
@@ -90,51 +120,114 @@ pub fn listen(address: &str) -> Result<Option<TcpListener>, ListenError> {
     }
 }
 
-/// Answers whoever connects, for ever.
-pub async fn serve(listener: tokio::net::TcpListener, registry: Arc<Registry>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+impl Listener {
+    /// Where, with the port that was taken.
+    ///
+    /// # Errors
+    /// The system does not know.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Answers whoever connects, for ever.
+    ///
+    /// # Errors
+    /// The runtime does not take the socket.
+    pub fn serve(
+        self,
+        registry: Arc<Registry>,
+    ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+        let tcp = tokio::net::TcpListener::from_std(self.tcp)?;
+        Ok(serve(tcp, Arc::new(self.hosts), registry))
+    }
+}
+
+async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: Arc<Registry>) {
+    let room = Arc::<Room>::default();
     loop {
-        // Nobody closes the semaphore.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let registry = Arc::clone(&registry);
-                tokio::spawn(async move {
-                    converse(stream, from, registry).await;
-                    drop(permit);
-                });
+                let (seat, end) = room.enter(from.ip());
+                let conversation = Conversation {
+                    from,
+                    seat,
+                    hosts: Arc::clone(&hosts),
+                    registry: Arc::clone(&registry),
+                };
+                tokio::spawn(conversation.hold(stream, end));
+                // Who has asked already is answered before so many others are let in that it would
+                // have to give way.
+                yield_now().await;
             }
+            Err(error) if is_of_the_client(&error) => {}
             Err(error) => {
                 debug!(%error, "HTTP: no connection can be accepted");
+                room.shrink();
                 sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Answers the requests of one connection.
-async fn converse(stream: tokio::net::TcpStream, from: SocketAddr, registry: Arc<Registry>) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let response = answer(request.method(), request.uri(), &registry);
-        async move { Ok::<_, Infallible>(response) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
-        .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
-    let ended = match timeout(LIFE, connection.as_mut()).await {
-        Ok(ended) => ended,
-        Err(_) => {
-            connection.as_mut().graceful_shutdown();
-            timeout(HEAD, connection).await.unwrap_or(Ok(()))
+/// It had gone again before it was accepted.
+fn is_of_the_client(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
+    )
+}
+
+/// What is needed to answer one connection.
+struct Conversation {
+    from: SocketAddr,
+    seat: Arc<Seat>,
+    hosts: Arc<Hosts>,
+    registry: Arc<Registry>,
+}
+
+impl Conversation {
+    /// Answers its requests, until it is over or has to give way.
+    async fn hold(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
+        let from = self.from;
+        let stream = Stream::new(stream, Arc::clone(&self.seat));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let response = self.answer(&request);
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(HEAD_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = pin!(connection);
+        let held = async {
+            match timeout(LIFE, connection.as_mut()).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    connection.as_mut().graceful_shutdown();
+                    timeout(HEAD, connection).await.unwrap_or(Ok(()))
+                }
+            }
+        };
+        tokio::select! {
+            ended = held => {
+                if let Err(error) = ended {
+                    debug!(%error, %from, "HTTP: the connection broke");
+                }
+            }
+            // Nobody sends anything: it is closed when the place is somebody else's.
+            _ = end => debug!(%from, "HTTP: the connection gave way to another"),
         }
-    };
-    if let Err(error) = ended {
-        debug!(%error, %from, "HTTP: the connection broke");
+    }
+
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let (method, uri) = (request.method(), request.uri());
+        let response = answer(method, uri, request.headers(), &self.hosts, &self.registry);
+        let bytes = hyper::body::Body::size_hint(response.body()).lower();
+        self.seat
+            .answered(usize::try_from(bytes).unwrap_or(usize::MAX));
+        response
     }
 }
 
@@ -143,7 +236,13 @@ const JSON: &str = "application/json";
 const HTML: &str = "text/html; charset=utf-8";
 const PAGE: &str = include_str!("page.html");
 
-fn answer(method: &Method, uri: &Uri, registry: &Registry) -> Response<Full<Bytes>> {
+fn answer(
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+    hosts: &Hosts,
+    registry: &Registry,
+) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut response = respond(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -154,14 +253,19 @@ fn answer(method: &Method, uri: &Uri, registry: &Registry) -> Response<Full<Byte
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
+    // It tells nothing but that it answers, and a probe may call it anything.
+    if uri.path() == "/healthz" {
+        return respond(StatusCode::OK, TEXT, "alive\n");
+    }
+    if let Err(foreign) = hosts.check(uri, headers) {
+        return misdirected(&foreign);
+    }
     match uri.path() {
         "/" => page(),
         "/metrics" => match metrics::text(&registry.status()) {
             Ok(text) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
             Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, error.to_string()),
         },
-        // That there is an answer is the answer.
-        "/healthz" => respond(StatusCode::OK, TEXT, "alive\n"),
         "/readyz" => readiness(&registry.status()),
         "/status" => json(&registry.status()),
         "/history" => json(&registry.history(since(uri))),
@@ -171,6 +275,17 @@ fn answer(method: &Method, uri: &Uri, registry: &Registry) -> Response<Full<Byte
             "there are /, /metrics, /healthz, /readyz, /status and /history\n",
         ),
     }
+}
+
+/// To whoever asks for another host than this.
+fn misdirected(host: &str) -> Response<Full<Bytes>> {
+    let host: String = host.chars().take(HOST_CHARS).collect();
+    let text = format!(
+        "the request is for host {host:?}, which is no name of this Walpost: expected localhost or an address. If it is \
+         reached by that name, add it: http_hosts = [\"NAME\"] at the top of walpost.toml, --http-host or \
+         WALPOST_HTTP_HOST\n"
+    );
+    respond(StatusCode::MISDIRECTED_REQUEST, TEXT, text)
 }
 
 /// `since=SECONDS` of the query, or all.
@@ -203,7 +318,7 @@ fn readiness(status: &Status) -> Response<Full<Bytes>> {
         let state = pipeline.state.name();
         let said = pipeline.not_ready.as_deref().unwrap_or(state);
         // It can't fail: the text is in memory.
-        let _ = writeln!(text, "{}: {said}", pipeline.about.name);
+        let _ = writeln!(text, "{}: {}", pipeline.about.name, Escaped(said));
     }
     let code = match status.ready {
         true => StatusCode::OK,
@@ -214,7 +329,7 @@ fn readiness(status: &Status) -> Response<Full<Bytes>> {
 
 fn json(document: &impl serde::Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_string(document) {
-        Ok(text) => respond(StatusCode::OK, JSON, text),
+        Ok(text) => respond(StatusCode::OK, JSON, escape::in_json(&text).into_owned()),
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, error.to_string()),
     }
 }
@@ -226,5 +341,10 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // Pages of others can't embed it, not even where they can't read it.
+    headers.insert(
+        HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    );
     response
 }

@@ -1,10 +1,17 @@
-//! Logs: to standard error, human-readable or JSON.
+//! Logs: to standard error, human-readable or JSON. Whatever a message or a field holds, an event is
+//! one line, with nothing in it that a terminal obeys but the colours given here.
 
-use std::io::IsTerminal;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
 
+use tracing::field::{Field, Visit};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::Writer;
 
-use super::progress::BesideBars;
+use super::progress::{self, BesideBars};
+use crate::escape::{self, Escaping};
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -28,12 +35,187 @@ pub fn start(format: LogFormat, filter: &str) -> Result<(), String> {
     })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| BesideBars)
         .with_target(false);
     match format {
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-        LogFormat::Text => builder.with_ansi(false).init(),
-        LogFormat::Auto => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => builder
+            .json()
+            .flatten_event(true)
+            .with_writer(|| EscapedJson(BesideBars))
+            .init(),
+        LogFormat::Text | LogFormat::Auto => builder
+            .with_ansi(format == LogFormat::Auto && progress::is_terminal())
+            .fmt_fields(EscapedFields)
+            .with_writer(|| BesideBars)
+            .init(),
     }
     Ok(())
+}
+
+/// Message and fields as `tracing_subscriber` has them, but escaped. Escaping the finished line
+/// instead would take its colours with it.
+struct EscapedFields;
+
+impl<'writer> FormatFields<'writer> for EscapedFields {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        let mut fields_so_far = Fields {
+            writer: &mut writer,
+            is_first: true,
+            written: Ok(()),
+        };
+        fields.record(&mut fields_so_far);
+        fields_so_far.written
+    }
+}
+
+struct Fields<'f, 'writer> {
+    writer: &'f mut Writer<'writer>,
+    is_first: bool,
+    written: fmt::Result,
+}
+
+impl Fields<'_, '_> {
+    fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+        let gap = if self.is_first { "" } else { " " };
+        self.is_first = false;
+        self.writer.write_str(gap)?;
+        match field.name() {
+            "message" => {}
+            name if self.writer.has_ansi_escapes() => {
+                write!(self.writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?;
+            }
+            name => write!(self.writer, "{name}=")?,
+        }
+        write!(Escaping(self.writer), "{value:?}")
+    }
+}
+
+impl Visit for Fields<'_, '_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if self.written.is_ok() {
+            self.written = self.write(field, value);
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.record_debug(field, &format_args!("{value}")),
+            _ => self.record_debug(field, &value),
+        }
+    }
+}
+
+/// Lines of JSON with nothing to be obeyed in them.
+struct EscapedJson<W>(W);
+
+impl<W: Write> Write for EscapedJson<W> {
+    /// Takes all of it: what comes is a whole line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        self.0.write_all(escape::in_json(&text).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use tracing::subscriber::with_default;
+    use tracing::{error, info};
+
+    use super::*;
+
+    const EVIL: &str = "x\x1b]0;owned\x07\nERROR\rfake\u{9b}2J\u{7f}\u{202e}\u{2028}é";
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            lines.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Lines {
+        fn text(&self) -> String {
+            let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            String::from_utf8(lines.clone()).expect("text")
+        }
+    }
+
+    fn log() {
+        let source = io::Error::other(EVIL);
+        let dynamic: &(dyn std::error::Error + 'static) = &source;
+        error!(plain = EVIL, shown = %EVIL, debug = ?[EVIL], error = dynamic, count = 1, "{EVIL}");
+        info!("another");
+    }
+
+    fn in_text(is_coloured: bool) -> String {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(is_coloured)
+            .without_time()
+            .with_target(false)
+            .fmt_fields(EscapedFields)
+            .with_writer(move || to.clone())
+            .finish();
+        with_default(subscriber, log);
+        lines.text()
+    }
+
+    #[test]
+    fn event_is_one_line_with_nothing_to_be_obeyed_in_it() {
+        let text = in_text(false);
+        let shown = r"x\u{1b}]0;owned\u{7}\nERROR\rfake\u{9b}2J\u{7f}\u{202e}\u{2028}é";
+        assert_eq!(
+            text,
+            format!(
+                "ERROR {shown} plain=\"{shown}\" shown={shown} debug=[\"{shown}\"] error={shown} count=1\n INFO another\n"
+            )
+        );
+    }
+
+    #[test]
+    fn colours_are_the_only_sequences_on_a_terminal() {
+        let text = in_text(true);
+        assert!(text.contains("\x1b["), "{text:?}");
+        let mut plain = text;
+        for colour in ["\x1b[0m", "\x1b[2m", "\x1b[3m", "\x1b[31m", "\x1b[32m"] {
+            plain = plain.replace(colour, "");
+        }
+        assert_eq!(plain, in_text(false));
+    }
+
+    #[test]
+    fn event_in_json_is_one_line_that_means_the_same() {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .flatten_event(true)
+            .with_writer(move || EscapedJson(to.clone()))
+            .finish();
+        with_default(subscriber, log);
+        let text = lines.text();
+        assert_eq!(text.lines().count(), 2, "{text:?}");
+        assert!(!text.contains(|c| c != '\n' && escape::is_control(c)));
+        let line = text.lines().next().expect("a line");
+        let event: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!(event["message"], EVIL);
+        assert_eq!(event["shown"], EVIL);
+    }
 }

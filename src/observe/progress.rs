@@ -27,7 +27,7 @@ impl Progress {
     /// Begins `what`, as in "rows read", of `total` if that is known.
     #[must_use]
     pub fn new(what: &str, total: Option<u64>) -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
+        let bar = is_terminal().then(|| {
             let bar = match total {
                 Some(total) => ProgressBar::new(total),
                 None => ProgressBar::new_spinner(),
@@ -164,6 +164,10 @@ impl Pace {
 /// Standard error for log lines: bars make room for them.
 pub(super) struct BesideBars;
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what comes here was made fit to be shown by `logging`"
+)]
 impl Write for BesideBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         BARS.suspend(|| io::stderr().write(bytes))
@@ -172,6 +176,12 @@ impl Write for BesideBars {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// Standard error is a terminal.
+#[expect(clippy::disallowed_methods, reason = "nothing is written")]
+pub(super) fn is_terminal() -> bool {
+    io::stderr().is_terminal()
 }
 
 #[cfg(test)]

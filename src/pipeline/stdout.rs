@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::sink::{Produced, Sink, SinkError};
 use super::watermark::{Deliveries, Tag};
+use crate::escape;
 use crate::outbox::Record;
 
 /// Gathers records as lines, writes them when nothing more is at hand, and reports them delivered
@@ -43,13 +44,21 @@ impl Sink for StdoutSink {
         if self.gathered.is_empty() {
             return Ok(());
         }
-        let mut out = std::io::stdout().lock();
-        out.write_all(&self.lines)
-            .and_then(|()| out.flush())
-            .map_err(failed)?;
+        self.write().map_err(failed)?;
         self.lines.clear();
         self.deliveries.delivered(self.gathered.drain(..));
         Ok(())
+    }
+}
+
+impl StdoutSink {
+    /// Writes the lines, so that they mean what they meant and a terminal obeys nothing in them.
+    #[expect(clippy::disallowed_methods, reason = "records are what it prints")]
+    fn write(&self) -> std::io::Result<()> {
+        let lines = String::from_utf8_lossy(&self.lines);
+        let mut out = std::io::stdout().lock();
+        out.write_all(escape::in_json(&lines).as_bytes())?;
+        out.flush()
     }
 }
 

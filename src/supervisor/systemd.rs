@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
+use crate::escape::Escaped;
 use crate::observe::problem::Kind;
 use crate::observe::registry::Registry;
 use crate::observe::stats::State;
@@ -193,8 +194,8 @@ fn line(status: &Status) -> String {
     if let Some((name, what)) = wrong {
         line += &format!("; {name}: {what}");
     }
-    let is_text = |c: &char| !c.is_control();
-    line.chars().filter(is_text).take(LINE_CHARS).collect()
+    // A line feed would end it, and what follows would be a variable of its own, like MAINPID.
+    Escaped(line).to_string().chars().take(LINE_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(news.message(&stuck, false, at(8)), "", "not so often");
         assert_eq!(
             news.message(&stuck, false, at(12)),
-            "STATUS=1 of 1 pipelines stream; orders: stuckREADY=1\n"
+            "STATUS=1 of 1 pipelines stream; orders: stuck\\nREADY=1\n"
         );
         assert_eq!(news.message(&streaming, true, at(60)), "", "it stops");
     }

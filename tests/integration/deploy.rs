@@ -1,6 +1,6 @@
 //! What stands in `deploy/`, held against the program and its sources.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,6 +56,112 @@ fn dockerfile_makes_a_file_for_each_target_of_the_manifest() {
             path.display()
         );
     }
+}
+
+/// The images that are pulled, as they are named.
+fn images() -> Vec<String> {
+    let (dockerfile, compose) = (read("deploy/Dockerfile"), read("docker-compose.yml"));
+    let bases = values(&dockerfile, "FROM ").into_iter();
+    let bases = bases.map(|base| base.split(' ').next().unwrap().to_owned());
+    let services = values(&compose, "image: ").into_iter().map(str::to_owned);
+    bases.chain(services).collect()
+}
+
+/// A tag can be given to another image by whoever has the account, and a digest can't.
+#[test]
+fn each_image_is_named_by_tag_and_digest_and_the_same_everywhere() {
+    let mut digests = BTreeMap::new();
+    for image in images() {
+        let (tag, digest) = image
+            .split_once("@sha256:")
+            .unwrap_or_else(|| panic!("{image}: no digest; ./dev digests writes them"));
+        assert!(tag.contains(':'), "{image}: no tag");
+        let is_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+        assert!(digest.len() == 64 && digest.bytes().all(is_hex), "{image}");
+        let before = digests.insert(tag.to_owned(), digest.to_owned());
+        assert!(before.is_none_or(|before| before == digest), "{image}");
+    }
+    assert!(digests.len() >= 6, "{digests:?}");
+}
+
+#[test]
+fn newer_digests_are_written_and_what_is_none_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |path: &str| folder.path().join(path);
+    fs::create_dir_all(place("deploy")).unwrap();
+    fs::create_dir_all(place("bin")).unwrap();
+    for path in ["dev", "deploy/Dockerfile", "docker-compose.yml"] {
+        fs::write(place(path), read(path)).unwrap();
+    }
+    let digests = |answer: &str| {
+        let docker = format!(
+            "#!/bin/sh\ncase $4 in postgres:*) echo {answer} ;; *) echo sha256:{:064} ;; esac\n",
+            7
+        );
+        fs::write(place("bin/docker"), docker).unwrap();
+        let status = Command::new("chmod")
+            .arg("755")
+            .arg(place("bin/docker"))
+            .status();
+        assert!(status.unwrap().success());
+        let path = std::env::var("PATH").unwrap();
+        let output = Command::new("bash")
+            .arg(place("dev"))
+            .arg("digests")
+            .env("PATH", format!("{}:{path}", place("bin").display()))
+            .env_remove("CARGO_TARGET_DIR")
+            .output()
+            .unwrap();
+        (
+            output.status.success(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let found = || {
+        let text = |path: &str| fs::read_to_string(place(path)).unwrap();
+        text("deploy/Dockerfile") + &text("docker-compose.yml")
+    };
+    let count = |digest: &str| found().matches(digest).count();
+    let (done, said) = digests("unknown");
+    assert!(
+        !done && said.contains("postgres:") && said.contains("expected a digest"),
+        "{said}"
+    );
+    let one = format!("sha256:{:064}", 1);
+    let (done, said) = digests(&one);
+    assert!(done, "{said}");
+    let (own, all) = (count(&one), images());
+    let of_postgres = all.iter().filter(|image| image.starts_with("postgres:"));
+    assert_eq!(own, of_postgres.count());
+    assert_eq!(count(&format!("sha256:{:064}", 7)), all.len() - own);
+    let (done, said) = digests(&one);
+    assert!(
+        done && !said.contains("now sha256") && said.contains("as it was"),
+        "{said}"
+    );
+}
+
+/// Who can ask a Walpost in the cluster, but for its kubelet: what the manifests let in.
+#[test]
+fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
+    let policy = read("deploy/kubernetes/networkpolicy.yaml");
+    let deployment = read("deploy/kubernetes/deployment.yaml");
+    assert_eq!(values(&policy, "policyTypes: "), ["[Ingress]"]);
+    assert_eq!(policy.matches("- from:").count(), 1);
+    assert_eq!(
+        policy.matches("Selector:").count(),
+        2,
+        "pods, and one namespace"
+    );
+    let chosen = values(&policy, "app.kubernetes.io/name: ");
+    assert!(chosen.iter().all(|name| *name == "walpost"));
+    let ports = values(&policy, "port: ");
+    assert!(
+        ports
+            .iter()
+            .all(|port| values(&deployment, "- name: ").contains(port)),
+        "{ports:?}"
+    );
 }
 
 /// The number after the first place where that stands.

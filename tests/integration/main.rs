@@ -83,6 +83,7 @@ mod halt;
 mod http;
 mod idle;
 mod init;
+mod injection;
 mod kafka_rights;
 mod kafka_security;
 mod log;

@@ -46,9 +46,13 @@ impl Http {
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str) -> Answer {
+        self.ask_with(method, path, &format!("Host: {}\r\n", self.address))
+    }
+
+    /// As [`Http::ask`], with header lines of the test's own instead of the address as the host.
+    pub(crate) fn ask_with(&self, method: &str, path: &str, headers: &str) -> Answer {
         let mut stream = self.connect();
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: walpost\r\nConnection: close\r\n\r\n");
+        let head = format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();

@@ -1,0 +1,127 @@
+//! Text from outside, made fit to be shown.
+//!
+//! An error of a server, an id, a key or the name of a table can hold whatever its author likes:
+//! sequences that a terminal obeys, line feeds that begin a forged line of the log, and marks that
+//! have a reader see another order than was written. Whatever is shown goes through here at the
+//! place where it is written, so that no message has to think of it.
+//!
+//! Shown as escapes are control characters (C0, DEL, C1), line and paragraph separators, and the
+//! controls of bidirectional text (Unicode 16, UAX #9, table 4). Everything else stays as it is, a
+//! backslash too: what is shown is for eyes, and nobody reads it back.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+/// Whether `c` may do something else than being seen.
+#[must_use]
+pub fn is_control(c: char) -> bool {
+    // Most text is this, and the rest need not be looked at then.
+    if matches!(c, ' '..='~') {
+        return false;
+    }
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// Shows what is in it as one line: a line feed as `\n`, an escape as `\u{1b}`, as `{:?}` has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Escaped<T>(pub T);
+
+impl<T: fmt::Display> fmt::Display for Escaped<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(Escaping(f), "{}", self.0)
+    }
+}
+
+/// Hands on what is written to it, escaped.
+pub struct Escaping<'w, W: ?Sized>(pub &'w mut W);
+
+impl<W: Write + ?Sized> Write for Escaping<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text;
+        while let Some(at) = rest.find(is_control) {
+            let (plain, from) = rest.split_at(at);
+            self.0.write_str(plain)?;
+            let mut chars = from.chars();
+            if let Some(c) = chars.next() {
+                write!(self.0, "{}", c.escape_default())?;
+            }
+            rest = chars.as_str();
+        }
+        self.0.write_str(rest)
+    }
+}
+
+/// JSON that means the same and holds nothing to be obeyed. A serializer escapes C0 alone. Line
+/// feeds stay: in JSON they stand between values, and never inside of one.
+#[must_use]
+pub fn in_json(json: &str) -> Cow<'_, str> {
+    let is_meant = |c| c != '\n' && is_control(c);
+    if !json.contains(is_meant) {
+        return Cow::Borrowed(json);
+    }
+    let mut text = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if is_meant(c) {
+            // Each has a code below 0x10000. It can't fail: the text is in memory.
+            let _ = write!(text, "\\u{:04x}", u32::from(c));
+        } else {
+            text.push(c);
+        }
+    }
+    Cow::Owned(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of each kind, with the first and the last of each range.
+    const CONTROLS: [char; 26] = [
+        '\0', '\x07', '\x08', '\t', '\n', '\r', '\x1b', '\x1f', '\x7f', '\u{80}', '\u{85}',
+        '\u{9b}', '\u{9d}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}',
+        '\u{202a}', '\u{202c}', '\u{202e}', '\u{2066}', '\u{2067}', '\u{2068}', '\u{2069}',
+    ];
+
+    #[test]
+    fn what_a_terminal_or_a_reader_of_lines_would_obey_is_shown_as_its_code() {
+        for c in CONTROLS {
+            let shown = Escaped(format!("a{c}b")).to_string();
+            assert!(!shown.chars().any(is_control), "{shown:?}");
+            assert!(shown.starts_with("a\\") && shown.ends_with('b'), "{shown}");
+        }
+        assert_eq!(
+            Escaped("\x1b[2J\nERROR\r\u{9b}1m\u{202e}").to_string(),
+            r"\u{1b}[2J\nERROR\r\u{9b}1m\u{202e}"
+        );
+    }
+
+    #[test]
+    fn text_of_any_language_stays_as_it_is() {
+        for text in ["", "plain ~", "Zürich – 東京 – שלום – 👩‍💻", r"C:\new"] {
+            assert_eq!(Escaped(text).to_string(), text);
+            assert!(matches!(in_json(text), Cow::Borrowed(same) if same == text));
+        }
+    }
+
+    #[test]
+    fn json_means_the_same_with_nothing_to_be_obeyed_in_it() {
+        let text: String = CONTROLS.iter().chain(&['é', '"', '\\']).collect();
+        let value = serde_json::json!({ "key": text, text.clone(): [text] });
+        let json = format!("{value}\n{value}\n");
+        let safe = in_json(&json);
+        assert!(!safe.contains(|c| c != '\n' && is_control(c)), "{safe:?}");
+        assert_eq!(safe.lines().count(), 2);
+        for line in safe.lines() {
+            let read: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            assert_eq!(read, value);
+        }
+    }
+}

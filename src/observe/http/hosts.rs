@@ -1,0 +1,219 @@
+//! Which names a request may call this server by.
+//!
+//! A browser sends in `Host` the name that is in its address bar. A page of a stranger can have its
+//! own name lead here (DNS rebinding), and then reads whatever is answered: for the browser it is
+//! the same site. It can't have a name that is not its own, and no address either, so what is asked
+//! for under a stranger's name is not answered.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use hyper::{HeaderMap, Uri, header};
+
+/// Ends of names that nobody can register: those of services in Kubernetes (`svc`, `cluster.local`
+/// and the like), of private networks (ICANN keeps `internal` for them) and of the link (RFC 6762).
+const PRIVATE: [&str; 3] = [".svc", ".internal", ".local"];
+/// Any name is answered.
+const ANY: &str = "*";
+
+/// The names that are answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    named: Vec<String>,
+    /// Reached from this machine alone.
+    pub(super) is_local: bool,
+}
+
+/// Text that is no name of a host.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "http_hosts: {0:?} is no name of a host: expected one without scheme and port, like walpost.example.com, or \"*\" \
+     for any"
+)]
+pub struct HostError(String);
+
+impl Hosts {
+    /// `localhost`, addresses, and those that are named; `is_local` says that the listener is
+    /// reached from this machine alone. Where it is not, also names that have no dot or end as those
+    /// of private networks do: who scrapes a service in a container calls it so, and a stranger on the
+    /// internet can have no such name.
+    ///
+    /// # Errors
+    /// One is none.
+    pub fn new(named: &[String], is_local: bool) -> Result<Self, HostError> {
+        let named: Result<_, _> = named.iter().map(|name| named_host(name)).collect();
+        Ok(Self {
+            named: named?,
+            is_local,
+        })
+    }
+
+    /// The host that a request asks for, if it is not to be answered.
+    ///
+    /// # Errors
+    /// It is no name of this server's.
+    pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let host = hosts.next();
+        // Without one, as in HTTP/1.0, it is no browser.
+        let in_head = host.map(|host| String::from_utf8_lossy(host.as_bytes()));
+        if hosts.next().is_some() {
+            return Err("more than one".to_owned());
+        }
+        let in_uri = uri.authority().map(|authority| authority.as_str().into());
+        let asked = in_head.into_iter().chain(in_uri);
+        match asked.into_iter().find(|host| !self.answers(host)) {
+            None => Ok(()),
+            Some(foreign) => Err(foreign.into_owned()),
+        }
+    }
+
+    fn answers(&self, host: &str) -> bool {
+        if self.named.iter().any(|name| name == ANY) {
+            return true;
+        }
+        let Some(name) = without_port(host) else {
+            return false;
+        };
+        let name = name.to_ascii_lowercase();
+        if let Some(address) = name.strip_prefix('[') {
+            let address = address.strip_suffix(']');
+            return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+        }
+        if name.parse::<Ipv4Addr>().is_ok() {
+            return true;
+        }
+        let name = name.strip_suffix('.').unwrap_or(&name);
+        name == "localhost"
+            || self.named.iter().any(|named| named == name)
+            || !self.is_local && is_of_private_network(name)
+    }
+}
+
+/// What stands before the port, if that is one.
+fn without_port(host: &str) -> Option<&str> {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => {
+            let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+            is_port.then_some(name)
+        }
+        _ => Some(host),
+    }
+}
+
+fn is_of_private_network(name: &str) -> bool {
+    is_name(name) && (!name.contains('.') || PRIVATE.iter().any(|end| name.ends_with(end)))
+}
+
+fn is_name(name: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_');
+        (1..=63).contains(&part.len()) && part.bytes().all(is_legal)
+    };
+    name.len() <= 253 && name.split('.').all(is_part)
+}
+
+fn named_host(name: &str) -> Result<String, HostError> {
+    let bare = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    match bare == ANY || is_name(&bare) {
+        true => Ok(bare),
+        false => Err(HostError(name.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn answers(named: &[&str], is_local: bool, host: &str) -> bool {
+        let named: Vec<_> = named.iter().map(|&name| name.to_owned()).collect();
+        let hosts = Hosts::new(&named, is_local).expect("names");
+        let mut headers = HeaderMap::new();
+        let host = HeaderValue::from_bytes(host.as_bytes()).expect("a header");
+        headers.insert(header::HOST, host);
+        hosts.check(&Uri::from_static("/status"), &headers).is_ok()
+    }
+
+    #[test]
+    fn this_machine_alone_is_localhost_and_addresses() {
+        for host in [
+            "localhost",
+            "LOCALHOST:9464",
+            "localhost.",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:9464",
+            "10.1.2.3",
+        ] {
+            assert!(answers(&[], true, host), "{host}");
+        }
+        for host in [
+            "",
+            ":9464",
+            "walpost",
+            "x.svc",
+            "rebound.example",
+            "localhost.rebound.example",
+            "127.0.0.1.rebound.example",
+            "rebound.example:localhost",
+            "localhost:",
+            "localhost@rebound.example",
+            "[::1",
+            "[::1]x",
+            "[localhost]",
+            "::1",
+            "1",
+            "é",
+        ] {
+            assert!(!answers(&[], true, host), "{host}");
+        }
+    }
+
+    #[test]
+    fn network_has_names_that_no_stranger_can_have() {
+        for host in [
+            "walpost:9464",
+            "a.shop.svc",
+            "a.svc.cluster.local.",
+            "db.internal",
+        ] {
+            assert!(answers(&[], false, host), "{host}");
+        }
+        for host in [
+            "a.example",
+            "svc.example",
+            "a.svc.example",
+            ".svc",
+            "",
+            "a b",
+        ] {
+            assert!(!answers(&[], false, host), "{host}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_configuration_are_answered_whatever_their_case_and_port() {
+        let named = ["Walpost.Example.Com."];
+        assert!(answers(&named, true, "walpost.example.com:443"));
+        assert!(!answers(&named, true, "x.walpost.example.com"));
+        assert!(answers(&["*"], true, "whatever.example"));
+        for wrong in ["", ".", "a:1", "http://a", "*.a", "a/b", "a b"] {
+            let refused = Hosts::new(&[wrong.to_owned()], true);
+            assert_eq!(refused, Err(HostError(wrong.to_owned())));
+        }
+    }
+
+    #[test]
+    fn without_a_host_it_is_no_browser_and_with_two_nobody_knows_which() {
+        let hosts = Hosts::new(&[], true).expect("names");
+        let mut headers = HeaderMap::new();
+        let plain = Uri::from_static("/status");
+        assert_eq!(hosts.check(&plain, &headers), Ok(()));
+        headers.append(header::HOST, HeaderValue::from_static("localhost"));
+        let absolute = Uri::from_static("http://rebound.example/status");
+        assert!(hosts.check(&absolute, &headers).is_err());
+        headers.append(header::HOST, HeaderValue::from_static("localhost"));
+        assert!(hosts.check(&plain, &headers).is_err());
+    }
+}

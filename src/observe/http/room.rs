@@ -1,0 +1,306 @@
+//! Room for a bounded number of connections, in which nobody waits for somebody else to leave.
+//!
+//! Whoever comes is let in. Where there is no room, somebody else gives way: of the address that has
+//! the most, the connection that has waited longest for its client. So a flood from one address ends
+//! its own connections, and one from the address of somebody who is in the right (a proxy, or
+//! everything on this machine) ends those that do nothing, while one that asks has its answer
+//! within a turn of the loop.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// Connections at a time.
+const CONNECTIONS: usize = 128;
+/// Of them, those of one address.
+const OF_ONE: usize = 64;
+/// Bytes of answers that nobody has taken yet, of all connections.
+const UNREAD_BYTES: usize = 8 << 20;
+
+/// Everybody who is connected.
+#[derive(Debug, Default)]
+pub(super) struct Room(Mutex<Guests<oneshot::Sender<()>>>);
+
+/// A place in the room; free again when dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    room: Arc<Room>,
+    number: u64,
+}
+
+impl Room {
+    /// Lets somebody in. What is returned besides the place completes when it has to be given up.
+    pub(super) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Seat>, oneshot::Receiver<()>) {
+        let (ends, end) = oneshot::channel();
+        let number = self.guests().enter(network(from), ends);
+        let room = Arc::clone(self);
+        (Arc::new(Seat { room, number }), end)
+    }
+
+    /// Has somebody leave, where the process needs what it holds. False if nobody is there.
+    pub(super) fn shrink(&self) -> bool {
+        self.guests().evict_from_most()
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests<oneshot::Sender<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Who sits here was given an answer of so many bytes.
+    pub(super) fn answered(&self, bytes: usize) {
+        self.room.guests().answered(self.number, bytes);
+    }
+
+    /// And has taken it.
+    pub(super) fn taken(&self) {
+        self.room.guests().taken(self.number);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.room.guests().by_number.remove(&self.number);
+    }
+}
+
+/// One client, as far as can be told: of IPv6 everybody has at least a network of 64 bits.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+        }
+        v4 => v4,
+    }
+}
+
+/// The rules, without sockets. Who is removed gives way: `E` is dropped.
+#[derive(Debug)]
+struct Guests<E> {
+    by_number: BTreeMap<u64, Guest<E>>,
+    /// Of the next one, and of the next answer.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Guest<E> {
+    network: IpAddr,
+    /// When it came or was answered last, as a number that grows: clocks have no part in this.
+    since: u64,
+    unread: usize,
+    _end: E,
+}
+
+impl<E> Default for Guests<E> {
+    fn default() -> Self {
+        Self {
+            by_number: BTreeMap::new(),
+            next: 0,
+        }
+    }
+}
+
+impl<E> Guests<E> {
+    fn enter(&mut self, network: IpAddr, end: E) -> u64 {
+        let of_it = |guest: &&Guest<E>| guest.network == network;
+        if self.by_number.values().filter(of_it).count() >= OF_ONE {
+            self.evict(|guest| guest.network == network);
+        } else if self.by_number.len() >= CONNECTIONS {
+            self.evict_from_most();
+        }
+        let number = self.tick();
+        let guest = Guest {
+            network,
+            since: number,
+            unread: 0,
+            _end: end,
+        };
+        self.by_number.insert(number, guest);
+        number
+    }
+
+    fn answered(&mut self, number: u64, bytes: usize) {
+        let since = self.tick();
+        let Some(guest) = self.by_number.get_mut(&number) else {
+            return;
+        };
+        guest.since = since;
+        // Who asks several times before reading has several waiting.
+        guest.unread = guest.unread.saturating_add(bytes);
+        let unread = |of: &Self| {
+            let each = of.by_number.values().map(|guest| guest.unread);
+            each.fold(0, usize::saturating_add)
+        };
+        while unread(self) > UNREAD_BYTES {
+            let others = || self.by_number.iter().filter(|(of, _)| **of != number);
+            let most = most(others().map(|(_, guest)| (guest, guest.unread)));
+            // One answer alone may be larger.
+            let Some(most) = most.filter(|(_, bytes)| *bytes > 0) else {
+                return;
+            };
+            self.evict(|guest| guest.network == most.0 && guest.unread > 0 && guest.since != since);
+        }
+    }
+
+    fn taken(&mut self, number: u64) {
+        if let Some(guest) = self.by_number.get_mut(&number) {
+            guest.unread = 0;
+        }
+    }
+
+    /// The oldest of those who have the most connections.
+    fn evict_from_most(&mut self) -> bool {
+        let most = most(self.by_number.values().map(|guest| (guest, 1)));
+        let evicted = most.map(|(network, _)| self.evict(|guest| guest.network == network));
+        evicted.is_some()
+    }
+
+    /// The oldest of those.
+    fn evict(&mut self, of: impl Fn(&Guest<E>) -> bool) {
+        let those = self.by_number.iter().filter(|(_, guest)| of(guest));
+        let oldest = those.min_by_key(|(_, guest)| guest.since);
+        if let Some(number) = oldest.map(|(number, _)| *number) {
+            self.by_number.remove(&number);
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// The network that has most of something, of several the one whose oldest is the oldest, and how
+/// much that is.
+fn most<'g, E: 'g>(guests: impl Iterator<Item = (&'g Guest<E>, usize)>) -> Option<(IpAddr, usize)> {
+    let mut sums: HashMap<IpAddr, (usize, u64)> = HashMap::new();
+    for (guest, amount) in guests {
+        let (sum, since) = sums.entry(guest.network).or_insert((0, u64::MAX));
+        *sum += amount;
+        *since = guest.since.min(*since);
+    }
+    let most = sums
+        .into_iter()
+        .max_by_key(|(_, (sum, since))| (*sum, std::cmp::Reverse(*since)));
+    most.map(|(network, (sum, _))| (network, sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// With that many of each address, in that order.
+    fn guests(of: &[(u8, usize)]) -> (Guests<()>, Vec<u64>) {
+        let mut guests = Guests::default();
+        let one = |(last, count): &(u8, usize)| vec![*last; *count];
+        let numbers = of.iter().flat_map(one);
+        let numbers = numbers
+            .map(|last| guests.enter(address(last), ()))
+            .collect();
+        (guests, numbers)
+    }
+
+    fn has(guests: &Guests<()>, number: u64) -> bool {
+        guests.by_number.contains_key(&number)
+    }
+
+    #[test]
+    fn whoever_comes_is_let_in_and_the_oldest_of_its_address_gives_way() {
+        let (mut guests, numbers) = guests(&[(1, OF_ONE)]);
+        // The first one has asked since.
+        guests.answered(numbers[0], 10);
+        guests.taken(numbers[0]);
+        let new = guests.enter(address(1), ());
+        assert_eq!(guests.by_number.len(), OF_ONE);
+        assert!(has(&guests, new) && has(&guests, numbers[0]));
+        assert!(!has(&guests, numbers[1]));
+    }
+
+    #[test]
+    fn flood_of_one_address_ends_no_connection_of_another() {
+        let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS)]);
+        assert!(has(&guests, numbers[0]));
+        // Of many addresses, those that have more.
+        for last in 3..=60 {
+            for _ in 0..3 {
+                guests.enter(address(last), ());
+            }
+        }
+        assert_eq!(guests.by_number.len(), CONNECTIONS);
+        assert!(has(&guests, numbers[0]));
+    }
+
+    #[test]
+    fn where_all_have_the_same_the_oldest_gives_way() {
+        let mut guests = Guests::default();
+        let enter = |guests: &mut Guests<()>, last| guests.enter(address(last), ());
+        let count = u8::try_from(CONNECTIONS).expect("few");
+        let numbers: Vec<_> = (0..count).map(|last| enter(&mut guests, last)).collect();
+        enter(&mut guests, count);
+        assert!(!has(&guests, numbers[0]) && has(&guests, numbers[1]));
+    }
+
+    #[test]
+    fn answers_that_nobody_takes_are_bounded() {
+        let (mut guests, numbers) = guests(&[(1, 1), (2, 10)]);
+        guests.answered(numbers[0], 1000);
+        for number in &numbers[1..] {
+            guests.answered(*number, UNREAD_BYTES / 4);
+        }
+        let unread: usize = guests.by_number.values().map(|guest| guest.unread).sum();
+        assert!(unread <= UNREAD_BYTES, "{unread}");
+        assert!(has(&guests, numbers[0]), "its answer is a small one");
+        assert!(has(&guests, numbers[10]), "it was answered last");
+        assert!(!has(&guests, numbers[1]));
+        // What is taken counts no more, and one alone is bounded by nothing.
+        let last = numbers[10];
+        guests.taken(last);
+        guests.answered(last, UNREAD_BYTES);
+        guests.answered(last, UNREAD_BYTES);
+        assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES);
+        assert!(has(&guests, last));
+        assert_eq!(
+            guests.by_number.values().filter(|of| of.unread > 0).count(),
+            1
+        );
+        guests.taken(last);
+        assert_eq!(guests.by_number[&last].unread, 0);
+        guests.answered(99, 1);
+    }
+
+    #[test]
+    fn client_of_ipv6_has_its_network() {
+        let of = |text: &str| network(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), address(1));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+
+    #[test]
+    fn place_that_is_given_up_is_free() {
+        let room = Arc::new(Room::default());
+        let (seat, mut end) = room.enter(address(1));
+        assert!(
+            end.try_recv()
+                .is_err_and(|e| e == oneshot::error::TryRecvError::Empty)
+        );
+        assert!(room.shrink() && !room.shrink());
+        assert!(
+            end.try_recv()
+                .is_err_and(|e| e == oneshot::error::TryRecvError::Closed)
+        );
+        seat.answered(5);
+        drop(seat);
+        let (seat, _end) = room.enter(address(1));
+        drop(seat);
+        assert!(!room.shrink());
+    }
+}

@@ -1,0 +1,95 @@
+//! A client's socket, on which no answer waits for ever to be taken.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use super::room::Seat;
+
+/// How long an answer may take to be taken: as long as Prometheus by default waits for one.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The socket of one client.
+#[derive(Debug)]
+pub(super) struct Stream {
+    tcp: TcpStream,
+    seat: Arc<Seat>,
+    /// Since the client takes no more, until it has taken all.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stream {
+    pub(super) fn new(tcp: TcpStream, seat: Arc<Seat>) -> Self {
+        Self {
+            tcp,
+            seat,
+            deadline: None,
+        }
+    }
+
+    /// What a write has come to, or that it took too long.
+    fn in_time(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            return written;
+        }
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(ANSWER)));
+        ready!(deadline.as_mut().poll(context));
+        let reason = format!("the client has not taken its answer within {ANSWER:?}");
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.tcp).poll_write(context, bytes);
+        self.in_time(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.tcp).poll_write_vectored(context, slices);
+        self.in_time(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    /// Called when all is written.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.deadline = None;
+        self.seat.taken();
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}

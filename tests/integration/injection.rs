@@ -1,0 +1,419 @@
+//! Text from outside that a terminal would obey, or that forges lines: of a server's errors, of
+//! ids, of names. Whatever shows it shows its codes.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::thread;
+
+use serde_json::Value;
+
+use crate::support::http::Http;
+use crate::support::kafka::Broker;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::wait::{PATIENCE, wait_for, wait_until};
+use crate::support::walpost::{Finished, Invocation};
+
+/// Sets the title of the window, clears the screen, forges a line of the log, goes back to the
+/// begin of the line, the same with C1, and turns round what follows.
+const EVIL: &str =
+    "\x1b]0;owned\x07\x1b[2J\nERROR fake line\rover\u{9b}2J\u{7f}\u{202e}desrever\u{2028}\u{2066}";
+/// The part that would be a line of its own.
+const FORGED: &str = "ERROR fake line";
+
+/// What must not be shown as it is.
+fn is_control(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// What in it can be obeyed, or is a forged line.
+fn wild(text: &str) -> Option<String> {
+    let found: Vec<_> = text
+        .chars()
+        .filter(|c| *c != '\n' && is_control(*c))
+        .collect();
+    let forged = text.lines().any(|line| line.starts_with(FORGED));
+    (forged || !found.is_empty()).then(|| format!("{found:?}, forged: {forged}, in {text:?}"))
+}
+
+fn expect_tame(what: &str, text: &str) {
+    let found = wild(text);
+    assert!(found.is_none(), "{what}: {found:?}");
+}
+
+/// What is told to have been obeyed, of all that is shown: to see at once who shows it so.
+#[derive(Default)]
+struct Findings(Vec<String>);
+
+impl Findings {
+    fn look(&mut self, what: &str, text: &str) {
+        let found = wild(text);
+        self.0.extend(found.map(|found| format!("{what}: {found}")));
+    }
+
+    /// All that was printed is tame, and the evil text is in it, as codes.
+    fn look_at(&mut self, what: &str, finished: &Finished) {
+        self.look(what, &finished.stdout);
+        self.look(what, &finished.stderr);
+        let said = format!("{}{}", finished.stdout, finished.stderr);
+        // An escaped text has it so, and one in JSON with four digits.
+        if !said.contains(FORGED) || !said.contains("1b") {
+            self.0.push(format!("{what} shows no such text: {said}"));
+        }
+    }
+
+    fn expect_none(&self) {
+        assert!(self.0.is_empty(), "{:#?}", self.0);
+    }
+}
+
+/// Asserts that all that was printed is tame, and that the evil text is in it, as codes.
+fn expect_shown_tame(what: &str, finished: &Finished) {
+    let mut findings = Findings::default();
+    findings.look_at(what, finished);
+    findings.expect_none();
+}
+
+/// As a literal of SQL.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// A server that answers whoever connects with an error of that text, as PostgreSQL does that is
+/// starting up, or whatever calls itself one.
+fn hostile_postgres(message: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut fields = Vec::new();
+    for (kind, text) in [
+        (b'S', "FATAL"),
+        (b'V', "FATAL"),
+        (b'C', "57P03"),
+        (b'M', message),
+        (b'D', message),
+        (b'H', message),
+    ] {
+        fields.push(kind);
+        fields.extend(text.as_bytes());
+        fields.push(0);
+    }
+    fields.push(0);
+    let mut answer = vec![b'E'];
+    answer.extend(u32::try_from(fields.len() + 4).unwrap().to_be_bytes());
+    answer.extend(fields);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 4];
+            if stream.read_exact(&mut length).is_ok() {
+                let mut rest = vec![0; u32::from_be_bytes(length) as usize - 4];
+                let _ = stream
+                    .read_exact(&mut rest)
+                    .and_then(|()| stream.write_all(&answer));
+            }
+        }
+    });
+    format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable")
+}
+
+/// A web server that answers with that document, whatever is asked.
+fn hostile_walpost(document: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream: TcpStream = stream.unwrap();
+            let mut head = Vec::new();
+            let mut bytes = [0; 1024];
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read(&mut bytes) {
+                    Ok(read) if read > 0 => head.extend_from_slice(&bytes[..read]),
+                    _ => break,
+                }
+            }
+            let length = document.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{document}"
+            );
+        }
+    });
+    address
+}
+
+#[test]
+fn error_of_a_server_is_shown_tame_by_every_command() {
+    let conninfo = hostile_postgres(EVIL);
+    let mut findings = Findings::default();
+    for command in [
+        ["check"].as_slice(),
+        &["check", "--json"],
+        &["init"],
+        &["maintain", "--retention", "24h"],
+        &["replay", "--dry-run"],
+        &["skip", "--to", "0/1"],
+        &["status", "--http", "off"],
+        &["status", "--http", "off", "--json"],
+        &["verify"],
+        &["verify", "--json"],
+        &["checkpoint", "show"],
+        &["checkpoint", "adopt"],
+    ] {
+        for format in ["text", "json", "auto"] {
+            let mut run =
+                Invocation::new(command).args(["--postgres", &conninfo, "--log-format", format]);
+            if !["init", "maintain", "status"].contains(&command[0]) {
+                run = run.args(["--kafka", &Broker::shared().address()]);
+            }
+            let finished = run.finish();
+            assert_ne!(finished.code, Some(0), "{command:?}");
+            let what = format!("{command:?} {format}");
+            findings.look_at(&what, &finished);
+            if command.contains(&"--json") && !finished.stdout.is_empty() {
+                serde_json::from_str::<Value>(&finished.stdout).expect("one JSON document");
+            }
+            if format == "json" {
+                for line in finished.stderr.lines() {
+                    serde_json::from_str::<Value>(line).expect("a JSON document a line");
+                }
+            }
+        }
+    }
+    findings.expect_none();
+}
+
+#[test]
+fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
+    let folder = reaper::folder("notify");
+    let systemd = UnixDatagram::bind(folder.join("socket")).unwrap();
+    systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+    let conninfo = hostile_postgres(&format!("x\nMAINPID=1\nWATCHDOG=trigger\n{EVIL}"));
+    let mut walpost = Invocation::new(["run", "--postgres", &conninfo, "--kafka", "127.0.0.1:1"])
+        .args(["--http", "127.0.0.1:0"])
+        .env("NOTIFY_SOCKET", folder.join("socket"))
+        .start();
+    let http = walpost.http();
+    let ready = wait_for("the error", || {
+        let answer = http.get("/readyz");
+        answer.body.contains(FORGED).then_some(answer)
+    });
+    assert_eq!(ready.body.lines().count(), 1, "{ready:?}");
+    expect_tame("/readyz", &ready.body);
+    for path in ["/status", "/history", "/metrics"] {
+        expect_tame(path, &http.get(path).body);
+    }
+    let error = http.pipeline()["last_error"]["message"].clone();
+    assert!(
+        error.as_str().unwrap().contains(EVIL),
+        "JSON means it all: {error}"
+    );
+    let told = wait_for("what systemd is told", || {
+        let mut bytes = [0; 4096];
+        let read = systemd.recv(&mut bytes).unwrap();
+        let text = String::from_utf8(bytes[..read].to_vec()).unwrap();
+        for line in text.lines() {
+            let (name, _) = line.split_once('=').unwrap_or((line, ""));
+            assert!(["STATUS", "READY"].contains(&name), "{text:?}");
+        }
+        expect_tame("systemd", &text);
+        text.contains("MAINPID").then_some(text)
+    });
+    assert!(told.contains("STATUS="), "{told:?}");
+    let asked = Invocation::new(["status", "--http", http.address()]).finish();
+    expect_shown_tame("status", &asked);
+    walpost.wait_for_log(FORGED);
+    let finished = walpost.terminate();
+    expect_shown_tame("run", &finished);
+}
+
+/// The id of an event is whatever its author likes.
+#[test]
+fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
+         created_at timestamptz DEFAULT now())",
+    );
+    let aggregate = scene.aggregate(1);
+    let id = literal(EVIL);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES ({id}, 'not a topic', 'k', '{{}}')"
+    ));
+    let mut findings = Findings::default();
+    let halted = scene.run().finish().expect_code(3);
+    findings.look_at("a halt", &halted);
+    let end = scene.history()[0].end;
+    let end = format!("{:X}/{:X}", end >> 32, end & 0xFFFF_FFFF);
+    let skip = scene.skip(&end).arg("--dry-run").finish().expect_code(0);
+    findings.look_at("skip", &skip);
+    let verified = scene.verify().finish().expect_code(1);
+    findings.look_at("verify: unroutable", &verified);
+    let file = reaper::folder("verify").join("findings.json");
+    let json = scene
+        .verify()
+        .arg("--json")
+        .arg("--output")
+        .arg(&file)
+        .finish();
+    findings.look_at("verify --json", &json);
+    findings.look("verify --output", &std::fs::read_to_string(&file).unwrap());
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert!(json.to_string().contains("fake line"), "{json}");
+
+    // It can be sent now, and never was.
+    scene
+        .db
+        .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
+    scene.db.rows(&format!(
+        "SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())",
+        scene.slot()
+    ));
+    // While nobody reads the slot it could still come.
+    let walpost = scene.start();
+    let missing = scene.verify().finish().expect_code(1);
+    walpost.terminate().expect_code(0);
+    assert!(missing.stdout.contains("MISSING"), "{missing:?}");
+    findings.look_at("verify: missing", &missing);
+    let replay = scene.replay(&[
+        "--dry-run",
+        "--id",
+        EVIL,
+        "--id",
+        "none\x1b[2J\nERROR fake line",
+    ]);
+    findings.look_at("replay", &replay.finish());
+    findings.expect_none();
+}
+
+#[test]
+fn checkpoint_names_the_last_event_tamely() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text)",
+    )
+    .exactly_once();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let id = literal(EVIL);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{}}')"
+    ));
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let shown = scene.checkpoint("show").finish().expect_code(0);
+    expect_shown_tame("checkpoint show", &shown);
+    let json = scene
+        .checkpoint("show")
+        .arg("--json")
+        .finish()
+        .expect_code(0);
+    expect_shown_tame("checkpoint show --json", &json);
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert!(json.to_string().contains("fake line"), "{json}");
+}
+
+/// Names of tables are whatever their owner likes, also those that retention comes upon.
+#[test]
+fn names_of_tables_and_columns_are_shown_tame() {
+    let scene = Scene::bare();
+    let name = format!("out{EVIL}").replace('\0', "");
+    let cut: String = name.chars().take(40).collect();
+    scene.db.run(&format!(
+        "CREATE TABLE \"{cut}\" (id int, aggregatetype text, aggregateid text, payload text)"
+    ));
+    let table = format!("public.\"{cut}\"");
+    let with_table = |command: &str| scene.invoke(command).args(["--table", &table]);
+    let mut findings = Findings::default();
+    let made = with_table("init").finish().expect_code(0);
+    findings.look_at("init", &made);
+    let printed = with_table("init").arg("--print").finish().expect_code(0);
+    let comments = printed
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("-- "));
+    findings.look("init --print", &comments.collect::<Vec<_>>().join("\n"));
+    let forged = printed.stdout.lines().find(|line| line.starts_with(FORGED));
+    assert!(
+        forged.is_none_or(|line| line.contains("over")),
+        "{forged:?}"
+    );
+    let checked = with_table("check").args(["--kafka", &scene.broker.address()]);
+    findings.look_at("check", &checked.finish());
+    let kept = with_table("maintain").args(["--retention", "1s"]).finish();
+    findings.look_at("maintain", &kept);
+    findings.expect_none();
+}
+
+/// Whoever listens where Walpost should answers `walpost status`.
+#[test]
+fn status_shows_what_a_stranger_answers_tame() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    let mut status = http.status();
+    walpost.terminate().expect_code(0);
+    let pipeline = &mut status["pipelines"][0];
+    pipeline["name"] = EVIL.into();
+    pipeline["ready"] = false.into();
+    pipeline["not_ready"] = EVIL.into();
+    for document in [status.to_string(), format!("{{\"version\": \"{EVIL}")] {
+        let address = hostile_walpost(document);
+        for arguments in [
+            ["--http", &*address].as_slice(),
+            &["--http", &address, "--json"],
+        ] {
+            let shown = Invocation::new(["status"])
+                .args(arguments)
+                .finish()
+                .expect_code(1);
+            expect_tame("status", &shown.stdout);
+            expect_tame("status", &shown.stderr);
+        }
+    }
+}
+
+/// The page, in a browser: what turns text round is no part of it.
+#[test]
+fn page_shows_an_error_tamely() {
+    let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
+    let mut walpost = Invocation::new(["run", "--postgres", &conninfo, "--kafka", "127.0.0.1:1"])
+        .args(["--http", "127.0.0.1:0"])
+        .start();
+    let http: Http = walpost.http();
+    wait_until("the error", || {
+        http.get("/readyz").body.contains("desrever")
+    });
+    let document = crate::support::browser::document(&format!("http://{}/", http.address()));
+    assert!(document.contains("&lt;img src=x"), "{document}");
+    assert!(!document.contains("<title>owned"), "{document}");
+    assert!(
+        document.contains("desrever") && !document.contains('\u{202e}'),
+        "{document}"
+    );
+    walpost.terminate();
+}
+
+/// A record is data, and has to arrive as it is; that it is on a terminal changes nothing of it.
+#[test]
+fn records_on_standard_output_are_tame_json_that_means_the_same() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
+    );
+    let mut walpost = scene.invoke("run").args(["--sink", "stdout"]).start();
+    walpost.wait_for_log("streaming");
+    let evil = literal(EVIL);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, 'order', {evil}, {evil})"
+    ));
+    let line = wait_for("a record", || {
+        walpost.output().lines().next().map(str::to_owned)
+    });
+    expect_tame("a record", &line);
+    let record: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(
+        (&record["key"], &record["value"]),
+        (&EVIL.into(), &EVIL.into())
+    );
+    walpost.terminate().expect_code(0);
+}
