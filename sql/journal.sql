@@ -7,12 +7,11 @@
 -- already is examined, never changed. One serves all pipelines of the database. sql/role.sql lets Walpost's role read it and
 -- add to it, and do neither UPDATE nor DELETE. It is in no publication: what it says is no event.
 \set ON_ERROR_STOP on
-\set examine journal
-\ir examine.sql
-
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
+\set examine journal
+\ir examine.sql
 
 DO $walpost$
 DECLARE

@@ -24,13 +24,12 @@
 \else
 \set table outbox
 \endif
-\set examine 'owners read'
-\ir examine.sql
-\ir uuidv7.sql
-
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
+\set examine 'owners read'
+\ir examine.sql
+\ir uuidv7.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';

@@ -21,14 +21,13 @@
 -- ALTER FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) SECURITY DEFINER SET search_path =
 -- pg_catalog, pg_temp saves the last line, and costs each call a few microseconds; running this file takes it back.
 \set ON_ERROR_STOP on
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 -- There is no table whose owner could own them.
 \set table ''
 \set examine owners
 \ir examine.sql
-
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
 
 DO $walpost$
 BEGIN

@@ -25,12 +25,11 @@
 \else
 \set role walpost
 \endif
-\set examine journal
-\ir examine.sql
-
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
+\set examine journal
+\ir examine.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';

@@ -27,6 +27,9 @@
 \set slot walpost_outbox
 \endif
 
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
 
 -- The table is locked by this against what would change it between its examination and the INSERT.
 BEGIN;
@@ -35,9 +38,6 @@ DEALLOCATE walpost_journal;
 \set examine 'journal read'
 \ir examine.sql
 
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
 SET walpost.pipeline = :'pipeline';
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';

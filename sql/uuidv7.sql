@@ -9,12 +9,11 @@
 \else
 \set schema public
 \endif
-\set examine owners
-\ir examine.sql
-
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
+\set examine owners
+\ir examine.sql
 
 SET walpost.schema = :'schema';
 

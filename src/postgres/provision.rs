@@ -282,6 +282,78 @@ mod tests {
         }
     }
 
+    /// The files of sql/ with their names.
+    fn files() -> Vec<(String, String)> {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        let files = std::fs::read_dir(folder).expect("a folder").map(|entry| {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("a text");
+            (path.display().to_string(), text)
+        });
+        files.collect()
+    }
+
+    #[test]
+    fn every_file_sets_the_search_path_before_any_other_statement() {
+        for (name, text) in files() {
+            let mut is_default = false;
+            let statements = text.lines().filter(|line| {
+                match line.split(' ').next() {
+                    Some("\\if") => is_default = true,
+                    Some("\\endif") => is_default = false,
+                    _ => {}
+                }
+                let is_ours = line.starts_with("\\set") || line.starts_with("\\endif");
+                !(line.is_empty() || line.starts_with("--") || is_default || is_ours)
+            });
+            let first: Vec<_> = statements.take(2).collect();
+            let wanted = ["SET search_path = pg_catalog;", "SET row_security = off;"];
+            assert_eq!(first, wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn bodies_of_functions_do_not_depend_on_the_search_path_of_their_callers() {
+        let mut functions = 0;
+        for (name, text) in files() {
+            for (at, _) in text.match_indices("CREATE OR REPLACE FUNCTION ") {
+                functions += 1;
+                let rest = &text[at..];
+                let end = rest.find("$walpost$;\n").into_iter();
+                let end = end.chain(rest.find("$ddl$, in_schema")).min();
+                let function = &rest[..end.unwrap_or(rest.len())];
+                let is_safe = function.contains("\nRETURN ")
+                    || function.contains(" RETURN (")
+                    || function.contains("SET search_path = pg_catalog, pg_temp")
+                    || function.contains("OPERATOR(pg_catalog.");
+                assert!(is_safe, "{name}: {function}");
+            }
+            assert!(
+                !text.contains("CREATE FUNCTION"),
+                "{name}: CREATE OR REPLACE heals it"
+            );
+        }
+        assert_eq!(functions, 4);
+    }
+
+    #[test]
+    fn nobody_else_opens_a_connection_to_postgresql() {
+        let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !path.ends_with("dial/handover.rs") && !path.ends_with("provision.rs") {
+                    let text = std::fs::read_to_string(&path).expect("a text");
+                    let connects = text.contains("tokio_postgres::connect")
+                        || text.contains("tokio_postgres::Config");
+                    assert!(!connects, "{}", path.display());
+                }
+            }
+        }
+    }
+
     #[test]
     fn names_are_quoted_and_casts_are_left_alone() {
         let filled =
