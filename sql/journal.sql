@@ -25,10 +25,8 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    -- As publish.sql does, which says why.
     IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost') THEN
         CREATE SCHEMA walpost;
-        GRANT USAGE ON SCHEMA walpost TO PUBLIC;
     END IF;
     CREATE TABLE walpost.journal (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

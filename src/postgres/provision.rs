@@ -16,6 +16,7 @@ const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql"
 const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const JOURNAL: &str = include_str!("../../sql/journal.sql");
+const WRITER: &str = include_str!("../../sql/writer.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
@@ -32,6 +33,8 @@ pub struct Provision {
     pub partitioned: bool,
     /// The role for `walpost run`, if one is to be made.
     pub role: Option<String>,
+    /// The roles that may send events.
+    pub writers: Vec<String>,
     /// How long each statement may wait for a lock; a slot waits for running transactions too.
     pub lock_timeout: Duration,
 }
@@ -74,6 +77,12 @@ impl Provision {
                 sql: self.fill_in(PUBLISH),
             },
         }];
+        for writer in &self.writers {
+            scripts.push(Script {
+                makes: format!("rights of role {writer} to send events"),
+                sql: self.fill_in_with(WRITER, Some(writer)),
+            });
+        }
         scripts.push(Script {
             makes: "table walpost.journal".to_owned(),
             sql: self.fill_in(JOURNAL),
@@ -122,13 +131,17 @@ impl Provision {
     }
 
     fn fill_in(&self, file: &str) -> String {
+        self.fill_in_with(file, None)
+    }
+
+    fn fill_in_with(&self, file: &str, writer: Option<&str>) -> String {
         let mut out = String::with_capacity(file.len());
         for line in file.lines().filter(|line| !line.starts_with('\\')) {
             let mut rest = line;
             while let Some(at) = rest.find(':') {
                 let (before, after) = rest.split_at(at);
                 out.push_str(before);
-                match self.variable(after) {
+                match self.variable(after, writer) {
                     Some((text, after)) => {
                         out.push_str(&text);
                         rest = after;
@@ -146,7 +159,7 @@ impl Provision {
     }
 
     /// Reads `:'name'` or `:"name"` off the front of `text`.
-    fn variable<'t>(&self, text: &'t str) -> Option<(String, &'t str)> {
+    fn variable<'t>(&self, text: &'t str, writer: Option<&str>) -> Option<(String, &'t str)> {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
@@ -159,6 +172,7 @@ impl Provision {
             "publication" => &self.target.publication,
             "slot" => &self.target.slot,
             "role" => self.role.as_ref()?,
+            "writer" => writer?,
             _ => return None,
         };
         let text = match quote {
@@ -183,6 +197,7 @@ mod tests {
             },
             partitioned: false,
             role: Some("carrier".to_owned()),
+            writers: vec!["it's a shop".to_owned()],
             lock_timeout: Duration::from_secs(1),
         }
     }
@@ -240,6 +255,7 @@ mod tests {
             makes,
             [
                 "table \"My Shop\".\"out'box\"",
+                "rights of role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
@@ -249,6 +265,7 @@ mod tests {
         );
         let without = Provision {
             role: None,
+            writers: Vec::new(),
             ..provision()
         };
         assert_eq!(without.scripts().len(), 5);

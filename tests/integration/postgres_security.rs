@@ -54,7 +54,7 @@ impl Guarded {
         // The roles are the server's, and whoever connects may run it here.
         scene
             .db
-            .run("GRANT SELECT, INSERT ON walpost.journal TO PUBLIC");
+            .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC");
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "k");
         Self { scene, aggregate }
