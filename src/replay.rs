@@ -200,7 +200,7 @@ pub enum ReplayError {
         /// The run's id.
         run: Uuid,
         /// Who began it.
-        begun: Begun,
+        begun: Box<Begun>,
         /// The condition, as the journal has it.
         expected: Option<String>,
         /// How the run is resumed.
@@ -217,7 +217,7 @@ pub enum ReplayError {
         /// The run's id.
         run: Uuid,
         /// Who began it.
-        begun: Begun,
+        begun: Box<Begun>,
         /// The settings'.
         found: String,
         /// The run's.
@@ -447,7 +447,7 @@ impl<'s> Plan<'s> {
         if selected.condition.as_deref() != condition {
             return Err(ReplayError::OtherCondition {
                 run,
-                begun,
+                begun: Box::new(begun),
                 expected: selected.condition,
                 command,
             });
@@ -456,7 +456,7 @@ impl<'s> Plan<'s> {
         if planned.topic != found {
             return Err(ReplayError::OtherTopic {
                 run,
-                begun,
+                begun: Box::new(begun),
                 found,
                 expected: planned.topic,
                 command,
@@ -706,6 +706,8 @@ impl<'s> Plan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
+            // Of rows there are none.
+            malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
             let (pipeline, topic) = (&self.settings.name, &self.settings.dead_letters.topic);
