@@ -139,7 +139,7 @@ fn core(group: &mut Group<'_>) {
 fn message_bytes(body: &[u8]) -> &[u8] {
     match Frame::decode(body).expect("a frame") {
         Frame::XLogData { data, .. } => data,
-        Frame::Keepalive { .. } => panic!("rows only"),
+        Frame::Keepalive { .. } | Frame::LargeMessage { .. } => panic!("rows only"),
     }
 }
 

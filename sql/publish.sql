@@ -10,16 +10,21 @@
 -- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: the functions are
 -- replaced, what was granted or revoked on them stays. `walpost init --outbox log` runs the same.
 --
--- Everybody may call them, as everybody may call pg_logical_emit_message(), which they stand on. To let only a role
--- `shop` publish, take both away:
---   REVOKE USAGE ON SCHEMA walpost FROM PUBLIC;
---   GRANT USAGE ON SCHEMA walpost TO shop;
---   REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text),
---       pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
---   GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, bytea) TO shop;
+-- Who may publish: nobody at first but the owner. sql/writer.sql (`walpost init --writer shop`) lets the role `shop`. Where
+-- an earlier version of this file has made the schema and the functions, everybody may call them, and nothing is taken away
+-- from programs that run: `walpost check` says so, with the statements that do.
+--
+-- Who may forge: these functions stand on pg_logical_emit_message(), which PostgreSQL lets everybody call. Whoever may call it
+-- can write any event, or a message that is none, under any prefix. So take it away from PUBLIC, in each database with such
+-- an outbox, as a superuser; sql/writer.sql has given it to the writers:
+--   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
+--       pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
 -- From PostgreSQL 17 on both have one more argument: (boolean, text, text, boolean), (boolean, text, bytea, boolean).
--- ALTER FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) SECURITY DEFINER SET search_path =
--- pg_catalog, pg_temp saves the last line, and costs each call a few microseconds; running this file takes it back.
+--
+-- The bodies run in the session that calls them, with its search_path. So every function, operator and type in them is
+-- named with its schema: where a name alone stands, a function that somebody has made in a schema of that path, and whose
+-- arguments fit better, is called instead. SET search_path on the functions would do that too, and keep `publish` from
+-- becoming part of the statement that calls it.
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
@@ -31,11 +36,13 @@ SET row_security = off;
 
 DO $walpost$
 BEGIN
-    -- Granted with the schema, and never again: it may have been revoked since.
-    IF to_regnamespace('walpost') IS NULL THEN
+    IF pg_catalog.to_regnamespace('walpost') IS NULL THEN
         CREATE SCHEMA walpost;
-        GRANT USAGE ON SCHEMA walpost TO PUBLIC;
     END IF;
+    -- Of functions that are there already, nothing is taken away.
+    PERFORM pg_catalog.set_config('walpost.publish_is_new', (NOT EXISTS (SELECT FROM pg_catalog.pg_proc
+        WHERE pronamespace = 'walpost'::pg_catalog.regnamespace
+        AND proname IN ('publish', 'publish_bytes')))::pg_catalog.text, false);
 END
 $walpost$;
 
@@ -45,33 +52,41 @@ $walpost$;
 -- The envelope is documented in src/outbox/envelope.rs. It is one expression, and the last step an assignment, because
 -- in PL/pgSQL each statement costs, and PERFORM most.
 CREATE OR REPLACE FUNCTION walpost.publish_bytes(
-    aggregatetype text, aggregateid text, type text, payload bytea, headers jsonb DEFAULT NULL,
-    id uuid DEFAULT gen_random_uuid(), prefix text DEFAULT 'walpost_outbox')
-RETURNS uuid LANGUAGE plpgsql VOLATILE AS $walpost$
+    aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.bytea,
+    headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
+    prefix pg_catalog.text DEFAULT 'walpost_outbox')
+RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
     -- NULL if one of the first three or the id is. UTF-8, since a message is sent in the bytes it has.
-    envelope bytea := '\x01'::bytea || uuid_send(id) || timestamptz_send(now())
-        || int4send(octet_length(convert_to(aggregatetype, 'UTF8'))) || convert_to(aggregatetype, 'UTF8')
-        || int4send(octet_length(convert_to(aggregateid, 'UTF8'))) || convert_to(aggregateid, 'UTF8')
-        || int4send(octet_length(convert_to(type, 'UTF8'))) || convert_to(type, 'UTF8')
-        || CASE WHEN headers IS NULL THEN '\xffffffff'::bytea
-            ELSE int4send(octet_length(convert_to(headers::text, 'UTF8'))) || convert_to(headers::text, 'UTF8') END
-        || CASE WHEN payload IS NULL THEN '\x00'::bytea ELSE '\x01'::bytea || payload END;
-    lsn pg_lsn;
+    envelope pg_catalog.bytea := '\x01'::pg_catalog.bytea
+        OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
+        OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())
+        OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(aggregatetype, 'UTF8')))
+        OPERATOR(pg_catalog.||) pg_catalog.convert_to(aggregatetype, 'UTF8')
+        OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(aggregateid, 'UTF8')))
+        OPERATOR(pg_catalog.||) pg_catalog.convert_to(aggregateid, 'UTF8')
+        OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(type, 'UTF8')))
+        OPERATOR(pg_catalog.||) pg_catalog.convert_to(type, 'UTF8')
+        OPERATOR(pg_catalog.||) CASE WHEN headers IS NULL THEN '\xffffffff'::pg_catalog.bytea
+            ELSE pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(headers::pg_catalog.text, 'UTF8')))
+                OPERATOR(pg_catalog.||) pg_catalog.convert_to(headers::pg_catalog.text, 'UTF8') END
+        OPERATOR(pg_catalog.||) CASE WHEN payload IS NULL THEN '\x00'::pg_catalog.bytea
+            ELSE '\x01'::pg_catalog.bytea OPERATOR(pg_catalog.||) payload END;
+    lsn pg_catalog.pg_lsn;
 BEGIN
     IF envelope IS NULL OR prefix IS NULL THEN
         RAISE EXCEPTION 'aggregatetype, aggregateid, type, id and prefix of an event can not be null'
             USING ERRCODE = 'null_value_not_allowed';
-    ELSIF jsonb_typeof(headers) <> 'object' THEN
-        RAISE EXCEPTION 'headers of an event are a JSON object, not %', jsonb_typeof(headers)
+    ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
+        RAISE EXCEPTION 'headers of an event are a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
     -- As walpost_event_size in outbox.sql, which has the reasons.
-    ELSIF octet_length(envelope) > 16777216 THEN
-        RAISE EXCEPTION 'event of % bytes: at most 16777216 are allowed', octet_length(envelope)
+    ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) 16777216 THEN
+        RAISE EXCEPTION 'event of % bytes: at most 16777216 are allowed', pg_catalog.octet_length(envelope)
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Put what is large where consumers can fetch it, and send a reference.';
     END IF;
-    lsn := pg_logical_emit_message(true, prefix, envelope);
+    lsn := pg_catalog.pg_logical_emit_message(true, prefix, envelope);
     RETURN id;
 END
 $walpost$;
@@ -79,13 +94,24 @@ $walpost$;
 COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text)
     IS 'Writes an event into the write-ahead log, and returns its id';
 
--- Payloads in JSON. An SQL function of this form becomes part of the statement that calls it, and costs nothing more.
+-- Payloads in JSON. An SQL function of this form becomes part of the statement that calls it, and costs nothing more; its
+-- body was parsed here.
 CREATE OR REPLACE FUNCTION walpost.publish(
-    aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb DEFAULT NULL,
-    id uuid DEFAULT gen_random_uuid(), prefix text DEFAULT 'walpost_outbox')
-RETURNS uuid LANGUAGE sql VOLATILE AS $walpost$
-    SELECT walpost.publish_bytes(aggregatetype, aggregateid, type, convert_to(payload::text, 'UTF8'), headers, id, prefix)
-$walpost$;
+    aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.jsonb,
+    headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
+    prefix pg_catalog.text DEFAULT 'walpost_outbox')
+RETURNS pg_catalog.uuid LANGUAGE sql VOLATILE
+RETURN walpost.publish_bytes(aggregatetype, aggregateid, type, pg_catalog.convert_to(payload::pg_catalog.text, 'UTF8'),
+    headers, id, prefix);
 
 COMMENT ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text)
     IS 'Writes an event with a payload in JSON into the write-ahead log, and returns its id';
+
+DO $walpost$
+BEGIN
+    IF pg_catalog.current_setting('walpost.publish_is_new')::pg_catalog.bool THEN
+        REVOKE EXECUTE ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text),
+            walpost.publish(text, text, text, jsonb, jsonb, uuid, text) FROM PUBLIC;
+    END IF;
+END
+$walpost$;

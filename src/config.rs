@@ -465,6 +465,12 @@ fn dead_letters(
     let settings = DeadLetterSettings {
         oversize: file.on_oversize.unwrap_or_default(),
         unroutable: file.on_unroutable.unwrap_or_default(),
+        malformed: match target.outbox.table() {
+            // Of a row there is no such thing: what is given is for other pipelines of the file.
+            Some(_) => Undeliverable::Halt,
+            // Whoever can connect can write one, unless that was revoked.
+            None => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
+        },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
     };
     if !settings.are_sent() {

@@ -191,8 +191,8 @@ pub enum PipelineError {
     /// A message with the outbox's prefix is no event.
     #[error(
         "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
-         walpost.publish, and everything else with another prefix. To leave out the transaction that has it: walpost \
-         skip --to {at}"
+         walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
+         topic for dead letters. To leave out the transaction that has it: walpost skip --to {at}"
     )]
     Envelope {
         /// Position of the message.
@@ -525,6 +525,7 @@ fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineE
         confirmed,
         oversize_dead_letters = dead_letters.map(|letters| letters.oversize),
         unroutable_dead_letters = dead_letters.map(|letters| letters.unroutable),
+        malformed_dead_letters = dead_letters.map(|letters| letters.malformed),
         foreign_messages = left_alone.map(|left| left.foreign),
         nontransactional_messages = left_alone.map(|left| left.nontransactional),
         "stopped"

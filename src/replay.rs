@@ -16,13 +16,20 @@
 //!
 //! [`Plan::of_let_go`] sends what may be missing after slots were let go. The end of such a run closes
 //! their entries in the journal.
+//!
+//! Roles that may add to the journal are not all trusted with the rights of whoever resumes a run. So
+//! nothing that the journal has is run as SQL: the selection is there in values, from which the
+//! condition is built anew, a person gives `--where` again, and the topic is the settings'.
+
+use std::fmt::Write as _;
 
 use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
 
+pub use self::book::Begun;
 use self::book::{Note, Planned, State, Told, lock};
-use self::selection::{Selection, Table};
+use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 use crate::kafka::reader::ReadError;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
@@ -41,6 +48,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 
 mod book;
+mod condition;
 mod let_go;
 mod position;
 pub mod selection;
@@ -157,6 +165,72 @@ pub enum ReplayError {
     /// Another process goes on with the run.
     #[error("replay {0} is being sent by another process")]
     Running(Uuid),
+    /// A condition in SQL would have too many rights.
+    #[error(
+        "--where runs functions with all rights of the session, also in a transaction that can only read, and role {role} {}. \
+         Connect as a role that is no superuser and may read the table, such as that of walpost run",
+        if role == through { "is a superuser".to_owned() } else { format!("can become {through}") }
+    )]
+    Mighty {
+        /// The session's role.
+        role: String,
+        /// The role that is too powerful.
+        through: String,
+    },
+    /// A condition has parameters.
+    #[error(
+        "--where has a parameter such as $1, and nothing gives it a value. Write the value in its place"
+    )]
+    Parameters,
+    /// A run that was begun with another condition, or with none.
+    #[error(
+        "replay {run}, which role {} began at {}, {}. What the journal says is compared, and never run: {}",
+        begun.by_role,
+        begun.at,
+        match expected {
+            Some(expected) => format!("is of rows that fulfil the condition: {expected}"),
+            None => "has no --where".to_owned(),
+        },
+        match expected {
+            Some(_) => format!("if that is what you mean, give it again: {command}"),
+            None => format!("leave --where out: {command}"),
+        }
+    )]
+    OtherCondition {
+        /// The run's id.
+        run: Uuid,
+        /// Who began it.
+        begun: Box<Begun>,
+        /// The condition, as the journal has it.
+        expected: Option<String>,
+        /// How the run is resumed.
+        command: String,
+    },
+    /// A run that was begun with another topic.
+    #[error(
+        "replay {run}, which role {} began at {}, goes to topic {expected}, and the settings say {found}. If that is what you \
+         mean, give it again: {command}",
+        begun.by_role,
+        begun.at
+    )]
+    OtherTopic {
+        /// The run's id.
+        run: Uuid,
+        /// Who began it.
+        begun: Box<Begun>,
+        /// The settings'.
+        found: String,
+        /// The run's.
+        expected: String,
+        /// How the run is resumed.
+        command: String,
+    },
+    /// What the run would close when it ends is not open.
+    #[error(
+        "replay {0} was begun for slots that were let go, and the journal has no open entries any more for all of them: begin \
+         a new one"
+    )]
+    Closed(Uuid),
     /// The table has another key than when the run began.
     #[error(
         "replay {run} was ordered by {expected}, and the table's order is {found} now: begin a new one"
@@ -256,8 +330,12 @@ pub struct Plan<'s> {
     /// Writes the journal.
     writer: Catalog,
     planned: Planned,
+    /// Which rows, in SQL; empty for all.
+    rows_condition: String,
     /// Its id.
     pub run: Uuid,
+    /// Who began it, where it is resumed.
+    pub begun: Option<Begun>,
     is_resumed: bool,
     /// The last row that Kafka has from before it was cut short.
     behind: Option<Vec<String>>,
@@ -290,13 +368,15 @@ impl<'s> Plan<'s> {
         let writer = Catalog::open(&settings.postgres).await?;
         // Nothing is sent that can't be written down.
         writer.journal(&settings.name, &settings.target).await?;
-        let plan = Self::begin(settings, table, writer).await?;
+        let mut plan = Self::begin(settings, table, writer).await?;
         let rows = Table {
             name: plan.table,
             columns: &plan.columns,
             key: &plan.key,
         };
-        let condition = selection.sql(settings, &plan.reader, &rows).await?;
+        let selected = selection.look_up(settings, &plan.reader, &rows).await?;
+        let condition = selected.sql(&plan.key);
+        plan.planned.selected = Some(selected);
         plan.counted(condition).await
     }
 
@@ -308,12 +388,12 @@ impl<'s> Plan<'s> {
     ) -> Result<Self, ReplayError> {
         let run = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
         lock(&writer, run).await?;
-        Self::open(settings, table, settings.outbox.clone(), writer, run).await
+        Self::open(settings, table, writer, run).await
     }
 
     /// With the rows that fulfil `condition`.
     async fn counted(mut self, condition: String) -> Result<Self, ReplayError> {
-        self.planned.condition = condition;
+        self.rows_condition = condition;
         self.rows = self.count().await?;
         self.planned.rows = self.rows;
         self.planned.until = self.last().await?;
@@ -329,30 +409,61 @@ impl<'s> Plan<'s> {
         let writer = Catalog::open(&settings.postgres).await?;
         let (closes, condition) = let_go::rows(settings, table, &writer).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
+        // Their entries say which rows, also when the run is resumed.
+        plan.planned.selected = Some(Selected::default());
         plan.planned.let_go.clone_from(&closes);
         plan.closes = closes;
         plan.counted(condition).await
     }
 
-    /// Goes on with a run that the journal knows.
+    /// Goes on with a run that the journal knows. `condition` is the one in SQL that it began with,
+    /// which a person gives again.
     ///
     /// # Errors
-    /// It does not know it, or all of it was sent.
-    pub async fn resume(settings: &'s PipelineSettings, run: Uuid) -> Result<Self, ReplayError> {
+    /// The journal does not know it, all of it was sent, or it began with another condition, topic or
+    /// table than it would go on with.
+    pub async fn resume(
+        settings: &'s PipelineSettings,
+        run: Uuid,
+        condition: Option<&str>,
+    ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
         let told = Told::find(&writer, settings, run).await?;
         lock(&writer, run).await?;
-        let mut outbox = settings.outbox.clone();
-        let planned = told.planned;
-        outbox.topic = planned
-            .topic
-            .parse()
-            .map_err(|error| told.entry.unreadable(format!("topic: {error}")))?;
-        let mut plan = Self::open(settings, table, outbox, writer, run).await?;
+        let Told {
+            entry,
+            begun,
+            planned,
+            last,
+            sent,
+        } = told;
+        let Some(selected) = planned.selected() else {
+            return Err(entry.unreadable("it does not say which rows".to_owned()));
+        };
+        let command = resumption(settings, run, selected.condition.as_deref(), &planned.topic);
+        if selected.condition.as_deref() != condition {
+            return Err(ReplayError::OtherCondition {
+                run,
+                begun: Box::new(begun),
+                expected: selected.condition,
+                command,
+            });
+        }
+        let found = settings.outbox.topic.to_string();
+        if planned.topic != found {
+            return Err(ReplayError::OtherTopic {
+                run,
+                begun: Box::new(begun),
+                found,
+                expected: planned.topic,
+                command,
+            });
+        }
+        let mut plan = Self::open(settings, table, writer, run).await?;
         if planned.table != plan.planned.table {
             let reason = format!("it is about table {}", planned.table);
-            return Err(told.entry.unreadable(reason));
+            return Err(entry.unreadable(reason));
         }
         if planned.order != plan.planned.order {
             return Err(ReplayError::OtherKey {
@@ -361,11 +472,30 @@ impl<'s> Plan<'s> {
                 expected: planned.order.join(", "),
             });
         }
+        let is_other = |key: &Option<Vec<String>>| {
+            key.as_ref()
+                .is_some_and(|key| key.len() != planned.order.len())
+        };
+        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.key) {
+            let order = planned.order.join(", ");
+            let reason = format!("until, last, from and to have to be values of {order}");
+            return Err(entry.unreadable(reason));
+        }
+        plan.rows_condition = if planned.let_go.is_empty() {
+            if let Some(condition) = condition {
+                condition::examine(&plan.reader, table, condition).await?;
+            }
+            selected.sql(&plan.key)
+        } else {
+            let condition = let_go::condition(settings, &plan.writer, &planned.let_go).await?;
+            condition.ok_or(ReplayError::Closed(run))?
+        };
         plan.closes.clone_from(&planned.let_go);
         plan.planned = planned;
         plan.is_resumed = true;
-        plan.behind = told.last;
-        plan.sent_before = told.sent;
+        plan.begun = Some(begun);
+        plan.behind = last;
+        plan.sent_before = sent;
         plan.rows = plan.count().await?;
         Ok(plan)
     }
@@ -373,10 +503,10 @@ impl<'s> Plan<'s> {
     async fn open(
         settings: &'s PipelineSettings,
         table: &'s TableName,
-        outbox: OutboxSettings,
         writer: Catalog,
         run: Uuid,
     ) -> Result<Self, ReplayError> {
+        let outbox = &settings.outbox;
         let reader = Catalog::open(&settings.postgres).await?;
         let observed = reader.look(&settings.target).await?;
         let database = observed.database;
@@ -394,12 +524,13 @@ impl<'s> Plan<'s> {
                 type_oid: *type_oid,
             })
             .collect();
-        let mapping = Mapping::bind(&outbox, &table.to_string(), &typed)?;
+        let mapping = Mapping::bind(outbox, &table.to_string(), &typed)?;
         reader.examine_table(table, Statement::Select).await?;
         let key = reader.key(table).await?;
         let key = key.ok_or_else(|| ReplayError::NoKey(table.clone()))?;
         copy::prepare(reader.client()).await?;
-        // No function of a condition can change anything, and all rows are as of one moment.
+        // All rows are as of one moment, and nothing is written by mistake. What functions of a condition
+        // can do in spite of it, `condition` has.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -410,17 +541,20 @@ impl<'s> Plan<'s> {
             mapping,
             planned: Planned {
                 table: table.to_string(),
-                condition: String::new(),
+                selected: None,
+                condition: None,
                 order: key.columns.clone(),
                 until: None,
                 topic: outbox.topic.to_string(),
                 rows: 0,
                 let_go: Vec::new(),
             },
+            rows_condition: String::new(),
             key,
             reader,
             writer,
             run,
+            begun: None,
             is_resumed: false,
             behind: None,
             sent_before: 0,
@@ -438,7 +572,7 @@ impl<'s> Plan<'s> {
     /// Which rows, for people.
     #[must_use]
     pub fn describe(&self) -> String {
-        let which = match self.planned.condition.as_str() {
+        let which = match self.rows_condition.as_str() {
             "" => "all".to_owned(),
             condition => format!("those with {}", condition.replace('\n', "")),
         };
@@ -453,6 +587,14 @@ impl<'s> Plan<'s> {
             self.planned.table,
             self.planned.order.join(", ")
         )
+    }
+
+    /// The command that goes on with it.
+    #[must_use]
+    pub fn resumption(&self) -> String {
+        let selected = self.planned.selected();
+        let condition = selected.and_then(|selected| selected.condition);
+        resumption(self.settings, self.run, condition.as_deref(), self.topic())
     }
 
     /// The topic's template.
@@ -470,8 +612,8 @@ impl<'s> Plan<'s> {
     /// The condition for the rows that are to be sent.
     fn condition(&self) -> String {
         let mut all = Vec::new();
-        if !self.planned.condition.is_empty() {
-            all.push(self.planned.condition.clone());
+        if !self.rows_condition.is_empty() {
+            all.push(self.rows_condition.clone());
         }
         // A run that is resumed has another snapshot than when it began.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
@@ -563,6 +705,8 @@ impl<'s> Plan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
+            // Of rows there are none.
+            malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
             let (pipeline, topic) = (&self.settings.name, &self.settings.dead_letters.topic);
@@ -609,9 +753,59 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     table.ok_or_else(|| ReplayError::NoTable(outbox.clone()))
 }
 
+/// The command that goes on with a run. What it is asked to give again stands there quoted.
+fn resumption(
+    settings: &PipelineSettings,
+    run: Uuid,
+    condition: Option<&str>,
+    topic: &str,
+) -> String {
+    let mut command = format!("walpost replay --pipeline {} --resume {run}", settings.name);
+    if let Some(condition) = condition {
+        let _ = write!(command, " --where {}", quoted(condition));
+    }
+    if topic != OutboxSettings::default().topic.to_string() {
+        let _ = write!(command, " --topic {}", quoted(topic));
+    }
+    command
+}
+
+/// A word for a shell; on one line, so that it stands in a log as it is.
+fn quoted(text: &str) -> String {
+    const APOSTROPHE: &str = "'\\''";
+    if !text.contains(char::is_control) {
+        return format!("'{}'", text.replace('\'', APOSTROPHE));
+    }
+    let mut word = "$'".to_owned();
+    for c in text.chars() {
+        match c {
+            '\'' | '\\' => word.extend(['\\', c]),
+            '\n' => word.push_str("\\n"),
+            c if c.is_control() => {
+                let _ = write!(word, "\\u{:04x}", u32::from(c));
+            }
+            c => word.push(c),
+        }
+    }
+    word.push('\'');
+    word
+}
+
 /// The columns of a row, which are texts.
 fn texts(row: &tokio_postgres::Row) -> Result<Vec<String>, CatalogError> {
     (0..row.len())
         .map(|index| Ok(row.try_get(index)?))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_word_for_a_shell_is_on_one_line() {
+        assert_eq!(quoted("a = 'b'"), r"'a = '\''b'\'''");
+        assert_eq!(quoted("a\\b"), r"'a\b'");
+        assert_eq!(quoted("(a\n)'\\\u{1b}"), r"$'(a\n)\'\\\u001b'");
+    }
 }

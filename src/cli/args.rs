@@ -108,6 +108,10 @@ pub struct RecordArgs {
     /// What becomes of an event that no record can be made of [default: halt]
     #[arg(long, env = "WALPOST_ON_UNROUTABLE", value_enum)]
     pub on_unroutable: Option<Undeliverable>,
+    /// What becomes of a message in the log that has the outbox's prefix and is no event
+    /// [default: dead-letter]
+    #[arg(long, env = "WALPOST_ON_MALFORMED", value_enum)]
+    pub on_malformed: Option<Undeliverable>,
     /// The topic for dead letters [default: walpost-dead-letters]
     #[arg(long, env = "WALPOST_DEAD_LETTER_TOPIC", value_name = "TOPIC")]
     pub dead_letter_topic: Option<String>,

@@ -18,7 +18,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Observed, Statement};
+use crate::postgres::catalog::{Catalog, Everybody, Observed, Statement};
 use crate::postgres::connection::Connection;
 use crate::postgres::retention::{self, RetentionError};
 use crate::postgres::target::Outbox;
@@ -195,6 +195,38 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         }
     }
     risks(settings, &observed, report);
+    if matches!(settings.target.outbox, Outbox::Log { .. }) {
+        match catalog.everybody().await {
+            Ok(everybody) => forgery(&everybody, report),
+            Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
+        }
+    }
+}
+
+/// Who can write events that nobody meant.
+fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
+    const FIRST: &str = "First let those that are to: walpost init --outbox log --writer ROLE.";
+    if everybody.publishes {
+        let message = format!(
+            "every role of the database may publish events. {FIRST} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
+             text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
+             PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
+        );
+        report.add("publish", Outcome::Warning, message);
+    }
+    if let Some(functions) = &everybody.emits {
+        let message = format!(
+            "every role of the database may write messages into the log, and so forge events. {FIRST} Then, as a superuser: \
+             REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
+        );
+        report.add("messages", Outcome::Warning, message);
+    }
+    if everybody.any_bytes {
+        let message = "the database's encoding is SQL_ASCII: a message of anybody, with any prefix that is not UTF-8, is one that \
+                       the server refuses to send, and nothing behind it is ever sent. Have the outbox in a database in UTF8, or as \
+                       a table";
+        report.add("encoding", Outcome::Warning, message);
+    }
 }
 
 /// What could have code of others run as us.
@@ -407,7 +439,16 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
     if is_there && settings.dead_letters.are_sent() {
         let topic = settings.dead_letters.topic.clone();
         let found = probe::look(properties, Some(topic)).await;
-        broker_finding("dead letters", found, creates, report);
+        match found {
+            // Nothing waits for it before somebody writes a message that is no event.
+            BrokerFinding::NoTopic(error) if !creates && !settings.dead_letters.are_of_events() => {
+                let message = format!(
+                    "a message that is no event, which every role that may write messages can write, halts the pipeline: {error}"
+                );
+                report.add("dead letters", Outcome::Warning, message);
+            }
+            found => broker_finding("dead letters", found, creates, report),
+        }
     }
 }
 

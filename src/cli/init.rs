@@ -36,6 +36,14 @@ pub struct InitArgs {
     /// Make no role
     #[arg(long)]
     no_role: bool,
+    /// A role that may send events, and is there already; repeated, each of them
+    #[arg(
+        long,
+        env = "WALPOST_WRITER",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    writer: Vec<String>,
     /// How long a statement may wait for a lock. A slot also waits for running transactions
     #[arg(
         long,
@@ -81,6 +89,13 @@ pub fn run(args: &InitArgs) -> Exit {
             target: settings.target.clone(),
             partitioned: args.partitioned,
             role: (!args.no_role).then(|| args.role.clone()),
+            // A variable that is empty names none.
+            writers: args
+                .writer
+                .iter()
+                .filter(|name| !name.is_empty())
+                .cloned()
+                .collect(),
             lock_timeout,
         };
         if args.print {

@@ -38,8 +38,8 @@ pub struct ReplayArgs {
     /// Rows up to and with this time, id or position
     #[arg(long, value_name = "TIME|ID|POSITION")]
     to: Option<Bound>,
-    /// Rows that fulfil a condition in SQL. It runs under your role, in a transaction that can only
-    /// read
+    /// Rows that fulfil a condition in SQL. Functions that it calls can do what the connection's role
+    /// may, such as drop a slot: no superuser runs one
     #[arg(long = "where", value_name = "SQL")]
     condition: Option<String>,
     /// Rows of this aggregate type, or of one aggregate; repeated, of any of them
@@ -60,12 +60,13 @@ pub struct ReplayArgs {
     /// Where records go [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum)]
     sink: Option<SinkName>,
-    /// Go on with a replay that was cut short
+    /// Go on with a replay that was cut short. Its --where and --topic have to be given again: what the
+    /// journal has of them is compared, and never run
     #[arg(
         long,
         value_name = "RUN-ID",
         value_parser = run_id,
-        conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "let_go", "topic"]
+        conflicts_with_all = ["from", "to", "aggregate", "id", "let_go"]
     )]
     resume: Option<Uuid>,
     /// Don't ask
@@ -78,18 +79,24 @@ pub struct ReplayArgs {
 enum Failure {
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    #[error(
-        "{reason}. To go on where it was cut short: walpost replay --pipeline {pipeline} --resume {run}"
-    )]
+    #[error("{reason}. To go on where it was cut short: {command}")]
     CutShort {
         reason: ReplayError,
-        pipeline: String,
-        run: Uuid,
+        command: String,
     },
     #[error("signals can't be received: {0}")]
     Signals(std::io::Error),
     #[error("pipeline {0:?} was not named: nothing was sent")]
     NotAsked(String),
+    #[error(
+        "replay {run} was begun by role {by_role} at {at}, and this session has another: with --yes nobody would see what it \
+         sends. Leave --yes out, look, and agree"
+    )]
+    OfAnother {
+        run: Uuid,
+        by_role: String,
+        at: String,
+    },
 }
 
 /// Sends rows of one pipeline's table again.
@@ -118,7 +125,7 @@ pub fn run(args: &ReplayArgs) -> Exit {
         Err(reason) => {
             error!(pipeline = settings.name, "{reason}");
             match reason {
-                Failure::NotAsked(_) => Exit::Usage,
+                Failure::NotAsked(_) | Failure::OfAnother { .. } => Exit::Usage,
                 Failure::Signals(_) => Exit::Failed,
                 Failure::Replay(reason) | Failure::CutShort { reason, .. } => exit(&reason),
             }
@@ -137,6 +144,11 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::NoRun { .. }
         | ReplayError::NothingLetGo { .. }
         | ReplayError::Complete(_)
+        | ReplayError::Closed(_)
+        | ReplayError::Mighty { .. }
+        | ReplayError::Parameters
+        | ReplayError::OtherCondition { .. }
+        | ReplayError::OtherTopic { .. }
         | ReplayError::OtherKey { .. } => Exit::Usage,
         ReplayError::Running(_)
         | ReplayError::NotDropped { .. }
@@ -164,7 +176,7 @@ fn exit(reason: &ReplayError) -> Exit {
 async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended, Failure> {
     let name = &settings.name;
     let plan = match args.resume {
-        Some(run) => Plan::resume(settings, run).await?,
+        Some(run) => Plan::resume(settings, run, args.condition.as_deref()).await?,
         None if args.let_go => Plan::of_let_go(settings).await?,
         None => {
             let selection = Selection {
@@ -183,6 +195,17 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
         plan.topic(),
         plan.run
     );
+    if let Some(begun) = &plan.begun {
+        let whose = if begun.is_ours {
+            ""
+        } else {
+            ", which is not the role of this session"
+        };
+        println!(
+            "{name}: begun by role {}{whose}, at {}",
+            begun.by_role, begun.at
+        );
+    }
     if args.dry_run {
         say!("{name}: nothing was sent");
         return Ok(Ended::Complete);
@@ -190,6 +213,13 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     if plan.rows == 0 && args.resume.is_none() && !plan.closes() {
         say!("{name}: there is nothing to send");
         return Ok(Ended::Complete);
+    }
+    if let (true, Some(begun)) = (args.yes, plan.begun.as_ref().filter(|begun| !begun.is_ours)) {
+        return Err(Failure::OfAnother {
+            run: plan.run,
+            by_role: begun.by_role.clone(),
+            at: begun.at.clone(),
+        });
     }
     if !args.yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));
@@ -247,17 +277,13 @@ async fn send(
             drop(progress);
             info!(
                 pipeline = name, %run, rows,
-                "stopped. To go on: walpost replay --pipeline {name} --resume {run}"
+                "stopped. To go on: {}", plan.resumption()
             );
             Ok(Ended::Stopped)
         }
         Err(reason) => {
-            let pipeline = name.to_owned();
-            Err(Failure::CutShort {
-                reason,
-                pipeline,
-                run,
-            })
+            let command = plan.resumption();
+            Err(Failure::CutShort { reason, command })
         }
     }
 }

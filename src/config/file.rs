@@ -51,6 +51,7 @@ pub struct FilePipeline {
     pub checkpoint: Option<FileCheckpoint>,
     pub on_oversize: Option<Undeliverable>,
     pub on_unroutable: Option<Undeliverable>,
+    pub on_malformed: Option<Undeliverable>,
     pub dead_letter_topic: Option<String>,
     pub topic: Option<String>,
     pub key: Option<String>,
@@ -200,6 +201,7 @@ impl Given<'_> {
         }
         over(&mut file.on_oversize, records.on_oversize.as_ref());
         over(&mut file.on_unroutable, records.on_unroutable.as_ref());
+        over(&mut file.on_malformed, records.on_malformed.as_ref());
         over(
             &mut file.dead_letter_topic,
             records.dead_letter_topic.as_ref(),

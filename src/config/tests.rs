@@ -255,6 +255,17 @@ fn dead_letters_have_a_topic_of_their_own() {
         "outbox = \"log\"\non_oversize = \"dead-letter\"",
         &["on_oversize", "nowhere else"],
     );
+    assert!(
+        !letters("on_malformed = \"dead-letter\"").are_sent(),
+        "no row is malformed"
+    );
+    let in_the_log = letters("outbox = \"log\"\ndead_letter_topic = \"d\"");
+    assert_eq!(
+        (in_the_log.malformed, in_the_log.unroutable),
+        (Undeliverable::DeadLetter, Undeliverable::Halt)
+    );
+    let halts = letters("outbox = \"log\"\non_malformed = \"halt\"");
+    assert!(!halts.are_sent());
     let in_the_log = letters(&format!("outbox = \"log\"\n{unroutable}"));
     assert_eq!(in_the_log.unroutable, Undeliverable::DeadLetter);
 }

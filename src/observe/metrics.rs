@@ -300,6 +300,7 @@ pub const METRICS: &[Definition] = &[
             vec![
                 ("oversize".to_owned(), exact(letters.oversize)),
                 ("unroutable".to_owned(), exact(letters.unroutable)),
+                ("malformed".to_owned(), exact(letters.malformed)),
             ]
         }),
     ),

@@ -96,6 +96,7 @@ pub struct PipelineStats {
     errors: [AtomicU64; ErrorKind::ALL.len()],
     oversize_dead_letters: AtomicU64,
     unroutable_dead_letters: AtomicU64,
+    malformed_dead_letters: AtomicU64,
     /// Rows of snapshots that were read.
     snapshot_rows: AtomicU64,
     /// When the last checkpoint was committed, in microseconds since 1970.
@@ -212,6 +213,7 @@ impl PipelineStats {
             errors: Default::default(),
             oversize_dead_letters: AtomicU64::default(),
             unroutable_dead_letters: AtomicU64::default(),
+            malformed_dead_letters: AtomicU64::default(),
             snapshot_rows: AtomicU64::default(),
             checkpointed_micros: AtomicU64::default(),
             life: Mutex::new(Life {
@@ -447,6 +449,7 @@ impl PipelineStats {
     pub fn dead_letters_are(&self, counts: DeadLetterCounts) {
         store(&self.oversize_dead_letters, counts.oversize);
         store(&self.unroutable_dead_letters, counts.unroutable);
+        store(&self.malformed_dead_letters, counts.malformed);
     }
 
     /// How many dead letters there were.
@@ -455,6 +458,7 @@ impl PipelineStats {
         DeadLetterCounts {
             oversize: load(&self.oversize_dead_letters),
             unroutable: load(&self.unroutable_dead_letters),
+            malformed: load(&self.malformed_dead_letters),
         }
     }
 

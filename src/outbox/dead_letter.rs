@@ -35,6 +35,8 @@ pub enum Remains<'r> {
     Row(&'r Mapping, &'r Row<'r>),
     /// Bytes that can't be read.
     Bytes(&'r [u8]),
+    /// So many bytes that were not read.
+    Unread(usize),
 }
 
 /// Makes dead letters. Holds the scratch space that they borrow.
@@ -73,6 +75,10 @@ impl Writer {
             Remains::Bytes(bytes) => {
                 self.add(mark.0, mark.1);
                 (None, self.left_in(bytes, bytes.len(), whole), None)
+            }
+            Remains::Unread(bytes) => {
+                self.add(mark.0, mark.1);
+                (None, self.left_in(&[], bytes, false), None)
             }
         };
         for (name, value) in about {

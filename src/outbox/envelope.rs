@@ -26,6 +26,9 @@ use uuid::fmt::Hyphenated;
 
 use super::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
 
+/// The longest envelope that `walpost.publish` writes.
+pub const PUBLISHED_MAX: usize = 16 << 20;
+
 /// The version of the envelope that is read.
 pub const VERSION: u8 = 1;
 
@@ -110,6 +113,11 @@ pub enum EnvelopeError {
          If walpost.publish of a newer Walpost wrote it, run that Walpost"
     )]
     Version(u8),
+    /// It was not read at all.
+    #[error(
+        "it has {0} bytes: more than max_row_bytes, and more than the {PUBLISHED_MAX} that walpost.publish writes at most"
+    )]
+    Large(usize),
     /// The envelope ends inside the field.
     #[error("its envelope ends inside {0}")]
     Short(&'static str),

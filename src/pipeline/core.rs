@@ -20,13 +20,13 @@ use crate::observe::stats::of_postgres;
 use crate::outbox::Record;
 use crate::outbox::columns::{Mapping, MappingError, Row};
 use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
-use crate::outbox::envelope::Texts;
+use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::connection::ConnectionError;
 use crate::postgres::frame::Frame;
 use crate::postgres::lsn::{Lsn, Position};
-use crate::postgres::pgoutput::{Message, Relation, Tuple};
+use crate::postgres::pgoutput::{LogicalHead, Message, Relation, Tuple};
 use crate::postgres::target::Outbox;
 
 mod books;
@@ -285,6 +285,7 @@ impl Core {
                     Step::Done
                 })
             }
+            Frame::LargeMessage { head, bytes, max } => self.large(head, bytes, max, sink),
             Frame::XLogData { data, .. } => {
                 let message = Message::decode(data).map_err(|error| PipelineError::Decode {
                     at: self.place(),
@@ -396,7 +397,7 @@ impl Core {
         }
         let envelope = match source.event(at, content) {
             Ok(envelope) => envelope,
-            Err(error) => return self.unreadable(error, at, content, sink),
+            Err(error) => return self.unreadable(error, at, Remains::Bytes(content), sink),
         };
         let mut texts = Texts::default();
         let mapping = source.mapping();
@@ -412,12 +413,54 @@ impl Core {
         self.counted(step)
     }
 
+    /// A message that is larger than what is read, of which there is the beginning. It can hold up nothing:
+    /// anybody may have written it. But what `walpost.publish` may have written is an event.
+    fn large(
+        &mut self,
+        head: &[u8],
+        bytes: usize,
+        max: usize,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let head = LogicalHead::decode(head).map_err(|error| PipelineError::Decode {
+            at: self.place(),
+            error,
+        })?;
+        let at_place = self.place();
+        let Source::Log(source) = &mut self.source else {
+            return Ok(Step::Done);
+        };
+        let ours = head.prefix.filter(|(prefix, _)| source.is_ours(prefix));
+        if !head.transactional {
+            source.outside_of_transactions(head.prefix.map_or("", |(prefix, _)| prefix));
+            return Ok(Step::Done);
+        }
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Some((prefix, content_bytes)) = ours else {
+            source.left_alone.foreign += 1;
+            return self.counted(Step::Done);
+        };
+        if content_bytes <= PUBLISHED_MAX {
+            return Err(PipelineError::RowTooLarge {
+                at: at_place,
+                bytes,
+                max,
+            });
+        }
+        let error = PipelineError::Envelope {
+            at,
+            prefix: prefix.to_owned(),
+            error: EnvelopeError::Large(content_bytes),
+        };
+        self.unreadable(error, at, Remains::Unread(content_bytes), sink)
+    }
+
     /// A message with our prefix that is no event.
     fn unreadable(
         &mut self,
         error: PipelineError,
         at: Position,
-        content: &[u8],
+        remains: Remains<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
         if let Some(books) = &self.books
@@ -428,7 +471,6 @@ impl Core {
         let Some(dead_letters) = &mut self.dead_letters else {
             return Err(error);
         };
-        let remains = Remains::Bytes(content);
         let step = dead_letters.deliver(error, at, remains, &mut self.watermark, sink)?;
         if let (Some(books), Step::Done) = (&mut self.books, &step) {
             books.delivered(at, None);

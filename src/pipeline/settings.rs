@@ -154,6 +154,9 @@ pub struct DeadLetterSettings {
     pub oversize: Undeliverable,
     /// Of those that no record can be made of.
     pub unroutable: Undeliverable,
+    /// Of messages in the log that have the outbox's prefix and are no events. Of a row there is no such
+    /// thing.
+    pub malformed: Undeliverable,
     /// The topic for dead letters.
     pub topic: String,
 }
@@ -162,6 +165,12 @@ impl DeadLetterSettings {
     /// There can be dead letters.
     #[must_use]
     pub fn are_sent(&self) -> bool {
+        self.are_of_events() || self.malformed == Undeliverable::DeadLetter
+    }
+
+    /// There can be dead letters of events.
+    #[must_use]
+    pub fn are_of_events(&self) -> bool {
         [self.oversize, self.unroutable].contains(&Undeliverable::DeadLetter)
     }
 }
@@ -171,6 +180,7 @@ impl Default for DeadLetterSettings {
         Self {
             oversize: Undeliverable::default(),
             unroutable: Undeliverable::default(),
+            malformed: Undeliverable::default(),
             topic: "walpost-dead-letters".to_owned(),
         }
     }

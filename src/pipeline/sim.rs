@@ -194,6 +194,7 @@ fn settings(exactly_once: bool, is_slow: bool, dice: &mut fastrand::Rng) -> Pipe
         dead_letters: DeadLetterSettings {
             oversize: Undeliverable::DeadLetter,
             unroutable: Undeliverable::DeadLetter,
+            malformed: Undeliverable::DeadLetter,
             topic: world::DEAD_LETTERS.to_owned(),
         },
         snapshot: SnapshotMode::Initial,

@@ -13,10 +13,12 @@ use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 
+pub use self::everybody::Everybody;
 pub use self::observed::{Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem};
 pub use self::past::{KeyColumn, Past, Rows, Said};
 pub use self::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
 
+mod everybody;
 mod observed;
 mod past;
 mod vitals;

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::conninfo::Conninfo;
 use super::dial::{self, DialError, ServerError, Socket};
-use super::frame::{Frame, FrameError, status_update};
+use super::frame::{BEGINNING_BYTES, Frame, FrameError, status_update};
 use super::lsn::Lsn;
 use crate::pipeline::checkpoint::Switch;
 use crate::pipeline::watermark::Confirmed;
@@ -101,6 +101,10 @@ pub struct Connection {
     consumed: usize,
     /// Length of the message that is not complete yet.
     wanted: usize,
+    /// Length of the message that was given in part, and is passed over when it is consumed.
+    large: usize,
+    /// How much of a message is still to be passed over.
+    skipped: usize,
     last_heard: Instant,
     /// Bytes that were read since [`Connection::take_received`].
     received: usize,
@@ -158,6 +162,8 @@ impl Connection {
             buffer: session.buffer,
             consumed: 0,
             wanted: 0,
+            large: 0,
+            skipped: 0,
             last_heard: Instant::now(),
             received: 0,
             row_bytes_max,
@@ -309,7 +315,11 @@ impl Connection {
     /// The server ended the stream or sent something else.
     pub fn peek(&mut self) -> Result<Option<Frame<'_>>, ConnectionError> {
         loop {
-            let Some(len) = self.complete(self.row_bytes_max)? else {
+            let complete = match self.complete(self.row_bytes_max) {
+                Err(ConnectionError::TooLarge { bytes, max }) => return self.large(bytes, max),
+                complete => complete?,
+            };
+            let Some(len) = complete else {
                 return Ok(None);
             };
             self.wanted = len;
@@ -330,9 +340,27 @@ impl Connection {
         }
     }
 
+    /// A frame that is larger than what is read, if it can be passed over.
+    fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
+        // The message is longer than that.
+        let wanted = max.min(5 + BEGINNING_BYTES);
+        let unread = &self.buffer[self.consumed..];
+        let beginning = &unread[..unread.len().min(wanted)];
+        if beginning[0] != b'd' || !Frame::may_be_large(beginning.get(5..).unwrap_or_default()) {
+            return Err(ConnectionError::TooLarge { bytes, max });
+        }
+        if beginning.len() < wanted {
+            self.wanted = wanted;
+            return Ok(None);
+        }
+        self.large = bytes;
+        Ok(Some(Frame::large(&beginning[5..], bytes, max)?))
+    }
+
     /// The frame that [`Connection::peek`] gave is done with.
     pub fn consume(&mut self) {
         self.consumed += std::mem::take(&mut self.wanted);
+        self.skipped += std::mem::take(&mut self.large);
     }
 
     /// Reads what has come, at least one byte. Nothing is lost if the future is dropped.
@@ -406,7 +434,16 @@ impl Connection {
             frontend::copy_done(&mut message);
             self.write(&message).await?;
             loop {
-                self.await_message(self.row_bytes_max).await?;
+                match self.await_message(self.row_bytes_max).await {
+                    // Nobody reads what still comes.
+                    Err(ConnectionError::TooLarge { bytes, .. })
+                        if self.buffer[self.consumed] == b'd' =>
+                    {
+                        self.skipped = bytes;
+                        continue;
+                    }
+                    awaited => awaited?,
+                }
                 if self.buffer[self.consumed] == b'd' {
                     self.consumed += self.wanted;
                     continue;
@@ -484,8 +521,16 @@ impl Connection {
     /// The whole length of the next message, if all of it is there. Otherwise notes how much room
     /// it needs.
     fn complete(&mut self, bytes_max: usize) -> Result<Option<usize>, ConnectionError> {
+        (self.wanted, self.large) = (0, 0);
+        if self.skipped > 0 {
+            let now = self.skipped.min(self.unread());
+            self.consumed += now;
+            self.skipped -= now;
+            if self.skipped > 0 {
+                return Ok(None);
+            }
+        }
         let unread = &self.buffer[self.consumed..];
-        self.wanted = 0;
         let Some(header) = Header::parse(unread)? else {
             return Ok(None);
         };

@@ -16,6 +16,16 @@ pub enum Frame<'a> {
         /// The plugin's message.
         data: &'a [u8],
     },
+    /// The beginning of a `w` with a logical decoding message in it that is larger than what is read. The
+    /// rest is passed over.
+    LargeMessage {
+        /// The beginning of the plugin's message, at most [`HEAD_BYTES`].
+        head: &'a [u8],
+        /// How long it all is.
+        bytes: usize,
+        /// What is read at most.
+        max: usize,
+    },
     /// `k`: the server is alive, and has sent everything up to `wal_end`.
     Keepalive {
         /// The end of what has been decoded and sent.
@@ -24,6 +34,13 @@ pub enum Frame<'a> {
         reply_requested: bool,
     },
 }
+
+/// How much of a message there is in [`Frame::LargeMessage`]: its prefix, if that is one a pipeline can have,
+/// and what is around it.
+pub const HEAD_BYTES: usize = 128;
+
+/// What is before the plugin's message in a `w`.
+const XLOG_HEADER: usize = 25;
 
 /// A `CopyData` body that is no frame of the replication protocol.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +92,29 @@ impl<'a> Frame<'a> {
             other => Err(FrameError::UnknownTag(other)),
         }
     }
+
+    /// A frame whose body begins so, or goes on from there, can be a [`Frame::LargeMessage`]. Anybody may write
+    /// a logical decoding message, of up to 1 GB; all else is somebody's row.
+    #[must_use]
+    pub fn may_be_large(beginning: &[u8]) -> bool {
+        let is = |at: usize, byte| beginning.get(at).is_none_or(|found| *found == byte);
+        is(0, b'w') && is(XLOG_HEADER, b'M')
+    }
+
+    /// The frame whose body begins so and is `bytes` long, more than the `max` that are read.
+    ///
+    /// # Errors
+    /// The beginning is too short.
+    pub fn large(beginning: &'a [u8], bytes: usize, max: usize) -> Result<Self, FrameError> {
+        let head = beginning.get(XLOG_HEADER..);
+        let head = head.ok_or(FrameError::Short('w', beginning.len()))?;
+        let head = &head[..head.len().min(HEAD_BYTES)];
+        Ok(Self::LargeMessage { head, bytes, max })
+    }
 }
+
+/// How much of a frame's body [`Frame::large`] has to be given.
+pub const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
 
 fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<8>()?;

@@ -75,6 +75,40 @@ pub enum Message<'a> {
     },
 }
 
+/// The beginning of a [`Message::Logical`] whose content is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogicalHead<'a> {
+    /// It belongs to the transaction.
+    pub transactional: bool,
+    /// The caller's prefix and the length of the content; nothing where the prefix is longer than what there
+    /// is of the message.
+    pub prefix: Option<(&'a str, usize)>,
+}
+
+impl<'a> LogicalHead<'a> {
+    /// Decodes the beginning of a message.
+    ///
+    /// # Errors
+    /// It is none of [`Message::Logical`].
+    pub fn decode(head: &'a [u8]) -> Result<Self, DecodeError> {
+        let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
+        if tag != b'M' {
+            return Err(DecodeError::UnknownTag(tag));
+        }
+        let mut r = Reader { rest };
+        let transactional = r.u8("message.flags")? == 1;
+        r.lsn("message.lsn")?;
+        let prefix = match (r.string("message.prefix"), r.u32("message.content")) {
+            (Ok(prefix), Ok(len)) => Some((prefix, len as usize)),
+            _ => None,
+        };
+        Ok(Self {
+            transactional,
+            prefix,
+        })
+    }
+}
+
 /// The start of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {

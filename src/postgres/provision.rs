@@ -18,6 +18,7 @@ const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql"
 const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const JOURNAL: &str = include_str!("../../sql/journal.sql");
+const WRITER: &str = include_str!("../../sql/writer.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
@@ -34,6 +35,8 @@ pub struct Provision {
     pub partitioned: bool,
     /// The role for `walpost run`, if one is to be made.
     pub role: Option<String>,
+    /// The roles that may send events.
+    pub writers: Vec<String>,
     /// How long each statement may wait for a lock; a slot waits for running transactions too.
     pub lock_timeout: Duration,
 }
@@ -74,6 +77,12 @@ impl Provision {
                 sql: self.fill_in(PUBLISH),
             },
         }];
+        for writer in &self.writers {
+            scripts.push(Script {
+                makes: format!("rights of role {writer} to send events"),
+                sql: self.fill_in_with(WRITER, "", Some(writer)),
+            });
+        }
         scripts.push(Script {
             makes: "table walpost.journal".to_owned(),
             sql: self.fill_in(JOURNAL),
@@ -122,21 +131,21 @@ impl Provision {
     }
 
     fn fill_in(&self, file: &str) -> String {
-        self.fill_in_with(file, "")
+        self.fill_in_with(file, "", None)
     }
 
-    fn fill_in_with(&self, file: &str, examine: &str) -> String {
+    fn fill_in_with(&self, file: &str, examine: &str, writer: Option<&str>) -> String {
         let mut out = String::with_capacity(file.len());
-        self.include(file, examine, &mut Vec::new(), &mut out);
+        self.include(file, (examine, writer), &mut Vec::new(), &mut out);
         out
     }
 
-    /// Adds a file to `out`. `examine` is the variable of that name, and `included` what is in `out`
-    /// already.
+    /// Adds a file to `out`. `examine` and `writer` are the variables of these names, and `included` what
+    /// is in `out` already.
     fn include<'f>(
         &self,
         file: &'f str,
-        examine: &'f str,
+        (examine, writer): (&'f str, Option<&str>),
         included: &mut Vec<(&'f str, &'f str)>,
         out: &mut String,
     ) {
@@ -163,21 +172,21 @@ impl Provision {
                 };
                 if !included.contains(&inner) {
                     included.push(inner);
-                    self.include(inner.0, inner.1, included, out);
+                    self.include(inner.0, (inner.1, writer), included, out);
                 }
             }
             if !line.starts_with('\\') {
-                self.fill_in_line(line, examine, out);
+                self.fill_in_line(line, (examine, writer), out);
             }
         }
     }
 
-    fn fill_in_line(&self, line: &str, examine: &str, out: &mut String) {
+    fn fill_in_line(&self, line: &str, variables: (&str, Option<&str>), out: &mut String) {
         let mut rest = line;
         while let Some(at) = rest.find(':') {
             let (before, after) = rest.split_at(at);
             out.push_str(before);
-            match self.variable(after, examine) {
+            match self.variable(after, variables) {
                 Some((text, after)) => {
                     out.push_str(&text);
                     rest = after;
@@ -193,7 +202,11 @@ impl Provision {
     }
 
     /// Reads `:'name'` or `:"name"` off the front of `text`.
-    fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
+    fn variable<'t>(
+        &self,
+        text: &'t str,
+        (examine, writer): (&str, Option<&str>),
+    ) -> Option<(String, &'t str)> {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
@@ -207,6 +220,7 @@ impl Provision {
             "slot" => &self.target.slot,
             "role" => self.role.as_ref()?,
             "examine" => examine,
+            "writer" => writer?,
             _ => return None,
         };
         let text = match quote {
@@ -224,9 +238,10 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         target: target.clone(),
         partitioned: false,
         role: None,
+        writers: Vec::new(),
         lock_timeout: Duration::ZERO,
     };
-    provision.fill_in_with(EXAMINE, examine)
+    provision.fill_in_with(EXAMINE, examine, None)
 }
 
 #[cfg(test)]
@@ -243,6 +258,7 @@ mod tests {
             },
             partitioned: false,
             role: Some("carrier".to_owned()),
+            writers: vec!["it's a shop".to_owned()],
             lock_timeout: Duration::from_secs(1),
         }
     }
@@ -372,6 +388,7 @@ mod tests {
             makes,
             [
                 "table \"My Shop\".\"out'box\"",
+                "rights of role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
@@ -381,6 +398,7 @@ mod tests {
         );
         let without = Provision {
             role: None,
+            writers: Vec::new(),
             ..provision()
         };
         assert_eq!(without.scripts().len(), 5);

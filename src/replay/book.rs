@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 use uuid::Uuid;
 
 use super::ReplayError;
+use super::selection::Selected;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::journal::Action;
@@ -41,11 +43,17 @@ pub(super) enum State {
     Done,
 }
 
-/// What a run is about, as it was when it began.
+/// What a run is about, as it was when it began. Roles that may add to the journal wrote it: whoever
+/// goes on with the run takes values from it, and no SQL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Planned {
     pub(super) table: String,
-    pub(super) condition: String,
+    /// Which rows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) selected: Option<Selected>,
+    /// What entries from before there was `selected` have instead: SQL, which is empty for all rows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) condition: Option<String>,
     /// The columns that rows are ordered by.
     pub(super) order: Vec<String>,
     /// The key of the last row.
@@ -57,10 +65,28 @@ pub(super) struct Planned {
     pub(super) let_go: Vec<i64>,
 }
 
+impl Planned {
+    /// Which rows; nothing where the entry does not say so. A condition in SQL, of whatever making, is
+    /// one that a person gave: it has to be given again.
+    pub(super) fn selected(&self) -> Option<Selected> {
+        match (&self.selected, &self.condition) {
+            // Those of the entries about what was let go.
+            _ if !self.let_go.is_empty() => Some(Selected::default()),
+            (Some(selected), None) => Some(selected.clone()),
+            (None, Some(condition)) => Some(Selected {
+                condition: Some(condition.clone()).filter(|condition| !condition.is_empty()),
+                ..Selected::default()
+            }),
+            _ => None,
+        }
+    }
+}
+
 /// What the journal says of a run.
 pub(super) struct Told {
     /// The entry that it began with.
     pub(super) entry: EntryId,
+    pub(super) begun: Begun,
     pub(super) planned: Planned,
     pub(super) last: Option<Vec<String>>,
     pub(super) sent: u64,
@@ -75,40 +101,78 @@ impl EntryId {
     }
 }
 
+/// Who began a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// The role that the server wrote down.
+    pub by_role: String,
+    /// When, as the server prints it.
+    pub at: String,
+    /// It is the role of this session.
+    pub is_ours: bool,
+}
+
 impl Told {
+    /// The run as the role that began it wrote it down, and this session's. Others who may add to the
+    /// journal can't change what a run sends, or make it look complete.
     pub(super) async fn find(
         writer: &Catalog,
         settings: &PipelineSettings,
         run: Uuid,
     ) -> Result<Self, ReplayError> {
-        let (mut began, mut last, mut sent) = (None, None, 0);
+        let row = writer
+            .client()
+            .query_one("SELECT session_user::text", &[])
+            .await;
+        let us: String = row
+            .and_then(|row| row.try_get(0))
+            .map_err(CatalogError::from)?;
+        let mut found: Option<Self> = None;
         let id = run.to_string();
         for entry in writer.journal(&settings.name, &settings.target).await? {
             let of = entry.detail.get("run").and_then(|run| run.as_str());
             if entry.action != Action::Replay || of != Some(&id) {
                 continue;
             }
+            if let Some(found) = &found
+                && ![&found.begun.by_role, &us].contains(&&entry.by_role)
+            {
+                warn!(
+                    entry = entry.id,
+                    by_role = entry.by_role,
+                    "an entry of the journal about this replay is left aside: {} began it",
+                    found.begun.by_role
+                );
+                continue;
+            }
             let entry_id = EntryId(entry.id);
             let note: Note = serde_json::from_value(entry.detail)
                 .map_err(|error| entry_id.unreadable(error.to_string()))?;
-            if note.state == State::Done {
-                return Err(ReplayError::Complete(run));
+            match &mut found {
+                None => {
+                    let Some(planned) = note.plan else { continue };
+                    found = Some(Self {
+                        entry: entry_id,
+                        begun: Begun {
+                            is_ours: entry.by_role == us,
+                            by_role: entry.by_role,
+                            at: entry.at,
+                        },
+                        planned,
+                        last: note.last,
+                        sent: note.sent,
+                    });
+                }
+                Some(_) if note.state == State::Done => return Err(ReplayError::Complete(run)),
+                Some(found) => {
+                    found.last = note.last.or(found.last.take());
+                    found.sent = note.sent;
+                }
             }
-            if let Some(plan) = note.plan {
-                began = Some((entry_id, plan));
-            }
-            last = note.last.or(last);
-            sent = note.sent;
         }
-        let (entry, planned) = began.ok_or_else(|| ReplayError::NoRun {
+        found.ok_or_else(|| ReplayError::NoRun {
             pipeline: settings.name.clone(),
             run,
-        })?;
-        Ok(Self {
-            entry,
-            planned,
-            last,
-            sent,
         })
     }
 }
@@ -143,7 +207,11 @@ mod tests {
             sent: 3,
             plan: Some(Planned {
                 table: "public.outbox".to_owned(),
-                condition: "id = '1'".to_owned(),
+                selected: Some(Selected {
+                    ids: vec!["1".to_owned()],
+                    ..Selected::default()
+                }),
+                condition: None,
                 order: vec!["id".to_owned()],
                 until: None,
                 topic: "t".to_owned(),

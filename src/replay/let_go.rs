@@ -65,6 +65,22 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
+/// The condition for rows that may be missing, after entries of the journal that are all open; nothing
+/// if one is not.
+pub(super) async fn condition(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    entries: &[i64],
+) -> Result<Option<String>, ReplayError> {
+    let mut open = catalog.let_go(&settings.name, &settings.target).await?;
+    open.retain(|entry| entries.contains(&entry.id));
+    if open.len() != entries.len() {
+        return Ok(None);
+    }
+    let cluster = catalog.cluster().await?;
+    Ok(Some(LetGo::condition(&open, &cluster)))
+}
+
 /// Waits until every transaction of this database has ended that is open now. Of one whose commit is in
 /// the log before the slot begins, and which waits for a standby, the rows can't be seen yet.
 async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {

@@ -1,10 +1,12 @@
-//! Which rows are sent again: from what a person says to a condition in SQL.
+//! Which rows are sent again: from what a person says to values that the journal can have, and from
+//! those to a condition in SQL.
 
 use std::str::FromStr;
 
 use postgres_protocol::escape::escape_literal;
+use serde::{Deserialize, Serialize};
 
-use super::{ReplayError, position};
+use super::{ReplayError, condition, position};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::copy::Key;
@@ -46,9 +48,12 @@ impl FromStr for Bound {
 }
 
 /// An aggregate type, or one aggregate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Aggregate {
+    #[serde(rename = "type")]
     kind: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     id: Option<String>,
 }
 
@@ -85,6 +90,76 @@ pub struct Selection {
     pub ids: Vec<String>,
 }
 
+/// A selection with what was looked up for it: values alone, but for the condition that a person gave.
+/// An entry of the journal has it; a part that is not known here is an error, lest more rows are sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Selected {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) from: Option<Edge>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) to: Option<Edge>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) aggregates: Vec<Aggregate>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) ids: Vec<String>,
+    /// From the journal it is text to compare what a person gives with, and never run.
+    #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
+    pub(super) condition: Option<String>,
+}
+
+/// One end of a range of rows, as the table has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Edge {
+    /// A value of `created_at`.
+    CreatedAt(String),
+    /// The key of a row.
+    Key(Vec<String>),
+}
+
+impl Selected {
+    /// The condition in SQL; empty for all rows.
+    pub(super) fn sql(&self, key: &Key) -> String {
+        let mut all = Vec::new();
+        for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
+            match edge {
+                None => {}
+                Some(Edge::CreatedAt(time)) => {
+                    all.push(format!("created_at {operator} {}", escape_literal(time)));
+                }
+                Some(Edge::Key(values)) => all.push(key.compared(operator, values)),
+            }
+        }
+        if !self.aggregates.is_empty() {
+            let any = self.aggregates.iter().map(|Aggregate { kind, id }| {
+                let kind = format!("aggregatetype = {}", escape_literal(kind));
+                match id {
+                    None => kind,
+                    Some(id) => format!("({kind} AND aggregateid = {})", escape_literal(id)),
+                }
+            });
+            let any: Vec<_> = any.collect();
+            all.push(format!("({})", any.join(" OR ")));
+        }
+        if !self.ids.is_empty() {
+            let ids: Vec<_> = self.ids.iter().map(|id| escape_literal(id)).collect();
+            all.push(format!("id IN ({})", ids.join(", ")));
+        }
+        if let Some(condition) = &self.condition {
+            // A comment at its end ends with the line.
+            all.push(format!("({condition}\n)"));
+        }
+        all.join(" AND ")
+    }
+
+    /// The ends of the range have another number of values than the key has columns.
+    pub(super) fn is_of_other_key(&self, key: &Key) -> bool {
+        let mut edges = [&self.from, &self.to].into_iter().flatten();
+        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key.columns.len()))
+    }
+}
+
 /// The table that rows are selected from.
 pub(super) struct Table<'t> {
     pub(super) name: &'t TableName,
@@ -93,58 +168,51 @@ pub(super) struct Table<'t> {
 }
 
 impl Selection {
-    /// The condition in SQL; empty for all rows.
-    pub(super) async fn sql(
+    /// With what has to be looked up for it.
+    pub(super) async fn look_up(
         &self,
         settings: &PipelineSettings,
         catalog: &Catalog,
         table: &Table<'_>,
-    ) -> Result<String, ReplayError> {
-        let mut all = Vec::new();
-        for (bound, flag, operator) in [(&self.from, "--from", ">="), (&self.to, "--to", "<=")] {
-            match bound {
-                None => {}
+    ) -> Result<Selected, ReplayError> {
+        let mut edges = [None, None];
+        for ((bound, flag), edge) in [(&self.from, "--from"), (&self.to, "--to")]
+            .into_iter()
+            .zip(&mut edges)
+        {
+            *edge = match bound {
+                None => None,
                 Some(Bound::Time(text)) => {
                     table.expect("created_at", flag)?;
-                    let time = time(catalog, text, flag).await?;
-                    all.push(format!("created_at {operator} {}", escape_literal(&time)));
+                    Some(Edge::CreatedAt(time(catalog, text, flag).await?))
                 }
-                Some(Bound::Id(id)) => {
-                    let values = key_of(catalog, table, id, flag).await?;
-                    all.push(table.key.compared(operator, &values));
-                }
+                Some(Bound::Id(id)) => Some(Edge::Key(key_of(catalog, table, id, flag).await?)),
                 Some(Bound::Position(at)) => {
                     let id = position::id(settings, catalog, table.name, *at, flag).await?;
-                    let values = key_of(catalog, table, &id, flag).await?;
-                    all.push(table.key.compared(operator, &values));
+                    Some(Edge::Key(key_of(catalog, table, &id, flag).await?))
                 }
-            }
+            };
         }
-        if !self.aggregates.is_empty() {
-            let mut any = Vec::new();
-            for Aggregate { kind, id } in &self.aggregates {
-                table.expect("aggregatetype", "--aggregate")?;
-                let kind = format!("aggregatetype = {}", escape_literal(kind));
-                any.push(match id {
-                    None => kind,
-                    Some(id) => {
-                        table.expect("aggregateid", "--aggregate")?;
-                        format!("({kind} AND aggregateid = {})", escape_literal(id))
-                    }
-                });
+        for Aggregate { id, .. } in &self.aggregates {
+            table.expect("aggregatetype", "--aggregate")?;
+            if id.is_some() {
+                table.expect("aggregateid", "--aggregate")?;
             }
-            all.push(format!("({})", any.join(" OR ")));
         }
         if !self.ids.is_empty() {
             table.expect("id", "--id")?;
-            let ids: Vec<_> = self.ids.iter().map(|id| escape_literal(id)).collect();
-            all.push(format!("id IN ({})", ids.join(", ")));
         }
         if let Some(condition) = &self.condition {
-            // A comment at its end ends with the line.
-            all.push(format!("({condition}\n)"));
+            condition::examine(catalog, table.name, condition).await?;
         }
-        Ok(all.join(" AND "))
+        let [from, to] = edges;
+        Ok(Selected {
+            from,
+            to,
+            aggregates: self.aggregates.clone(),
+            ids: self.ids.clone(),
+            condition: self.condition.clone(),
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server, debian};
 use crate::support::reaper;
 use crate::support::scene::Scene;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 /// Everything in the database that `init` could make.
@@ -300,4 +301,43 @@ fn event_that_is_too_large_is_refused_to_its_writer() {
         refused.as_db_error().unwrap().constraint(),
         Some("walpost_event_size")
     );
+}
+
+#[test]
+fn writer_may_send_events_and_do_nothing_else_to_the_table() {
+    for major in [14, 18] {
+        for create in [
+            "",
+            "CREATE TABLE outbox (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+        ] {
+            let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+            let shop = format!("{}_shop", scene.name);
+            scene.db.run(&format!(
+                "CREATE ROLE {shop} LOGIN; REVOKE ALL ON SCHEMA public FROM PUBLIC; {create}"
+            ));
+            let user = format!("user={shop}");
+            let shop_session =
+                Session::connect(&scene.conninfo().replace("user=postgres", &user)).unwrap();
+            let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('a', 'k', 't', '{}')";
+            scene.init().finish().expect_code(0);
+            shop_session.try_run(insert).unwrap_err();
+            let init = || scene.init().env("WALPOST_WRITER", &shop).finish();
+            init().expect_code(0);
+            init().expect_code(0);
+            shop_session.run(insert);
+            for refused in [
+                "SELECT * FROM outbox",
+                "DELETE FROM outbox",
+                "TRUNCATE outbox",
+                "SELECT * FROM walpost.journal",
+                "CREATE TABLE public.other ()",
+            ] {
+                shop_session.try_run(refused).expect_err(refused);
+            }
+            drop(shop_session);
+            scene
+                .db
+                .run(&format!("DROP OWNED BY {shop}; DROP ROLE {shop}"));
+        }
+    }
 }

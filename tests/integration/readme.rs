@@ -308,13 +308,18 @@ fn event_that_is_published_without_a_table_arrives() {
     let heading = "An outbox without a table";
     let made = examples(heading, "sh");
     assert_eq!(made.len(), 2);
+    let queries = examples(heading, "sql");
+    let [publish, revoke] = &queries[..] else {
+        panic!("{queries:?}");
+    };
     for make in made {
         let place = Place::new("");
         create_topic(&place);
         place.sh(&make);
         place.write("walpost.toml", &example(heading, "toml"));
         let mut walpost = place.start(&run_line());
-        place.sql(&example(heading, "sql"));
+        place.sql(revoke);
+        place.sql(publish);
         let records = place.wait_for_records(&mut walpost, 1);
         assert_eq!(records[0].key(), "4711");
         assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);

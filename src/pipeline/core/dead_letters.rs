@@ -27,6 +27,9 @@ pub struct DeadLetterCounts {
     pub oversize: u64,
     /// No record could be made of them.
     pub unroutable: u64,
+    /// They were messages with the outbox's prefix, and no events.
+    #[serde(default)]
+    pub malformed: u64,
 }
 
 /// What kind of failure it is.
@@ -34,6 +37,7 @@ pub struct DeadLetterCounts {
 enum Kind {
     Oversize,
     Unroutable,
+    Malformed,
 }
 
 /// What keeps an event from being delivered.
@@ -67,7 +71,10 @@ impl Failure {
     fn of_event(error: &PipelineError) -> Option<Self> {
         match error {
             PipelineError::Route { error, .. } => Some(Self::unroutable(error)),
-            PipelineError::Envelope { error, .. } => Some(Self::unroutable(error)),
+            PipelineError::Envelope { error, .. } => Some(Self {
+                kind: Kind::Malformed,
+                reason: error.to_string(),
+            }),
             PipelineError::Produce { error, .. } => Self::of_record(error),
             _ => None,
         }
@@ -124,6 +131,7 @@ impl DeadLetters {
         let becomes = match failure.kind {
             Kind::Oversize => self.settings.oversize,
             Kind::Unroutable => self.settings.unroutable,
+            Kind::Malformed => self.settings.malformed,
         };
         becomes == Undeliverable::DeadLetter
     }
@@ -187,6 +195,11 @@ impl DeadLetters {
                 }
                 sent => sent,
             },
+            // It is no event: what is too large of it must not halt either.
+            Kind::Malformed => match send(true)? {
+                Err(SinkError::TooLarge { .. }) => send(false)?,
+                sent => sent,
+            },
         };
         if sent == Ok(Step::Done) {
             self.count(failure, mark.1, remains);
@@ -198,11 +211,13 @@ impl DeadLetters {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
             Kind::Unroutable => self.counts.unroutable += 1,
+            Kind::Malformed => self.counts.malformed += 1,
         }
         let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, failure.kind.name());
         let DeadLetterCounts {
             oversize,
             unroutable,
+            malformed,
         } = self.counts;
         let (row, reason, at) = (
             describe(remains),
@@ -212,7 +227,7 @@ impl DeadLetters {
         match self.said.failed(Instant::now()) {
             Say::Nothing => debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}"),
             Say::Begins | Say::Lasts(..) => warn!(
-                pipeline, topic, kind, %at, oversize, unroutable, "dead letter of {row}: {reason}"
+                pipeline, topic, kind, %at, oversize, unroutable, malformed, "dead letter of {row}: {reason}"
             ),
         }
     }
@@ -222,7 +237,7 @@ impl DeadLetters {
 fn describe(remains: Remains<'_>) -> String {
     match remains {
         Remains::Row(mapping, row) => mapping.describe(row),
-        Remains::Bytes(_) => "message".to_owned(),
+        Remains::Bytes(_) | Remains::Unread(_) => "message".to_owned(),
     }
 }
 
@@ -231,6 +246,7 @@ impl Kind {
         match self {
             Self::Oversize => "oversize",
             Self::Unroutable => "unroutable",
+            Self::Malformed => "malformed",
         }
     }
 }

@@ -115,6 +115,7 @@ impl Stream {
         if kind & 4 != 0 {
             let settings = DeadLetterSettings {
                 unroutable: Undeliverable::DeadLetter,
+                malformed: Undeliverable::DeadLetter,
                 ..DeadLetterSettings::default()
             };
             core.send_dead_letters("fuzz", &settings);

@@ -80,6 +80,7 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
             data,
         ]
         .concat(),
+        Frame::LargeMessage { head, .. } => head.to_vec(),
         Frame::Keepalive {
             wal_end,
             reply_requested,
@@ -123,10 +124,23 @@ impl Plain {
         while let [tag, a, b, c, d, after @ ..] = rest {
             let len = i32::from_be_bytes([*a, *b, *c, *d]);
             let len = usize::try_from(len).ok().and_then(|len| len.checked_sub(4));
-            let Some(len) = len.filter(|len| len + 5 <= ROW_MAX) else {
+            let Some(len) = len else {
                 plain.is_bad = true;
                 break;
             };
+            if len + 5 > ROW_MAX {
+                let wanted = BEGINNING_BYTES.min(ROW_MAX - 5);
+                let beginning = &after[..after.len().min(wanted)];
+                plain.is_bad = *tag != b'd' || !Frame::may_be_large(beginning);
+                if plain.is_bad || beginning.len() < wanted {
+                    break;
+                }
+                // Without the header of a `w`.
+                plain.frames.push(beginning[25..].to_vec());
+                let Some(after) = after.get(len..) else { break };
+                rest = after;
+                continue;
+            }
             let Some((body, after)) = after.split_at_checked(len) else {
                 break;
             };

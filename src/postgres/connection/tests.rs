@@ -29,7 +29,7 @@ fn keepalive() -> Vec<u8> {
 
 #[tokio::test]
 async fn a_length_that_no_message_can_have_is_refused() {
-    let with_length = |len: [u8; 4]| [&b"d"[..], &len, b"w"].concat();
+    let with_length = |len: [u8; 4]| [&b"d"[..], &len, b"k"].concat();
     let error = read(&with_length([0x7f, 0xff, 0xff, 0xff])).await.1;
     assert!(
         matches!(error, ConnectionError::TooLarge { bytes, max: ROW_MAX } if bytes == 1 << 31),
@@ -42,6 +42,23 @@ async fn a_length_that_no_message_can_have_is_refused() {
             "{len:?}: {error:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_passed_over_and_a_row_is_not() {
+    let large = |tag: u8| {
+        let data = [&[tag, 1][..], &[0; 8], b"p\0", &[b'x'; 5 * ROW_MAX]].concat();
+        message(b'd', &[&b"w"[..], &[0; 24], &data].concat())
+    };
+    let (frames, error) = read(&[large(b'M'), keepalive(), large(b'M')].concat()).await;
+    assert_eq!(frames, 3);
+    assert!(matches!(error, ConnectionError::Closed), "{error:?}");
+    let (frames, error) = read(&[large(b'M'), large(b'I')].concat()).await;
+    assert_eq!(frames, 1);
+    assert!(
+        matches!(error, ConnectionError::TooLarge { .. }),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]

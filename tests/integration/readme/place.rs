@@ -28,6 +28,7 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn new(settings: &str) -> Self {
         let server = Server::private(MAJOR, settings);
+        server.session("postgres").run("CREATE ROLE shop LOGIN");
         server.session("postgres").run("CREATE DATABASE shop");
         let place = Self {
             server,

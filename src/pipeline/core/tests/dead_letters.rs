@@ -16,6 +16,7 @@ impl Scene {
         let settings = DeadLetterSettings {
             oversize: becomes(oversize),
             unroutable: becomes(unroutable),
+            malformed: becomes(unroutable),
             topic: TOPIC.to_owned(),
         };
         self.core.send_dead_letters("orders", &settings);
@@ -190,7 +191,7 @@ fn a_dead_letter_that_has_to_wait_is_counted_once() {
 }
 
 #[test]
-fn a_message_that_can_not_be_read_is_its_own_payload() {
+fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
     let mut scene = Scene::in_the_log().with_dead_letters(false, true);
     scene.done(&logical(true, "ours", b"\x02?"));
     scene.done(&published("b"));
@@ -206,7 +207,67 @@ fn a_message_that_can_not_be_read_is_its_own_payload() {
     let message = scene.header("walpost-error-message").expect("a reason");
     assert!(message.contains("it is empty"), "{message}");
     assert_eq!(scene.header("walpost-event-id"), None);
-    assert_eq!(scene.counts(), (0, 2));
+    assert_eq!(scene.header("walpost-error"), Some("malformed"));
+    // However large it is: nobody has to see to it before the pipeline goes on.
+    scene.sink.answers = vec![too_large()];
+    scene.done(&logical(true, "ours", b"\x03?"));
+    let letter = scene.taken().pop().expect("a letter");
+    assert_eq!(
+        letter,
+        "walpost-dead-letters - - 00000000/00000200:0000000003"
+    );
+    assert_eq!(scene.header("walpost-payload-bytes"), Some("2"));
+    assert_eq!(scene.counts(), (0, 0));
+    let counts = scene.core.dead_letters().expect("there are some");
+    assert_eq!(counts.malformed, 3);
+}
+
+#[test]
+fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
+    let large = |transactional, prefix: &str, content_bytes: u32| {
+        let mut head = logical(transactional, prefix, b"");
+        head.truncate(head.len() - 4);
+        [head, content_bytes.to_be_bytes().to_vec(), vec![b'x'; 9]].concat()
+    };
+    let mut scene = Scene::in_the_log().with_dead_letters(false, true);
+    let send = |scene: &mut Scene, head: &[u8]| {
+        let (bytes, max) = (1 << 28, 1 << 26);
+        let frame = Frame::LargeMessage { head, bytes, max };
+        scene.core.frame(&frame, &mut scene.sink)
+    };
+    let prefix = "p".repeat(500);
+    for head in [
+        large(true, "theirs", 1 << 28),
+        logical(true, &prefix, b"")[..128].to_vec(),
+        large(false, "ours", 1 << 28),
+        large(true, "ours", 1 << 28),
+    ] {
+        assert_eq!(send(&mut scene, &head).expect("goes on"), Step::Done);
+    }
+    scene.done(&published("b"));
+    assert_eq!(
+        scene.taken(),
+        [
+            "walpost-dead-letters - - 00000000/00000200:0000000002",
+            "outbox.event.order key b 00000000/00000200:0000000003",
+        ]
+    );
+    let left = scene.core.left_alone().expect("of a log");
+    assert_eq!((left.foreign, left.nontransactional), (2, 1));
+    let halts = |mut scene: Scene, head: &[u8], text: &str| {
+        let error = send(&mut scene, head).expect_err("halts");
+        assert_eq!(remedy(&error), Remedy::Halt);
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    let in_the_log = |letters| Scene::in_the_log().with_dead_letters(false, letters);
+    // walpost.publish may have written that, where max_row_bytes was lowered.
+    halts(
+        in_the_log(true),
+        &large(true, "ours", 1 << 24),
+        "max_row_bytes allows",
+    );
+    let text = "it has 268435456 bytes";
+    halts(in_the_log(false), &large(true, "ours", 1 << 28), text);
 }
 
 #[test]

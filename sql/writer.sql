@@ -1,0 +1,76 @@
+-- Lets a role send events: the service's, which is no superuser and does not own the outbox.
+--
+--   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
+--
+-- Run by: the owner of the outbox, or of the functions where it is in the log (-v table=, after publish.sql); for a log also
+-- a superuser, or else PUBLIC must still be allowed to call pg_logical_emit_message(). Once for each role. Twice without
+-- harm. `walpost init --writer shop` runs the same. Nothing is taken away from anybody.
+--
+-- A table: INSERT on it, and what inserting takes. An outbox in the log: walpost.publish and publish_bytes, and what they
+-- stand on. Whoever may send events can send any event.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+SET walpost.writer = :'writer';
+
+DO $walpost$
+DECLARE
+    name text := pg_catalog.current_setting('walpost.writer');
+    in_schema text := pg_catalog.current_setting('walpost.schema');
+    outbox_name text := pg_catalog.current_setting('walpost.table_name');
+    outbox text := pg_catalog.format('%I.%I', in_schema, outbox_name);
+    emit regprocedure := coalesce(
+        pg_catalog.to_regprocedure('pg_catalog.pg_logical_emit_message(boolean, text, bytea, boolean)'),
+        pg_catalog.to_regprocedure('pg_catalog.pg_logical_emit_message(boolean, text, bytea)'));
+    uuidv7 regprocedure;
+    sequence regclass;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = name) THEN
+        RAISE EXCEPTION 'role % does not exist, and is to send events', pg_catalog.quote_ident(name)
+            USING HINT = pg_catalog.format('CREATE ROLE %I LOGIN; or name another writer.', name);
+    END IF;
+    IF outbox_name = '' THEN
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA walpost TO %I', name);
+        EXECUTE pg_catalog.format(
+            'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
+            'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) TO %I', name);
+        -- In its own name, so that it keeps it when PUBLIC loses it.
+        IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
+        ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN
+            RAISE EXCEPTION 'role % may not call %', pg_catalog.quote_ident(name), emit
+                USING HINT = pg_catalog.format('As a superuser: GRANT EXECUTE ON FUNCTION %s TO %I;', emit, name);
+        END IF;
+        RETURN;
+    END IF;
+    IF NOT pg_catalog.has_schema_privilege(name, in_schema, 'USAGE') THEN
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
+    END IF;
+    EXECUTE pg_catalog.format('GRANT INSERT ON %s TO %I', outbox, name);
+    -- The default of the id, before PostgreSQL 18.
+    uuidv7 := pg_catalog.to_regprocedure(pg_catalog.format('%I.walpost_uuidv7()', in_schema));
+    IF uuidv7 IS NOT NULL AND NOT pg_catalog.has_function_privilege(name, uuidv7, 'EXECUTE') THEN
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);
+    END IF;
+    -- Of columns that are serial; those that are an identity take no right.
+    FOR sequence IN SELECT d.objid::pg_catalog.regclass FROM pg_catalog.pg_depend d
+        JOIN pg_catalog.pg_class c ON c.oid = d.objid AND c.relkind = 'S'
+        WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = outbox::pg_catalog.regclass
+        AND d.deptype = 'a'
+    LOOP
+        EXECUTE pg_catalog.format('GRANT USAGE ON SEQUENCE %s TO %I', sequence, name);
+    END LOOP;
+END
+$walpost$;

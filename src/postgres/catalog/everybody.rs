@@ -1,0 +1,42 @@
+//! What every role of the database may do to an outbox of messages in the log.
+
+use super::{Catalog, CatalogError};
+
+/// Rights that PUBLIC has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Everybody {
+    /// It may call `walpost.publish` or `walpost.publish_bytes`.
+    pub publishes: bool,
+    /// The functions it may call that write any message, as GRANT and REVOKE name them.
+    pub emits: Option<String>,
+    /// A prefix can be any bytes, and the server refuses to send those that are no UTF-8: the database is in
+    /// SQL_ASCII.
+    pub any_bytes: bool,
+}
+
+impl Catalog {
+    /// Looks what everybody may do.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn everybody(&self) -> Result<Everybody, CatalogError> {
+        const SQL: &str = "WITH f AS (SELECT n.nspname, p.proname, \
+             format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)) AS named FROM pg_proc p \
+             JOIN pg_namespace n ON n.oid = p.pronamespace \
+             WHERE (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes') \
+                 OR n.nspname = 'pg_catalog' AND p.proname = 'pg_logical_emit_message') \
+             AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a \
+                 WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE')) \
+             SELECT EXISTS (SELECT FROM f WHERE nspname = 'walpost') AND EXISTS (SELECT FROM pg_namespace n, \
+                 aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a \
+                 WHERE n.nspname = 'walpost' AND a.grantee = 0 AND a.privilege_type = 'USAGE'), \
+             (SELECT string_agg(named, ', ' ORDER BY named DESC) FROM f WHERE nspname = 'pg_catalog'), \
+             getdatabaseencoding() = 'SQL_ASCII'";
+        let row = self.client.query_one(SQL, &[]).await?;
+        Ok(Everybody {
+            publishes: row.try_get(0)?,
+            emits: row.try_get(1)?,
+            any_bytes: row.try_get(2)?,
+        })
+    }
+}
