@@ -78,6 +78,9 @@ pub fn run(args: &CheckArgs) -> Exit {
         };
         runtime.block_on(async {
             postgres(settings, &mut report).await;
+            for exposure in settings.postgres.exposures() {
+                report.add("encryption", Outcome::Warning, exposure);
+            }
             retention(settings, &mut report).await;
             kafka(settings, &mut report).await;
             exactly_once(settings, &mut report).await;

@@ -147,6 +147,8 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::TlsRefused { .. }
         | DialError::NoPassword { .. }
         | DialError::AuthMethod { .. }
+        | DialError::RequireAuth { .. }
+        | DialError::Exposed { .. }
         | DialError::Scram { .. }
         | DialError::ChannelBinding { .. }
         | DialError::Protocol { .. }
