@@ -17,6 +17,7 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 use tokio::net::UnixStream;
 
+pub use bound::SqlLimits;
 pub use error::{DialError, ServerError};
 pub use exposure::Exposures;
 pub use socket::Socket;
@@ -25,6 +26,7 @@ use crate::postgres::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
 use startup::Wire;
 
+mod bound;
 mod error;
 mod exposure;
 #[cfg(any(test, fuzzing))]
@@ -89,15 +91,17 @@ pub async fn replication(
     open(conninfo, &parameters).await
 }
 
-/// Opens an SQL client and the connection that has to be driven for it.
+/// Opens an SQL client and the connection that has to be driven for it. A server that sends more than
+/// `limits` allow is answered no more, and whoever waits for its answer has an error that says so.
 ///
 /// # Errors
 /// As [`replication`].
 pub async fn sql(
     conninfo: &Conninfo,
+    limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
     let session = open(conninfo, &[]).await?;
-    handover::to_tokio_postgres(session, &conninfo.user).await
+    handover::to_tokio_postgres(session, &conninfo.user, limits).await
 }
 
 async fn open(conninfo: &Conninfo, parameters: &[(&str, &str)]) -> Result<Session, DialError> {

@@ -13,7 +13,8 @@ use crate::postgres::conninfo::SslMode;
 pub(super) enum Exposure {
     /// There is no network: a unix-domain socket or the loopback interface.
     Local,
-    /// TLS, and the server has shown a certificate of a trusted authority.
+    /// TLS, and the server has shown a certificate of a trusted authority, or that it knows the
+    /// password.
     Proven,
     /// TLS with whatever certificate the other side has shown: it may be anybody.
     Unproven,
@@ -89,7 +90,7 @@ impl Exposures {
         let fault = exposure.fault();
         let text = format!(
             "the connection to PostgreSQL at {host} {fault} (sslmode={mode}): {consequence}. Set \
-             sslmode=verify-full, with sslrootcert=FILE or sslrootcert=system"
+             sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, or channel_binding=require"
         );
         tracing::warn!("{text}");
         told.push((exposure, text));

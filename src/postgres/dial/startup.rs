@@ -130,6 +130,7 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next().await?;
+        // The method's name in `require_auth`, which has none for those of long ago.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
@@ -150,9 +151,7 @@ impl<'a> Wire<'a> {
                 asked: name,
             });
         }
-        let is_sasl = matches!(request, Message::AuthenticationSasl(_));
         if conninfo.channel_binding == ChannelBinding::Require
-            && !is_sasl
             && matches!(
                 method,
                 Some(AuthMethod::None | AuthMethod::Password | AuthMethod::Md5)
@@ -275,6 +274,11 @@ impl<'a> Wire<'a> {
             return Err(self.unexpected("in place of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
+        // The server knows the password, and has bound its proof to the certificate that it has shown.
+        // Where that is not required, somebody in between would take the offer away.
+        if conninfo.channel_binding == ChannelBinding::Require {
+            self.exposure = Exposure::Proven;
+        }
         self.expect_ok().await
     }
 

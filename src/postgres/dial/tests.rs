@@ -648,7 +648,7 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     ];
     let (port, heard) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
-    let (client, connection) = sql(&conninfo(&text)).await.unwrap();
+    let (client, connection) = sql(&conninfo(&text), SqlLimits::QUESTIONS).await.unwrap();
     let connection = tokio::spawn(connection);
     let answer = client.simple_query("SHOW greeting").await.unwrap();
     let rows: Vec<_> = answer
@@ -710,7 +710,7 @@ async fn dial_outside(
     let conninfo = conninfo(&format!("hostaddr={address} port={port} {parameters}"));
     let done = match is_replication {
         true => replication(&conninfo, &[]).await.map(drop),
-        false => sql(&conninfo).await.map(drop),
+        false => sql(&conninfo, SqlLimits::QUESTIONS).await.map(drop),
     };
     let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
     (done, heard.unwrap().unwrap())
@@ -763,6 +763,44 @@ async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn what_is_open_to_the_network_is_told_once_for_each_kind() {
+    let Some(address) = outside() else { return };
+    let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
+    let encrypted = || {
+        vec![
+            Untagged,
+            Send(b"S".to_vec()),
+            AcceptTls,
+            Untagged,
+            Send(ready()),
+        ]
+    };
+    let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];
+    let (port, heard) = server_at(address, scripts).await;
+    let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
+    for told in [1, 1, 2, 2, 2] {
+        // Clones share what was told.
+        replication(&conninfo.clone(), &[]).await.unwrap();
+        assert_eq!(conninfo.exposures().len(), told);
+    }
+    let told = conninfo.exposures();
+    assert!(
+        told[0].contains("TLS that checks no certificate (sslmode=prefer)"),
+        "{told:?}"
+    );
+    assert!(told[1].contains("has no TLS"), "{told:?}");
+    heard.await.unwrap();
+
+    let (port, heard) = server(vec![clear(), encrypted()]).await;
+    let conninfo = self::conninfo(&format!("hostaddr=127.0.0.1 port={port}"));
+    for _ in 0..2 {
+        replication(&conninfo, &[]).await.unwrap();
+    }
+    assert_eq!(conninfo.exposures(), Vec::<String>::new());
+    heard.await.unwrap();
 }
 
 #[tokio::test]
@@ -884,4 +922,90 @@ async fn another_version_of_the_protocol_is_not_negotiated() {
         error.to_string().contains("NegotiateProtocolVersion"),
         "{error}"
     );
+}
+
+/// Has an SQL client ask a server that answers with these bytes, so many of them at a time.
+async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
+    let (client, mut server) = tokio::io::duplex(room);
+    let serve = async move {
+        // To the end of the query.
+        while server.read_u8().await? != 0 {}
+        server.write_all(&sent).await?;
+        server.read_to_end(&mut Vec::new()).await
+    };
+    let serve = tokio::spawn(serve);
+    let (buffer, parameters) = sent_with_startup();
+    let session = Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::from(&buffer[..]),
+        parameters,
+        backend_pid: 7,
+        secret: 8,
+        host: "here".to_owned(),
+    };
+    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::QUESTIONS).await;
+    let (client, connection) = opened.unwrap();
+    let connection = tokio::spawn(connection);
+    let answer = client.simple_query("SHOW x").await;
+    drop(client);
+    let _ = connection.await.unwrap();
+    serve.abort();
+    let text = |message: &tokio_postgres::SimpleQueryMessage| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    Ok(answer?.iter().filter_map(text).collect())
+}
+
+/// What came with the end of a startup, and the server's parameters.
+fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
+    let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
+    let parameters = [("server_version".to_owned(), "15.3".to_owned())];
+    (notice, parameters.into())
+}
+
+#[tokio::test]
+async fn an_answer_is_the_same_in_whatever_pieces_it_comes() {
+    let long = "x".repeat(100_000);
+    for room in (1..12).chain([1000, 1_000_000]) {
+        for text in ["", "hello", &long] {
+            if room == 1 && text.len() > 1000 {
+                continue;
+            }
+            let sent = [value(text), value("behind")].concat();
+            let rows = ask_for(sent, room).await.unwrap();
+            assert_eq!(rows, [text], "{room} at a time");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
+    let row = |text: &str| {
+        let end = [message(b'C', b"SHOW\0"), message(b'Z', b"I")].concat();
+        let mut row = value(text);
+        row.truncate(row.len() - end.len());
+        row
+    };
+    let mut long = row("hello");
+    long.push(b'D');
+    long.extend(900_000_000_u32.to_be_bytes());
+    let text = "x".repeat(1 << 20);
+    let endless = row(&text).repeat(65);
+    for room in [1, 3, 100, 1_000_000] {
+        for (sent, expected) in [
+            (
+                &long,
+                "a message of 900000000 bytes, tag 0x44, and at most 16777216",
+            ),
+            (&endless, "more than 67108864 bytes"),
+        ] {
+            if room < 100 && sent.len() > 1000 {
+                continue;
+            }
+            let error = ask_for(sent.clone(), room).await.unwrap_err();
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{error}"));
+            assert!(error.message().contains(expected), "{error}");
+        }
+    }
 }
