@@ -622,7 +622,15 @@ fn sink(
             properties.insert(name.trim().to_owned(), value.to_owned());
         }
     }
-    properties::check(&properties).map_err(|error| {
+    // Whoever may write the file need not be whoever may run programs as Walpost.
+    let may_run_code = given
+        .records
+        .is_some_and(|records| records.allow_code_in_kafka_properties);
+    let checked = match may_run_code {
+        true => properties::check_with_code(&properties),
+        false => properties::check(&properties),
+    };
+    checked.map_err(|error| {
         let text = error.to_string();
         let variable = from_env.keys().find(|name| text.contains(*name));
         ConfigError::Kafka {

@@ -82,6 +82,9 @@ pub fn run(args: &CheckArgs) -> Exit {
                 report.add("encryption", Outcome::Warning, exposure);
             }
             retention(settings, &mut report).await;
+            for open in settings.sink.warnings() {
+                report.add("kafka encryption", Outcome::Warning, open);
+            }
             kafka(settings, &mut report).await;
             exactly_once(settings, &mut report).await;
         });
