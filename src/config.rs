@@ -131,8 +131,14 @@ pub fn load(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
-    let file = given.connection.config.as_deref().map(file::read);
-    of_file(file.transpose()?, given, env, env_vars)
+    let path = given.connection.config.as_deref();
+    let file = path.map(file::read).transpose()?;
+    if let (Some(path), Some(file)) = (path, &file)
+        && let Some(exposed) = file::exposed(path, file)
+    {
+        tracing::warn!("{exposed}");
+    }
+    of_file(file, given, env, env_vars)
 }
 
 /// Where metrics, health and status are shown: as the flag or its variable says, or else the file,
