@@ -164,10 +164,17 @@ fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
     // A variable that isn't Unicode can't be one of ours.
     let vars = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    config::load(given, &|name| std::env::var(name).ok(), vars).map_err(|reason: ConfigError| {
+    let loaded = config::load(given, &|name| std::env::var(name).ok(), vars);
+    let pipelines = loaded.map_err(|reason: ConfigError| {
         error!("{reason}");
         Exit::Usage
-    })
+    })?;
+    for settings in &pipelines {
+        for open in settings.sink.warnings() {
+            warn!(pipeline = settings.name, "Kafka: {open}");
+        }
+    }
+    Ok(pipelines)
 }
 
 /// As [`load`], with a runtime to ask for the pipelines' servers on.

@@ -131,8 +131,14 @@ pub fn load(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
-    let file = given.connection.config.as_deref().map(file::read);
-    of_file(file.transpose()?, given, env, env_vars)
+    let path = given.connection.config.as_deref();
+    let file = path.map(file::read).transpose()?;
+    if let (Some(path), Some(file)) = (path, &file)
+        && let Some(exposed) = file::exposed(path, file)
+    {
+        tracing::warn!("{exposed}");
+    }
+    of_file(file, given, env, env_vars)
 }
 
 /// Where metrics, health and status are shown: as the flag or its variable says, or else the file,
@@ -640,7 +646,15 @@ fn sink(
             properties.insert(name.trim().to_owned(), value.to_owned());
         }
     }
-    properties::check(&properties).map_err(|error| {
+    // Whoever may write the file need not be whoever may run programs as Walpost.
+    let may_run_code = given
+        .records
+        .is_some_and(|records| records.allow_code_in_kafka_properties);
+    let checked = match may_run_code {
+        true => properties::check_with_code(&properties),
+        false => properties::check(&properties),
+    };
+    checked.map_err(|error| {
         let text = error.to_string();
         let variable = from_env.keys().find(|name| text.contains(*name));
         ConfigError::Kafka {

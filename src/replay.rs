@@ -507,7 +507,7 @@ impl<'s> Plan<'s> {
         run: Uuid,
     ) -> Result<Self, ReplayError> {
         let outbox = &settings.outbox;
-        let reader = Catalog::open(&settings.postgres).await?;
+        let reader = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
         let observed = reader.look(&settings.target).await?;
         let database = observed.database;
         let columns = observed

@@ -204,7 +204,7 @@ pub fn verify(
     let mut entries = Spill::new(options.memory / 4 * 3);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
-        let catalog = Catalog::open(&settings.postgres).await?;
+        let catalog = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
         let look = Look {
             settings,
             table,

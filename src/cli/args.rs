@@ -96,6 +96,13 @@ pub struct RecordArgs {
     /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
     #[arg(short = 'X', long, value_name = "NAME=VALUE")]
     pub kafka_property: Vec<String>,
+    /// Let properties of librdkafka load libraries and run commands. The configuration file can't say so
+    #[arg(
+        long,
+        env = "WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES",
+        value_parser = clap::builder::FalseyValueParser::new()
+    )]
+    pub allow_code_in_kafka_properties: bool,
     /// How often a record arrives [default: at-least-once]
     #[arg(long, env = "WALPOST_DELIVERY", value_enum)]
     pub delivery: Option<DeliveryName>,

@@ -79,7 +79,13 @@ pub fn run(args: &CheckArgs) -> Exit {
         };
         runtime.block_on(async {
             postgres(settings, &mut report).await;
+            for exposure in settings.postgres.exposures() {
+                report.add("encryption", Outcome::Warning, exposure);
+            }
             retention(settings, &mut report).await;
+            for open in settings.sink.warnings() {
+                report.add("kafka encryption", Outcome::Warning, open);
+            }
             kafka(settings, &mut report).await;
             exactly_once(settings, &mut report).await;
         });

@@ -32,6 +32,9 @@ use crate::postgres::journal::{Action, Entry};
 use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::target::Outbox;
 
+/// No row is larger: PostgreSQL's own limit for a message.
+const ROW_BYTES_MAX: usize = 1 << 30;
+
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
 pub struct SkipArgs {
@@ -180,7 +183,8 @@ pub fn run(args: &SkipArgs) -> Exit {
 async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failure> {
     let name = &settings.name;
     let slot = &settings.target.slot;
-    let catalog = Catalog::open(&settings.postgres).await?;
+    // A row that is too large for the pipeline is what is to be skipped.
+    let catalog = Catalog::open_for_rows(&settings.postgres, ROW_BYTES_MAX).await?;
     // Without a journal nothing is moved, so that is found out first.
     let before = catalog.journal(name, &settings.target).await?;
     let plan = plan(settings, &catalog, args.to).await?;

@@ -7,11 +7,13 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::{ConfigError, Given};
+use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
 use crate::pipeline::budget::AtMax;
 use crate::pipeline::settings::Undeliverable;
 use crate::pipeline::snapshot::SnapshotMode;
+use crate::postgres::conninfo::Conninfo;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -259,6 +261,57 @@ pub fn read(path: &Path) -> Result<File, ConfigError> {
         line,
         reason,
     })
+}
+
+/// What to say of a file with passwords that others may read. A file of somebody else, as root's that
+/// a group of ours may read, has its group for that.
+pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+
+    let secrets = file.secrets();
+    let found = std::fs::metadata(path).ok()?;
+    let own = std::fs::metadata("/proc/self").map(|process| process.uid());
+    let is_ours = own.map_or(true, |own| own == found.uid());
+    let (forbidden, remedy) = if is_ours {
+        (0o077, "0600")
+    } else {
+        (0o007, "0640")
+    };
+    let mode = found.mode() & 0o777;
+    if secrets.is_empty() || mode & forbidden == 0 {
+        return None;
+    }
+    Some(format!(
+        "configuration file {}: others can read the passwords in it ({}), its mode is {mode:04o}: chmod {remedy} {}",
+        path.display(),
+        secrets.join(", "),
+        path.display()
+    ))
+}
+
+impl File {
+    /// Names of the keys that have a password as their value, or in it.
+    fn secrets(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut add = |place: &str, kafka: &BTreeMap<String, Scalar>| {
+            let names = kafka.keys().filter(|name| is_secret(name));
+            found.extend(names.map(|name| format!("{name} of {place}")));
+        };
+        add("[kafka]", &self.kafka);
+        for pipeline in &self.pipeline {
+            let place = format!("pipeline {:?}", pipeline.name());
+            if let Some(kafka) = &pipeline.kafka {
+                add(&place, kafka);
+            }
+        }
+        for pipeline in &self.pipeline {
+            let postgres = pipeline.postgres.as_deref().unwrap_or_default();
+            if Conninfo::holds_password(postgres) {
+                found.push(format!("postgres of pipeline {:?}", pipeline.name()));
+            }
+        }
+        found
+    }
 }
 
 /// The file's text; an error has its line. The error never quotes the line, which can have a

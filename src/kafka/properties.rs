@@ -3,6 +3,7 @@
 //! librdkafka 2.12, `CONFIGURATION.md`.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use rdkafka::config::ClientConfig;
 
@@ -24,6 +25,17 @@ pub enum PropertyError {
         /// Why.
         reason: &'static str,
     },
+    /// It has librdkafka load a library or run a command.
+    #[error(
+        "Kafka property {name} is refused: librdkafka would {deed}, with all that walpost may do. Remove it, or \
+         allow it with --allow-code-in-kafka-properties"
+    )]
+    Code {
+        /// The property.
+        name: String,
+        /// What librdkafka would do.
+        deed: &'static str,
+    },
     /// librdkafka does not accept it.
     #[error("Kafka properties: {0}")]
     Invalid(String),
@@ -35,11 +47,26 @@ pub enum PropertyError {
     NoBrokers,
 }
 
-/// Holds `properties` against what Walpost promises.
+/// Holds `properties` against what Walpost promises. None of them is given to librdkafka before all
+/// are: it loads libraries while it reads their names.
+///
+/// # Errors
+/// A property would break a promise, or run code.
+pub fn check(properties: &Properties) -> Result<(), PropertyError> {
+    for name in properties.keys() {
+        if let Some(deed) = code(name) {
+            let name = name.clone();
+            return Err(PropertyError::Code { name, deed });
+        }
+    }
+    check_with_code(properties)
+}
+
+/// As [`check`], where a person has said that properties may run code.
 ///
 /// # Errors
 /// A property would break a promise.
-pub fn check(properties: &Properties) -> Result<(), PropertyError> {
+pub fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
     for (name, value) in properties {
         if let Some(reason) = refusal(name, value) {
             let (name, value) = (name.clone(), value.clone());
@@ -63,9 +90,29 @@ pub fn check(properties: &Properties) -> Result<(), PropertyError> {
         .map_err(|error| PropertyError::Invalid(describe(&error)))
 }
 
+/// The name without the prefix that librdkafka leaves out where it knows the rest: `topic.acks` is
+/// `acks`.
+fn bare(name: &str) -> &str {
+    name.strip_prefix("topic.").unwrap_or(name)
+}
+
+/// What librdkafka would do for the property, if that runs code of others.
+fn code(name: &str) -> Option<&'static str> {
+    match bare(name) {
+        "plugin.library.paths" | "interceptors" => Some("load a library"),
+        "ssl.engine.location" | "ssl.engine.id" | "ssl_engine_callback_data" => {
+            Some("load an engine of OpenSSL")
+        }
+        "ssl.providers" => Some("load providers of OpenSSL"),
+        // The command's text has the other ones in it, and a shell reads it.
+        name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
+        _ => None,
+    }
+}
+
 fn refusal(name: &str, value: &str) -> Option<&'static str> {
     let holds = |expected: &[&str]| expected.contains(&value.trim());
-    match name {
+    match bare(name) {
         "enable.idempotence" if !holds(&["true"]) => {
             Some("without idempotence a retry can repeat and reorder records")
         }
@@ -198,11 +245,76 @@ pub fn brokers(config: &ClientConfig) -> String {
         .to_owned()
 }
 
+/// What `properties` leave open to those who share the network with the brokers, each with its remedy.
+#[must_use]
+pub fn warnings(properties: &Properties) -> Vec<String> {
+    // What can't be read is an error of its own.
+    let Ok(native) = client_config(properties, "walpost").create_native_config() else {
+        return Vec::new();
+    };
+    // As librdkafka reads it: any spelling of false is "false".
+    let effective = |name| native.get(name).unwrap_or_default();
+    let protocol = effective("security.protocol");
+    // What these send proves who one is to whoever has it.
+    let mechanism = effective("sasl.mechanisms");
+    let shows_password = protocol.starts_with("sasl")
+        && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
+    let what = match shows_password {
+        true => "every record and the SASL password or token",
+        false => "every record",
+    };
+    if protocol.ends_with("ssl") {
+        if effective("enable.ssl.certificate.verification") == "false" {
+            return vec![format!(
+                "enable.ssl.certificate.verification = false: whoever is on the network between can pass for a \
+                 broker, and have {what}. Remove it, and name the authority with ssl.ca.location"
+            )];
+        }
+        if effective("ssl.endpoint.identification.algorithm") == "none" {
+            return vec![format!(
+                "ssl.endpoint.identification.algorithm = none: whoever has any certificate of the authority can \
+                 pass for a broker, and have {what}. Remove it"
+            )];
+        }
+        return Vec::new();
+    }
+    // Where both names are given, either list may be the one that counts.
+    let lists = ["bootstrap.servers", "metadata.broker.list"].map(|name| properties.get(name));
+    let brokers = lists.into_iter().flatten().flat_map(|list| list.split(','));
+    let mut brokers = brokers.map(str::trim);
+    let Some(broker) = brokers.find(|broker| !is_loopback(broker)) else {
+        return Vec::new();
+    };
+    let better = match protocol.starts_with("sasl") {
+        true => "sasl_ssl",
+        false => "ssl",
+    };
+    vec![format!(
+        "security.protocol = {protocol}: whoever is on the network between walpost and {broker} can pass for a \
+         broker, and have {what}. Set security.protocol = {better}"
+    )]
+}
+
+/// Whether a broker, as `bootstrap.servers` has it, is on this machine. A name that would have to be
+/// looked up is not.
+fn is_loopback(broker: &str) -> bool {
+    let address = broker.split_once("://").map_or(broker, |(_, rest)| rest);
+    let host = match address.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => address.rsplit_once(':').map_or(address, |(host, _)| host),
+    };
+    host.eq_ignore_ascii_case("localhost")
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
 /// The property's value is a secret, or would be if its name were spelt rightly.
 #[must_use]
 pub fn is_secret(name: &str) -> bool {
     [
         "password",
+        "passphrase",
         "secret",
         "key.pem",
         "sasl.jaas",
@@ -256,10 +368,107 @@ mod tests {
             ("queue.buffering.max.kbytes", "1024"),
             ("transactional.id", "x"),
             ("test.mock.num.brokers", "3"),
+            // librdkafka leaves the prefix out.
+            ("topic.acks", "1"),
+            ("topic.message.timeout.ms", "30000"),
+            ("topic.queuing.strategy", "lifo"),
         ] {
             match check(&properties(&[(name, value)])) {
                 Err(PropertyError::Refused { name: refused, .. }) => assert_eq!(refused, name),
                 other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_runs_code_is_refused_and_allowed_by_a_word_of_its_own() {
+        for (name, value) in [
+            ("plugin.library.paths", "/nonexistent/plugin"),
+            ("plugin.library.paths", ""),
+            ("interceptors", "x"),
+            ("ssl.engine.location", "/nonexistent/engine"),
+            ("ssl.engine.id", "dynamic"),
+            ("ssl.providers", "default"),
+            ("sasl.kerberos.kinit.cmd", "true"),
+            ("sasl.kerberos.keytab", "\"; true; \""),
+            ("sasl.kerberos.principal", "$(true)"),
+        ] {
+            let given = properties(&[(name, value)]);
+            match check(&given) {
+                Err(PropertyError::Code { name: refused, .. }) => assert_eq!(refused, name),
+                other => panic!("{name}: {other:?}"),
+            }
+            let allowed = check_with_code(&given);
+            assert!(
+                !matches!(allowed, Err(PropertyError::Code { .. })),
+                "{name}: {allowed:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_open_to_the_network_is_warned_of() {
+        let ssl = ("security.protocol", "ssl");
+        let remote = ("bootstrap.servers", "localhost:1,kafka.example.com:2");
+        let unverified = ("enable.ssl.certificate.verification", "0");
+        for (given, expected) in [
+            (&[][..], &[][..]),
+            (
+                &[("bootstrap.servers", "127.0.0.1:1, [::1]:2, LOCALHOST:3")],
+                &[],
+            ),
+            (
+                &[remote],
+                &["plaintext", "kafka.example.com:2", "every record.", "= ssl"],
+            ),
+            (
+                &[("bootstrap.servers", "PLAINTEXT://10.0.0.1:1")],
+                &["10.0.0.1:1"],
+            ),
+            (&[("metadata.broker.list", "10.0.0.1")], &["10.0.0.1"]),
+            (
+                &[
+                    remote,
+                    ("security.protocol", "SASL_PLAINTEXT"),
+                    ("sasl.mechanism", "PLAIN"),
+                ],
+                &["sasl_plaintext", "password", "= sasl_ssl"],
+            ),
+            (
+                &[
+                    remote,
+                    ("security.protocol", "sasl_plaintext"),
+                    ("sasl.mechanism", "SCRAM-SHA-256"),
+                ],
+                &["sasl_plaintext", "every record.", "= sasl_ssl"],
+            ),
+            (
+                &[
+                    ("security.protocol", "sasl_plaintext"),
+                    ("sasl.mechanism", "PLAIN"),
+                ],
+                &[],
+            ),
+            (&[remote, ssl], &[]),
+            (&[remote, ("security.protocol", "sasl_ssl")], &[]),
+            (
+                &[ssl, unverified],
+                &["enable.ssl.certificate.verification = false"],
+            ),
+            (&[unverified], &[]),
+            (
+                &[ssl, ("ssl.endpoint.identification.algorithm", "none")],
+                &["ssl.endpoint.identification.algorithm = none"],
+            ),
+        ] {
+            let warned = warnings(&properties(given)).join("\n");
+            assert_eq!(
+                warned.is_empty(),
+                expected.is_empty(),
+                "{given:?}: {warned}"
+            );
+            for text in expected {
+                assert!(warned.contains(text), "{given:?}: {warned}");
             }
         }
     }

@@ -150,6 +150,8 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::TlsRefused { .. }
         | DialError::NoPassword { .. }
         | DialError::AuthMethod { .. }
+        | DialError::RequireAuth { .. }
+        | DialError::Exposed { .. }
         | DialError::Scram { .. }
         | DialError::ChannelBinding { .. }
         | DialError::Protocol { .. }

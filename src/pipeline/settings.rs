@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::PipelineError;
 use super::budget::{AtMax, LagBudget};
 use super::snapshot::SnapshotMode;
-use crate::kafka::properties::Properties;
+use crate::kafka::properties::{self, Properties};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::stats::About;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
@@ -209,6 +209,17 @@ pub enum SinkSettings {
     },
     /// Standard output, one JSON object a line.
     Stdout,
+}
+
+impl SinkSettings {
+    /// What is open to those who share the network, each with its remedy.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        match self {
+            Self::Stdout => Vec::new(),
+            Self::Kafka { properties, .. } => properties::warnings(properties),
+        }
+    }
 }
 
 impl std::fmt::Debug for SinkSettings {

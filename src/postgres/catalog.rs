@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Row};
 use tracing::debug;
 
 use super::conninfo::Conninfo;
-use super::dial::{self, DialError, ServerError};
+use super::dial::{self, DialError, ServerError, SqlLimits};
 use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
@@ -99,7 +99,22 @@ impl Catalog {
     /// # Errors
     /// No host of `conninfo` accepts us.
     pub async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
-        let (client, connection) = dial::sql(conninfo).await?;
+        Self::open_within(conninfo, SqlLimits::QUESTIONS).await
+    }
+
+    /// As [`Self::open`], for reading rows of at most so many bytes too.
+    ///
+    /// # Errors
+    /// No host of `conninfo` accepts us.
+    pub async fn open_for_rows(
+        conninfo: &Conninfo,
+        row_bytes_max: usize,
+    ) -> Result<Self, CatalogError> {
+        Self::open_within(conninfo, SqlLimits::rows(row_bytes_max)).await
+    }
+
+    async fn open_within(conninfo: &Conninfo, limits: SqlLimits) -> Result<Self, CatalogError> {
+        let (client, connection) = dial::sql(conninfo, limits).await?;
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 debug!(%error, "catalog connection ended");

@@ -14,10 +14,13 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::ConninfoError;
+pub(super) use require_auth::{AuthMethod, RequireAuth};
 
+use super::dial::Exposures;
 use settings::Settings;
 
 mod error;
@@ -25,6 +28,7 @@ mod error;
 pub(crate) mod fuzz;
 mod keywords;
 mod passfile;
+mod require_auth;
 mod settings;
 mod syntax;
 #[cfg(test)]
@@ -49,7 +53,10 @@ pub struct Conninfo {
     /// None: the operating system's.
     pub(super) tcp_user_timeout: Option<Duration>,
     pub(super) channel_binding: ChannelBinding,
+    pub(super) require_auth: RequireAuth,
     pub(super) tls: Tls,
+    /// Clones share it: each kind is told once.
+    pub(super) exposures: Arc<Exposures>,
     password: Option<Secret>,
     passfile: Option<PathBuf>,
 }
@@ -290,7 +297,13 @@ impl Conninfo {
                 ],
                 ChannelBinding::Prefer,
             )?,
+            require_auth: match settings.text("require_auth") {
+                Some(text) => RequireAuth::parse(text)
+                    .map_err(|expected| settings.value_error("require_auth", &expected))?,
+                None => RequireAuth::default(),
+            },
             tls: tls(&settings, &in_home)?,
+            exposures: Arc::default(),
             password: settings
                 .text("password")
                 .map(|text| Secret(text.as_bytes().to_vec())),
@@ -313,6 +326,13 @@ impl Conninfo {
     pub fn describe(&self) -> String {
         let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
         format!("{} on {} as {}", self.dbname, hosts.join(","), self.user)
+    }
+
+    /// What was found of the connections that were opened with it: for each way in which one is open
+    /// to those who share the network, a text that says what they can do and what keeps them from it.
+    #[must_use]
+    pub fn exposures(&self) -> Vec<String> {
+        self.exposures.texts()
     }
 
     /// The user who asks.

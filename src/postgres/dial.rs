@@ -3,7 +3,8 @@
 //!
 //! Differences from libpq: a host that refuses us does not end the search among the others; in
 //! `sslmode=prefer` a certificate is never checked, and only a failed handshake or a refusal by
-//! `pg_hba.conf` leads to a try without TLS.
+//! `pg_hba.conf` leads to a try without TLS; a password in clear text or hashed with MD5 goes over a
+//! network only to a server that has proven itself, unless `require_auth` names the method.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,17 +17,22 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 use tokio::net::UnixStream;
 
+pub use bound::SqlLimits;
 pub use error::{DialError, ServerError};
+pub use exposure::Exposures;
 pub use socket::Socket;
 
 use crate::postgres::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
 use startup::Wire;
 
+mod bound;
 mod error;
+mod exposure;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handover;
+mod scram;
 mod socket;
 mod startup;
 #[cfg(test)]
@@ -105,15 +111,17 @@ pub async fn replication(
     open(conninfo, &parameters).await
 }
 
-/// Opens an SQL client and the connection that has to be driven for it.
+/// Opens an SQL client and the connection that has to be driven for it. A server that sends more than
+/// `limits` allow is answered no more, and whoever waits for its answer has an error that says so.
 ///
 /// # Errors
 /// As [`replication`].
 pub async fn sql(
     conninfo: &Conninfo,
+    limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
     let session = open(conninfo, &[]).await?;
-    handover::to_tokio_postgres(session, &conninfo.user).await
+    handover::to_tokio_postgres(session, &conninfo.user, limits).await
 }
 
 async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {
@@ -244,6 +252,8 @@ impl Attempt<'_> {
         };
         match within(self.conninfo, self.label, self.open(&plain)).await {
             Ok(Ok(session)) => Ok(session),
+            // What was kept from being sent says more than why there is no TLS.
+            Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
             // The first refusal is the one to mend.
             Ok(Err(_)) | Err(_) => Err(error),
         }
@@ -255,6 +265,9 @@ impl Attempt<'_> {
         let (mut wire, started) = wire
             .start(self.conninfo, self.host, self.parameters)
             .await?;
+        self.conninfo
+            .exposures
+            .note(wire.exposure(), self.label, tls.mode);
         // Both can be asked in a replication session too.
         let (wanted, question) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),

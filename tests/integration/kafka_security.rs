@@ -1,8 +1,14 @@
-//! SASL and TLS to Kafka are librdkafka's, given as properties.
+//! SASL and TLS to Kafka are librdkafka's, given as properties; what else librdkafka would do for
+//! properties is kept from those who may write them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::certificates::Authority;
+use crate::support::certificates::write_private;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
+use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
@@ -141,5 +147,224 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
             finished.expect_says(&["refuses the connection", &address, "certificate"]);
         }
         drop(scene);
+    }
+}
+
+/// A library for librdkafka that makes a file when it is loaded.
+struct Plugin {
+    library: PathBuf,
+    mark: PathBuf,
+}
+
+impl Plugin {
+    fn new() -> Self {
+        let folder = reaper::folder("plugin");
+        let (source, library) = (folder.join("plugin.c"), folder.join("plugin.so"));
+        let mark = folder.join("was_here");
+        let code = format!(
+            "#include <stdio.h>\n\
+             __attribute__((constructor)) static void load(void) {{ fclose(fopen(\"{}\", \"w\")); }}\n\
+             int conf_init(void *conf, void **opaque, char *error, unsigned long size) {{ return 0; }}\n",
+            mark.display()
+        );
+        write_private(&source, code.as_bytes());
+        let compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .status()
+            .expect("a C compiler");
+        assert!(compiler.success());
+        Self { library, mark }
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.mark.exists()
+    }
+
+    fn property(&self) -> String {
+        format!("plugin.library.paths={}", self.library.display())
+    }
+}
+
+/// Every command that reads properties of Kafka.
+const COMMANDS: [&[&str]; 7] = [
+    &["check"],
+    &["run"],
+    &["verify"],
+    &["checkpoint", "show", "--exactly-once"],
+    &["checkpoint", "adopt", "--exactly-once", "--yes"],
+    &["replay", "--yes"],
+    &["skip", "--to=0/1", "--yes"],
+];
+
+#[test]
+fn no_command_loads_a_library_that_a_property_names() {
+    let plugin = Plugin::new();
+    let nowhere = "postgresql://u@/shop?host=/nowhere";
+    let file = reaper::folder("config").join("walpost.toml");
+    let text = format!(
+        "[kafka]\n\"plugin.library.paths\" = \"{}\"\n[[pipeline]]\n",
+        plugin.library.display()
+    );
+    write_private(&file, text.as_bytes());
+    for words in COMMANDS {
+        let base =
+            || Invocation::new(words).args(["--postgres", nowhere, "--kafka", "127.0.0.1:9"]);
+        let by_variable = base().env("WALPOST_KAFKA_PLUGIN_LIBRARY_PATHS", &plugin.library);
+        let by_flag = base().args(["-X", &plugin.property()]);
+        let by_file = base().arg("--config").arg(&file);
+        for command in [by_variable, by_flag, by_file] {
+            let finished = command.finish();
+            assert!(!plugin.is_loaded(), "{words:?}: {finished:?}");
+            finished.expect_code(2).expect_says(&[
+                "plugin.library.paths",
+                "load a library",
+                "--allow-code-in-kafka-properties",
+            ]);
+        }
+    }
+}
+
+#[test]
+fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
+    let allow = |check: Invocation, how: usize| match how {
+        0 => check.arg("--allow-code-in-kafka-properties"),
+        _ => check.env("WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES", "1"),
+    };
+    for how in [0, 1] {
+        let plugin = Plugin::new();
+        let nowhere = "postgresql://u@/shop?host=/nowhere";
+        let check = Invocation::new(["check", "--postgres", nowhere, "--kafka", "127.0.0.1:9"])
+            .args(["-X", &plugin.property()]);
+        let finished = allow(check, how).finish();
+        assert!(plugin.is_loaded(), "{finished:?}");
+    }
+    // The file can't say so.
+    let file = reaper::folder("config").join("walpost.toml");
+    write_private(&file, b"allow_code_in_kafka_properties = true\n");
+    let check = Invocation::new(["check", "--config"]).arg(&file).finish();
+    check.expect_code(2).expect_says(&["unknown field"]);
+}
+
+#[test]
+fn properties_that_load_engines_or_run_commands_are_refused() {
+    let mark = |folder: &Path| folder.join("was_here");
+    let folder = reaper::folder("command");
+    let command = format!("touch {}", mark(&folder).display());
+    for property in [
+        "ssl.engine.location=/nowhere/engine.so".to_owned(),
+        "ssl.engine.id=dynamic".to_owned(),
+        "ssl.providers=/nowhere/provider".to_owned(),
+        format!("sasl.kerberos.kinit.cmd={command}"),
+        format!("sasl.kerberos.keytab=\"; {command}; \""),
+        format!("sasl.kerberos.principal=$({command})"),
+    ] {
+        let nowhere = "postgresql://u@/shop?host=/nowhere";
+        let name = property.split('=').next().unwrap_or_default();
+        for subcommand in ["check", "run"] {
+            let words = [subcommand, "--postgres", nowhere, "--kafka", "127.0.0.1:9"];
+            let finished = Invocation::new(words).args(["-X", &property]).finish();
+            finished
+                .expect_code(2)
+                .expect_says(&[name, "is refused: librdkafka would"]);
+        }
+    }
+    assert!(!mark(&folder).exists());
+}
+
+#[test]
+fn prefix_that_librdkafka_leaves_out_does_not_get_a_property_past_walpost() {
+    let nowhere = "postgresql://u@/shop?host=/nowhere";
+    for property in ["topic.message.timeout.ms=1000", "topic.acks=1"] {
+        let words = [
+            "check",
+            "--postgres",
+            nowhere,
+            "--kafka",
+            "127.0.0.1:9",
+            "-X",
+            property,
+        ];
+        let finished = Invocation::new(words).finish();
+        finished.expect_code(2).expect_says(&["is refused"]);
+    }
+}
+
+#[test]
+fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
+    let password = format!("sasl.password={SECRET}");
+    let sasl = [
+        "security.protocol=sasl_ssl",
+        "sasl.mechanism=PLAIN",
+        "sasl.username=u",
+        password.as_str(),
+    ];
+    let sasl_in_clear = [
+        "security.protocol=sasl_plaintext",
+        sasl[1],
+        sasl[2],
+        sasl[3],
+    ];
+    let with = |properties: &[&'static str], more: &'static str| {
+        properties.iter().copied().chain([more]).collect::<Vec<_>>()
+    };
+    // No name server knows it.
+    let elsewhere = "broker.invalid:9092";
+    let unverified = "enable.ssl.certificate.verification=false";
+    let unnamed = "ssl.endpoint.identification.algorithm=none";
+    let mut running = Vec::new();
+    for (brokers, properties, expected) in [
+        (
+            "127.0.0.1:9",
+            with(&["security.protocol=ssl"], unverified),
+            Some(unverified),
+        ),
+        (
+            "127.0.0.1:9",
+            with(&["security.protocol=ssl"], unnamed),
+            Some(unnamed),
+        ),
+        (elsewhere, vec![], Some("security.protocol=plaintext")),
+        ("127.0.0.1:9,localhost:9", vec![], None),
+        (elsewhere, sasl_in_clear.to_vec(), Some("the SASL password")),
+        (elsewhere, sasl.to_vec(), None),
+        ("127.0.0.1:9", sasl_in_clear.to_vec(), None),
+    ] {
+        for subcommand in ["check", "run"] {
+            let nowhere = "postgresql://u@/shop?host=/nowhere";
+            let words = [subcommand, "--postgres", nowhere, "--kafka", brokers];
+            let command = properties
+                .iter()
+                .fold(Invocation::new(words), |command, property| {
+                    command.args(["-X", property])
+                });
+            // Each takes a while to find that there is nobody: all side by side.
+            let case = format!("{subcommand} {brokers} {properties:?}");
+            running.push((case, subcommand, expected, command.start()));
+        }
+    }
+    for (case, subcommand, expected, mut walpost) in running {
+        let finished = match subcommand {
+            "check" => walpost.finish(),
+            // It tries for ever to reach the database.
+            _ => {
+                walpost.wait_for_log("/nowhere");
+                walpost.kill()
+            }
+        };
+        let is_there = |text: &str| {
+            expected.is_some_and(|words| {
+                let words = words.replace('=', " = ");
+                text.lines()
+                    .any(|line| line.contains("WARN") && line.contains(&words))
+            })
+        };
+        let log = &finished.stderr;
+        assert_eq!(is_there(log), expected.is_some(), "{case}: {log}");
+        assert_eq!(log.contains("whoever"), expected.is_some(), "{case}: {log}");
+        if subcommand == "check" {
+            let output = &finished.stdout;
+            assert_eq!(is_there(output), expected.is_some(), "{case}: {output}");
+        }
     }
 }

@@ -1,16 +1,19 @@
 //! Every way to prove who one is to PostgreSQL, and to have the server prove who it is.
 
+use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::support::certificates::{Authority, Identity, Validity, write_private};
 use crate::support::kafka::Broker;
+use crate::support::middle::{Deed, Middle, outside};
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::process::free_port;
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation, Walpost};
 
 /// Roles of the shared server; their names choose the method in pg_hba.conf.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
@@ -341,4 +344,212 @@ fn first_host_that_takes_writes_is_used() {
         scene.name
     );
     guarded.delivers(guarded.run(&conninfo));
+}
+
+/// Conninfo through somebody in between, as a role that has a password.
+fn through(guarded: &Guarded, middle: &Middle, role: &str, parameters: &str) -> String {
+    let password = quoted(&password_of(role));
+    format!(
+        "{} user={role} dbname={} password={password} {parameters}",
+        middle.parameters(),
+        guarded.scene.name
+    )
+}
+
+#[test]
+fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
+    let Some(address) = outside() else { return };
+    let guarded = Guarded::new();
+    let port = guarded.scene.server.port;
+    let kafka = guarded.scene.broker.address();
+    for (deed, method) in [
+        (Deed::AskForPassword, "password"),
+        (Deed::AskForHash, "md5"),
+    ] {
+        let everyone = Middle::start(address, port, move |_| deed);
+        // The catalog's connection is let through, and replication is asked.
+        let replication = Middle::start(address, port, move |is_replication| {
+            if is_replication { deed } else { Deed::Pass }
+        });
+        for middle in [&everyone, &replication] {
+            let conninfo = through(&guarded, middle, "scram_user", "");
+            let opt_in = format!("require_auth={method}");
+            let check = guarded.scene.invoke_as("check", &conninfo);
+            let check = check.args(["--kafka", &kafka]).finish().expect_code(3);
+            assert_eq!(middle.heard(), "", "of {deed:?}");
+            let found = &check.stdout;
+            assert!(
+                found.contains("has no TLS") && found.contains(&opt_in),
+                "{found}"
+            );
+            guarded.refuses(&conninfo, &["has no TLS", "was not sent", &opt_in]);
+            assert_eq!(middle.heard(), "", "of {deed:?}");
+
+            // So it is known that it would be heard.
+            let conninfo = through(
+                &guarded,
+                middle,
+                "scram_user",
+                &format!("{opt_in},scram-sha-256"),
+            );
+            guarded.refuses(&conninfo, &["got it"]);
+            assert_ne!(middle.heard(), "", "of {deed:?}");
+        }
+    }
+}
+
+#[test]
+fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
+    let Some(address) = outside() else { return };
+    let guarded = Guarded::new();
+    let kafka = guarded.scene.broker.address();
+    let middle = Middle::start(address, guarded.scene.server.port, |_| Deed::Pass);
+    let conninfo = through(&guarded, &middle, "scram_user", "");
+    let warning = format!(
+        "the connection to PostgreSQL at {} has no TLS (sslmode=prefer)",
+        middle.address
+    );
+    let mut walpost = guarded.run(&conninfo).start();
+    walpost.wait_for_log("streaming");
+    wait_until("a walsender to end", || guarded.scene.end_walsender());
+    walpost.wait_for_logs("streaming", 2);
+    assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
+    walpost.terminate().expect_code(0);
+
+    let check = guarded.scene.invoke_as("check", &conninfo);
+    let check = check.args(["--kafka", &kafka]).finish();
+    let finding = format!("encryption: {warning}");
+    let lines: Vec<_> = check
+        .stdout
+        .lines()
+        .filter(|line| line.contains(&finding))
+        .collect();
+    assert_eq!(lines.len(), 1, "{}", check.stdout);
+    assert!(lines[0].starts_with("WARNING"), "{lines:?}");
+
+    // TLS, and what makes it enough.
+    let tunnel = Middle::tunnel(address, guarded.scene.server.port);
+    let root = root();
+    for (parameters, is_open) in [
+        ("sslmode=prefer".to_owned(), true),
+        ("sslmode=require".to_owned(), true),
+        ("sslmode=require channel_binding=require".to_owned(), false),
+        (format!("sslmode=verify-ca sslrootcert={root}"), false),
+        (
+            format!("host=localhost sslmode=verify-full sslrootcert={root}"),
+            false,
+        ),
+    ] {
+        let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
+        let check = guarded.scene.invoke_as("check", &conninfo);
+        let check = check.args(["--kafka", &kafka]).finish();
+        assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
+        let text = "has TLS that checks no certificate";
+        for found in [&check.stdout, &check.stderr] {
+            assert_eq!(found.contains(text), is_open, "{parameters}: {found}");
+            assert!(!found.contains("has no TLS"), "{parameters}: {found}");
+        }
+    }
+
+    // The loopback is no network.
+    let conninfo = guarded.tcp(
+        "scram_user",
+        &format!(
+            "password={} sslmode=disable",
+            quoted(&password_of("scram_user"))
+        ),
+    );
+    let check = guarded.scene.invoke_as("check", &conninfo);
+    let check = check.args(["--kafka", &kafka]).finish();
+    assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
+    assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
+}
+
+#[test]
+fn server_may_ask_for_what_require_auth_allows_alone() {
+    let guarded = Guarded::new();
+    let with = |role: &str, required: &str| {
+        let password = quoted(&password_of(role));
+        guarded.tcp(
+            role,
+            &format!("password={password} require_auth={required}"),
+        )
+    };
+    for (role, required) in [
+        ("scram_user", "scram-sha-256"),
+        ("md5_user", "md5,scram-sha-256"),
+        ("plain_user", "!md5,!none"),
+        ("postgres", "none"),
+    ] {
+        guarded.delivers(guarded.run(&with(role, required)));
+    }
+    for (role, required, asked) in [
+        ("plain_user", "scram-sha-256", "cleartext password"),
+        ("md5_user", "!md5", "md5 password"),
+        ("scram_user", "password,md5", "SASL"),
+        ("postgres", "!none", "no"),
+    ] {
+        let words = format!("asks for {asked} authentication, and require_auth={required}");
+        guarded.refuses(&with(role, required), &[&words]);
+    }
+    let conninfo = with("plain_user", "");
+    let run = guarded
+        .run(&conninfo.replace("require_auth=", ""))
+        .env("PGREQUIREAUTH", "!password");
+    run.finish()
+        .expect_code(3)
+        .expect_says(&["require_auth=!password"]);
+    let run = guarded.run(&with("md5_user", "md5,!password")).finish();
+    run.expect_code(2)
+        .expect_says(&["require_auth is \"md5,!password\""]);
+}
+
+#[test]
+fn answer_of_900_megabytes_is_refused_and_not_kept() {
+    const BYTES: u32 = 900_000_000;
+    let server = Middle::start([127, 0, 0, 1].into(), 0, |_| Deed::AnswerWith(BYTES));
+    let conninfo = format!("{} user=u dbname=d sslmode=disable", server.parameters());
+    let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
+    let mut walpost = Invocation::new(words).start();
+    let most = most_memory(&mut walpost);
+    let finished = walpost.finish().expect_code(3);
+    let found = &finished.stdout;
+    for text in [
+        "a message of 900000000 bytes",
+        "at most 16777216 are accepted",
+    ] {
+        assert!(found.contains(text), "{found}");
+    }
+    assert!(most < 150 << 20, "it took {most} bytes");
+}
+
+#[test]
+fn value_of_the_catalog_that_is_endless_is_refused_and_named() {
+    let scene = Scene::new();
+    scene.db.run(
+        "CREATE FUNCTION public.long() RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE format( \
+         'COMMENT ON TABLE public.outbox IS %L', repeat('x', 100000000)); END $$; SELECT public.long()",
+    );
+    let maintain = scene
+        .invoke("maintain")
+        .args(["--retention=1h", "--delete-rows"]);
+    let mut walpost = maintain.start();
+    let most = most_memory(&mut walpost);
+    let finished = walpost.finish();
+    assert_ne!(finished.code, Some(0), "{finished:?}");
+    finished.expect_says(&["a message of 1000000", "accepted"]);
+    assert!(most < 150 << 20, "it took {most} bytes");
+}
+
+/// The most memory that it takes until it ends, in bytes.
+fn most_memory(walpost: &mut Walpost) -> u64 {
+    let status = format!("/proc/{}/status", walpost.process_id());
+    let mut most = 0;
+    while walpost.is_running() {
+        let status = fs::read_to_string(&status).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        most = most.max(kilobytes.unwrap_or(0) * 1024);
+    }
+    most
 }

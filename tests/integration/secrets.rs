@@ -251,6 +251,87 @@ fn password_on_the_command_line_is_warned_of_with_a_better_place() {
 }
 
 #[test]
+fn file_with_a_password_that_others_may_read_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt;
+    let nowhere = "postgres = \"postgresql://u@/shop?host=/nowhere\"";
+    let in_url = format!("postgres = \"postgresql://u:{SECRET}@/shop?host=/nowhere\"");
+    let in_pairs = format!("postgres = \"host=/nowhere user=u sslpassword={SECRET}\"");
+    let in_kafka = format!("{nowhere}\nkafka = {{ \"ssl.key.password\" = \"{SECRET}\" }}");
+    let kafka = "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n";
+    let with_sasl = format!("{kafka}\"sasl.password\" = \"{SECRET}\"\n");
+    for (head, pipeline, named) in [
+        (
+            kafka,
+            in_url.as_str(),
+            Some("postgres of pipeline \"outbox\""),
+        ),
+        (kafka, &in_pairs, Some("postgres of pipeline \"outbox\"")),
+        (
+            kafka,
+            &in_kafka,
+            Some("ssl.key.password of pipeline \"outbox\""),
+        ),
+        (&with_sasl, nowhere, Some("sasl.password of [kafka]")),
+        (kafka, nowhere, None),
+    ] {
+        let file = reaper::folder("config").join("walpost.toml");
+        write_private(
+            &file,
+            format!("{head}[[pipeline]]\n{pipeline}\n").as_bytes(),
+        );
+        for (mode, is_open) in [
+            (0o600, false),
+            (0o400, false),
+            (0o640, true),
+            (0o604, true),
+            (0o644, true),
+        ] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            let maintain = Invocation::new(["maintain", "--config"]).arg(&file);
+            let finished = maintain.finish();
+            let expected = named.filter(|_| is_open);
+            let count = usize::from(expected.is_some());
+            let log = &finished.stderr;
+            assert_eq!(
+                log.matches("others can read").count(),
+                count,
+                "{mode:o}: {log}"
+            );
+            if let Some(named) = expected {
+                let remedy = format!("its mode is {mode:04o}: chmod 0600 {}", file.display());
+                finished.expect_says(&["WARN", named, &remedy]);
+            }
+        }
+    }
+
+    let file = reaper::folder("config").join("walpost.toml");
+    write_private(
+        &file,
+        format!("{with_sasl}[[pipeline]]\n{in_url}\n").as_bytes(),
+    );
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    // Some take a while to find that there is nobody: all side by side.
+    let commands = [
+        &["check"][..],
+        &["init", "--no-role"],
+        &["status"],
+        &["verify"],
+        &["checkpoint", "show"],
+        &["replay", "--yes"],
+        &["skip", "--to=0/1"],
+        &["run"],
+    ];
+    let start = |words: &&[&str]| Invocation::new(*words).arg("--config").arg(&file).start();
+    for mut walpost in commands.iter().map(start).collect::<Vec<_>>() {
+        walpost.wait_for_log(
+            "others can read the passwords in it (sasl.password of [kafka], postgres of",
+        );
+        let log = walpost.kill().stderr;
+        assert_eq!(log.matches("others can read").count(), 1, "{log}");
+    }
+}
+
+#[test]
 fn help_says_where_a_password_should_be() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();

@@ -24,6 +24,7 @@ pub(crate) mod event;
 pub(crate) mod http;
 pub(crate) mod kafka;
 pub(crate) mod load;
+pub(crate) mod middle;
 pub(crate) mod oracle;
 pub(crate) mod postgres;
 pub(crate) mod process;

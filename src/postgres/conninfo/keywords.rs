@@ -61,6 +61,7 @@ pub(super) const KEYWORDS: &[Keyword] = &[
     string_only("keepalives_count", Used),
     string_only("tcp_user_timeout", Used),
     keyword("channel_binding", "PGCHANNELBINDING", Used),
+    keyword("require_auth", "PGREQUIREAUTH", Used),
     keyword("sslmode", "PGSSLMODE", Used),
     keyword("sslrootcert", "PGSSLROOTCERT", Used),
     keyword("sslcrl", "PGSSLCRL", Used),
@@ -97,11 +98,6 @@ pub(super) const KEYWORDS: &[Keyword] = &[
         Refused("write what the service file holds in its place"),
     ),
     string_only("replication", Refused("walpost sets it by itself")),
-    keyword(
-        "require_auth",
-        "PGREQUIREAUTH",
-        Refused("channel_binding=require is the nearest to it"),
-    ),
     keyword(
         "requirepeer",
         "PGREQUIREPEER",

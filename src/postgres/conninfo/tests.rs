@@ -225,9 +225,16 @@ fn what_can_not_be_used_is_named_with_what_was_found_and_expected() {
             "service is not supported: write what the service file holds",
         ),
         (
-            "require_auth=scram-sha-256",
-            "require_auth is not supported",
+            "require_auth=scram",
+            "require_auth is \"scram\", expected some of password, md5, scram-sha-256, gss, sspi, oauth, none",
         ),
+        ("require_auth='md5, password'", "separated by commas alone"),
+        ("require_auth=md5,", "expected some of password"),
+        ("require_auth=!", "expected some of password"),
+        ("require_auth=md5,!password", "or before none of them"),
+        ("require_auth=!md5,password", "or before none of them"),
+        ("require_auth=md5,none,md5", "expected each method once"),
+        ("require_auth=!none,!none", "expected each method once"),
         ("requirepeer=postgres", "requirepeer is not supported"),
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
@@ -246,7 +253,7 @@ fn an_environment_variable_is_named_as_such() {
         ("PGPORT", "x", "PGPORT is \"x\""),
         ("PGSSLMODE", "allow", "PGSSLMODE is \"allow\""),
         ("PGSERVICE", "shop", "PGSERVICE is not supported"),
-        ("PGREQUIREAUTH", "gss", "PGREQUIREAUTH is not supported"),
+        ("PGREQUIREAUTH", "x", "PGREQUIREAUTH is \"x\""),
         ("PGHOSTADDR", "a", "PGHOSTADDR is \"a\""),
     ] {
         let error = refusal("", &[(variable, value)]);
@@ -355,4 +362,43 @@ fn a_certificate_file_that_is_named_is_read_even_if_missing_and_a_default_only_i
         (conninfo.tls.root, conninfo.tls.mode),
         (RootCert::System, SslMode::VerifyFull)
     );
+}
+
+#[test]
+fn require_auth_allows_what_libpq_would() {
+    use AuthMethod::{Gss, Md5, None as Nothing, OAuth, Password, ScramSha256, Sspi};
+    let all = [Password, Md5, ScramSha256, Gss, Sspi, OAuth, Nothing];
+    for (text, allowed, named) in [
+        ("", &all[..], &[][..]),
+        ("scram-sha-256", &[ScramSha256], &[ScramSha256]),
+        ("none", &[Nothing], &[Nothing]),
+        (
+            "md5,password,none",
+            &[Password, Md5, Nothing],
+            &[Password, Md5, Nothing],
+        ),
+        (
+            "!password",
+            &[Md5, ScramSha256, Gss, Sspi, OAuth, Nothing],
+            &[],
+        ),
+        ("!none", &all[..6], &[]),
+        (
+            "!md5,!password,!none,!gss,!sspi,!oauth",
+            &[ScramSha256],
+            &[],
+        ),
+    ] {
+        let by_string = parse(&format!("require_auth='{text}'"), &[]).unwrap();
+        let by_variable = parse("", &[("PGREQUIREAUTH", text)]).unwrap();
+        for conninfo in [by_string, by_variable] {
+            let found = &conninfo.require_auth;
+            let of = |test: &dyn Fn(AuthMethod) -> bool| {
+                all.into_iter().filter(|m| test(*m)).collect::<Vec<_>>()
+            };
+            assert_eq!(of(&|method| found.allows(method)), allowed, "{text}");
+            assert_eq!(of(&|method| found.names(method)), named, "{text}");
+            assert_eq!(found.to_string(), text);
+        }
+    }
 }

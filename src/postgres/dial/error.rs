@@ -187,6 +187,36 @@ pub enum DialError {
         /// The method asked for.
         method: String,
     },
+    /// The server asks for what `require_auth` does not allow.
+    #[error(
+        "{host}: the server asks for {asked} authentication, and require_auth={required} does not allow it: \
+         allow it there, or change the method in pg_hba.conf"
+    )]
+    RequireAuth {
+        /// The host tried.
+        host: String,
+        /// What is allowed.
+        required: String,
+        /// What it asks for.
+        asked: &'static str,
+    },
+    /// The server asks for a password on a connection that others can read, or can be the ones who
+    /// ask. Nothing was sent.
+    #[error(
+        "{host}: the server asks for {what}, and the connection {fault}: whoever is on the network between could \
+         have it, so it was not sent. Set sslmode=verify-full with sslrootcert, or have the server ask for \
+         scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}"
+    )]
+    Exposed {
+        /// The host tried.
+        host: String,
+        /// What it asks for.
+        what: &'static str,
+        /// Why it is exposed.
+        fault: &'static str,
+        /// The method's name for `require_auth`.
+        method: String,
+    },
     /// The SCRAM exchange failed on the server's side of the proof: it may not be the server it
     /// says it is.
     #[error("{host}: SCRAM authentication failed: {reason}")]
@@ -300,6 +330,8 @@ impl DialError {
             | DialError::TlsRefused { .. }
             | DialError::NoPassword { .. }
             | DialError::AuthMethod { .. }
+            | DialError::RequireAuth { .. }
+            | DialError::Exposed { .. }
             | DialError::Scram { .. }
             | DialError::ChannelBinding { .. }
             | DialError::Protocol { .. }

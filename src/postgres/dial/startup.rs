@@ -15,14 +15,19 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 
 use super::Session;
 use super::error::{DialError, ServerError};
+use super::exposure::Exposure;
+use super::scram;
 use super::socket::Socket;
 use super::tls;
-use crate::postgres::conninfo::{ChannelBinding, Conninfo, Host, Secret};
+use crate::postgres::conninfo::{AuthMethod, ChannelBinding, Conninfo, Host, Secret};
 
 /// No message of a startup is near this long.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Nor is a whole startup: what comes before ReadyForQuery is kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
+
+/// A server sends it to a client that asks for more than it has, and we ask for the least there is.
+const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 
 /// What is read of an error from before protocol 3.0, which has no length.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -33,12 +38,14 @@ pub(super) struct Wire<'a> {
     buffer: BytesMut,
     received_bytes: usize,
     host: &'a str,
+    exposure: Exposure,
 }
 
 impl<'a> Wire<'a> {
     /// `host` is what errors call the server.
     pub(super) fn new(socket: Socket, host: &'a str) -> Wire<'a> {
         Wire {
+            exposure: Exposure::of(&socket),
             socket,
             buffer: BytesMut::with_capacity(8 * 1024),
             received_bytes: 0,
@@ -73,6 +80,10 @@ impl<'a> Wire<'a> {
         self.authenticate(conninfo, host).await?;
         let started = self.until_ready().await?;
         Ok((self, started))
+    }
+
+    pub(super) fn exposure(&self) -> Exposure {
+        self.exposure
     }
 
     /// The first value of a query's answer, None where it is null or there is no row.
@@ -118,42 +129,79 @@ impl<'a> Wire<'a> {
     }
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
-        let method = match self.next().await? {
-            Message::AuthenticationSasl(body) => return self.scram(conninfo, host, &body).await,
-            Message::AuthenticationOk
-            | Message::AuthenticationCleartextPassword
-            | Message::AuthenticationMd5Password(_)
-                if conninfo.channel_binding == ChannelBinding::Require =>
-            {
-                let reason = "the server does not ask for SCRAM authentication";
-                return Err(DialError::ChannelBinding {
-                    host: self.host.to_owned(),
-                    reason,
-                });
-            }
-            Message::AuthenticationOk => return Ok(()),
+        let request = self.next().await?;
+        // The method's name in `require_auth`, which has none for those of long ago.
+        let (method, name) = match &request {
+            Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
+                (Some(AuthMethod::Password), "cleartext password")
+            }
+            Message::AuthenticationMd5Password(_) => (Some(AuthMethod::Md5), "md5 password"),
+            Message::AuthenticationSasl(_) => (Some(AuthMethod::ScramSha256), "SASL"),
+            Message::AuthenticationGss => (Some(AuthMethod::Gss), "gss"),
+            Message::AuthenticationSspi => (Some(AuthMethod::Sspi), "sspi"),
+            Message::AuthenticationKerberosV5 => (None, "Kerberos V5"),
+            Message::AuthenticationScmCredential => (None, "SCM credential"),
+            _ => return Err(self.unexpected("in place of an authentication request")),
+        };
+        if method.is_some_and(|method| !conninfo.require_auth.allows(method)) {
+            return Err(DialError::RequireAuth {
+                host: self.host.to_owned(),
+                required: conninfo.require_auth.to_string(),
+                asked: name,
+            });
+        }
+        if conninfo.channel_binding == ChannelBinding::Require
+            && matches!(
+                method,
+                Some(AuthMethod::None | AuthMethod::Password | AuthMethod::Md5)
+            )
+        {
+            let reason = "the server does not ask for SCRAM authentication";
+            return Err(DialError::ChannelBinding {
+                host: self.host.to_owned(),
+                reason,
+            });
+        }
+        match request {
+            Message::AuthenticationOk => Ok(()),
+            Message::AuthenticationSasl(body) => self.scram(conninfo, host, &body).await,
+            Message::AuthenticationCleartextPassword => {
+                self.may_send(conninfo, AuthMethod::Password)?;
                 let Secret(password) = self.password(conninfo, host)?;
                 self.send(|buffer| frontend::password_message(&password, buffer))
                     .await?;
-                return self.expect_ok().await;
+                self.expect_ok().await
             }
             Message::AuthenticationMd5Password(body) => {
+                self.may_send(conninfo, AuthMethod::Md5)?;
                 let Secret(password) = self.password(conninfo, host)?;
                 let hash = md5_hash(conninfo.user.as_bytes(), &password, body.salt());
                 self.send(|buffer| frontend::password_message(hash.as_bytes(), buffer))
                     .await?;
-                return self.expect_ok().await;
+                self.expect_ok().await
             }
-            Message::AuthenticationKerberosV5 => "Kerberos V5",
-            Message::AuthenticationGss => "gss",
-            Message::AuthenticationSspi => "sspi",
-            Message::AuthenticationScmCredential => "SCM credential",
-            _ => return Err(self.unexpected("in place of an authentication request")),
-        };
-        Err(DialError::AuthMethod {
+            _ => Err(DialError::AuthMethod {
+                host: self.host.to_owned(),
+                method: name.to_owned(),
+            }),
+        }
+    }
+
+    /// Refuses to show a password, or a hash that is as good as one, to whoever answers on a network.
+    /// `require_auth` with the method's name is the word of a person that it is wanted.
+    fn may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
+        if !self.exposure.is_open() || conninfo.require_auth.names(method) {
+            return Ok(());
+        }
+        Err(DialError::Exposed {
             host: self.host.to_owned(),
-            method: method.to_owned(),
+            what: match method {
+                AuthMethod::Password => "the password in clear text",
+                _ => "an MD5 hash of the password",
+            },
+            fault: self.exposure.fault(),
+            method: method.to_string(),
         })
     }
 
@@ -206,23 +254,31 @@ impl<'a> Wire<'a> {
         }
 
         let Secret(password) = self.password(conninfo, host)?;
-        let mut scram = sasl::ScramSha256::new(&password, binding);
+        let mut proof = sasl::ScramSha256::new(&password, binding);
         let failed = |error: io::Error| DialError::Scram {
             host: self.host.to_owned(),
             reason: error.to_string(),
         };
-        self.send(|buffer| frontend::sasl_initial_response(mechanism, scram.message(), buffer))
+        self.send(|buffer| frontend::sasl_initial_response(mechanism, proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslContinue(body) = self.next().await? else {
             return Err(self.unexpected("in place of AuthenticationSASLContinue"));
         };
-        scram.update(body.data()).map_err(failed)?;
-        self.send(|buffer| frontend::sasl_response(scram.message(), buffer))
+        if let Some(reason) = scram::trouble(proof.message(), body.data(), self.exposure) {
+            return Err(failed(io::Error::other(reason)));
+        }
+        proof.update(body.data()).map_err(failed)?;
+        self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslFinal(body) = self.next().await? else {
             return Err(self.unexpected("in place of AuthenticationSASLFinal"));
         };
-        scram.finish(body.data()).map_err(failed)?;
+        proof.finish(body.data()).map_err(failed)?;
+        // The server knows the password, and has bound its proof to the certificate that it has shown.
+        // Where that is not required, somebody in between would take the offer away.
+        if conninfo.channel_binding == ChannelBinding::Require {
+            self.exposure = Exposure::Proven;
+        }
         self.expect_ok().await
     }
 
@@ -313,6 +369,10 @@ impl<'a> Wire<'a> {
                 let message_bytes = usize::try_from(header.len()).unwrap_or(usize::MAX);
                 if message_bytes > MESSAGE_BYTES_MAX {
                     return Err(self.oversize(header.tag(), message_bytes).await);
+                }
+                if header.tag() == NEGOTIATE_PROTOCOL_VERSION {
+                    let what = "NegotiateProtocolVersion, in answer to version 3.0 without options";
+                    return Err(self.protocol(what));
                 }
                 // Not before all of it is here: the parser would reserve whatever length it finds.
                 if self.buffer.len() > message_bytes {

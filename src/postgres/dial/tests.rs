@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use openssl::asn1::Asn1Time;
@@ -39,9 +40,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
 /// The bodies of the messages that a server has read, one list a connection.
 type Heard = Vec<Vec<Vec<u8>>>;
 
+/// An address of this machine that others on its network can reach; none on a machine without one.
+fn outside() -> Option<IpAddr> {
+    // Nothing is sent: this finds the address that would be the sender's.
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().unwrap().ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
 /// Accepts as many connections as there are scripts.
 async fn server(scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Heard>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    server_at([127, 0, 0, 1].into(), scripts).await
+}
+
+async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Heard>) {
+    let listener = TcpListener::bind((address, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let accept = async move {
         let mut heard = Vec::new();
@@ -658,7 +672,7 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     ];
     let (port, heard) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
-    let (client, connection) = sql(&conninfo(&text)).await.unwrap();
+    let (client, connection) = sql(&conninfo(&text), SqlLimits::QUESTIONS).await.unwrap();
     let connection = tokio::spawn(connection);
     let answer = client.simple_query("SHOW greeting").await.unwrap();
     let rows: Vec<_> = answer
@@ -679,4 +693,344 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
         heard[0][1], b"SHOW greeting\0",
         "one startup message, then the query"
     );
+}
+
+#[test]
+fn only_tls_that_checks_a_certificate_makes_a_network_safe() {
+    use super::exposure::Exposure::{self, Clear, Local, Proven, Unproven};
+    for (peer, tls, expected) in [
+        ("127.0.0.1", None, Local),
+        ("127.8.9.10", None, Local),
+        ("::1", None, Local),
+        ("::ffff:127.0.0.1", None, Local),
+        ("127.0.0.1", Some(false), Local),
+        ("127.0.0.1", Some(true), Proven),
+        ("10.0.0.1", None, Clear),
+        ("128.0.0.1", None, Clear),
+        ("0.0.0.0", None, Clear),
+        ("fe80::1", None, Clear),
+        ("::ffff:10.0.0.1", None, Clear),
+        ("10.0.0.1", Some(false), Unproven),
+        ("10.0.0.1", Some(true), Proven),
+    ] {
+        let peer: IpAddr = peer.parse().unwrap();
+        assert_eq!(
+            Exposure::over_tcp(Some(peer), tls),
+            expected,
+            "{peer} {tls:?}"
+        );
+    }
+    assert_eq!(Exposure::over_tcp(None, None), Clear);
+    assert_eq!(Exposure::over_tcp(None, Some(false)), Unproven);
+}
+
+/// Dials a server on the network that follows `script`, with either client.
+async fn dial_outside(
+    address: IpAddr,
+    is_replication: bool,
+    parameters: &str,
+    script: Vec<Step>,
+) -> (Result<(), DialError>, Heard) {
+    let (port, heard) = server_at(address, vec![script]).await;
+    let conninfo = conninfo(&format!("hostaddr={address} port={port} {parameters}"));
+    let done = match is_replication {
+        true => replication(&conninfo, &[]).await.map(drop),
+        false => sql(&conninfo, SqlLimits::QUESTIONS).await.map(drop),
+    };
+    let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
+    (done, heard.unwrap().unwrap())
+}
+
+#[tokio::test]
+async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
+    let Some(address) = outside() else { return };
+    let by_tls = |rest: Vec<Step>| {
+        let start = vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged];
+        start.into_iter().chain(rest).collect::<Vec<_>>()
+    };
+    let without = |rest: Vec<Step>| {
+        let start = vec![Untagged, Send(b"N".to_vec()), Untagged];
+        start.into_iter().chain(rest).collect::<Vec<_>>()
+    };
+    for (method, request) in [
+        ("password", authentication(3, b"")),
+        ("md5", authentication(5, b"salt")),
+    ] {
+        for is_replication in [true, false] {
+            let asks = || vec![Send(request.clone()), Wait];
+            for (script, fault) in [
+                (without(asks()), "has no TLS"),
+                (by_tls(asks()), "checks no certificate"),
+            ] {
+                let (done, heard) =
+                    dial_outside(address, is_replication, "password=secret", script).await;
+                let error = done.unwrap_err();
+                assert!(matches!(error, DialError::Exposed { .. }), "{error}");
+                let text = error.to_string();
+                let opt_in = format!("require_auth={method}");
+                assert!(text.contains(fault) && text.contains(&opt_in), "{text}");
+                assert!(!format!("{heard:?}").contains(&format!("{:?}", b"secret")));
+                assert_eq!(heard[0].len(), 2, "nothing behind the startup message");
+            }
+            // A list of what is not allowed does not ask for the rest.
+            let parameters = "password=secret require_auth=!none";
+            let (done, _) =
+                dial_outside(address, is_replication, parameters, without(asks())).await;
+            assert!(matches!(done, Err(DialError::Exposed { .. })), "{done:?}");
+
+            let accepts = || vec![Send(request.clone()), Tagged, Send(ready())];
+            for script in [without(accepts()), by_tls(accepts())] {
+                let parameters = format!("password=secret require_auth={method},none");
+                let (done, heard) =
+                    dial_outside(address, is_replication, &parameters, script).await;
+                done.unwrap();
+                assert_eq!(heard[0].len(), 3, "the password is sent");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_open_to_the_network_is_told_once_for_each_kind() {
+    let Some(address) = outside() else { return };
+    let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
+    let encrypted = || {
+        vec![
+            Untagged,
+            Send(b"S".to_vec()),
+            AcceptTls,
+            Untagged,
+            Send(ready()),
+        ]
+    };
+    let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];
+    let (port, heard) = server_at(address, scripts).await;
+    let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
+    for told in [1, 1, 2, 2, 2] {
+        // Clones share what was told.
+        replication(&conninfo.clone(), &[]).await.unwrap();
+        assert_eq!(conninfo.exposures().len(), told);
+    }
+    let told = conninfo.exposures();
+    assert!(
+        told[0].contains("TLS that checks no certificate (sslmode=prefer)"),
+        "{told:?}"
+    );
+    assert!(told[1].contains("has no TLS"), "{told:?}");
+    heard.await.unwrap();
+
+    let (port, heard) = server(vec![clear(), encrypted()]).await;
+    let conninfo = self::conninfo(&format!("hostaddr=127.0.0.1 port={port}"));
+    for _ in 0..2 {
+        replication(&conninfo, &[]).await.unwrap();
+    }
+    assert_eq!(conninfo.exposures(), Vec::<String>::new());
+    heard.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_handshake_that_is_spoilt_does_not_get_the_password_in_clear() {
+    let Some(address) = outside() else { return };
+    let spoilt = vec![
+        Untagged,
+        Send(b"S".to_vec()),
+        Anything,
+        Send(b"no TLS at all".to_vec()),
+        Wait,
+    ];
+    let asks = vec![Untagged, Send(authentication(3, b"")), Wait];
+    let (port, heard) = server_at(address, vec![spoilt, asks]).await;
+    let text = format!("hostaddr={address} port={port} password=secret sslmode=prefer");
+    let error = replication(&conninfo(&text), &[]).await.unwrap_err();
+    assert!(matches!(error, DialError::Exposed { .. }), "{error}");
+    assert_eq!(heard.await.unwrap()[1].len(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_what_require_auth_does_not_allow_gets_nothing() {
+    let sasl = sasl_offer();
+    for (required, request) in [
+        ("scram-sha-256", authentication(3, b"")),
+        ("scram-sha-256", authentication(5, b"salt")),
+        ("scram-sha-256", ready()),
+        ("!none", ready()),
+        ("!password", authentication(3, b"")),
+        ("none", authentication(3, b"")),
+        ("none", sasl.clone()),
+        ("md5,password", sasl.clone()),
+        ("!scram-sha-256", sasl.clone()),
+        ("oauth", sasl),
+        ("password", authentication(7, b"")),
+    ] {
+        let script = vec![Untagged, Send(request), Wait];
+        let parameters = format!("sslmode=disable password=x require_auth={required}");
+        let (session, heard) = dial(&parameters, script).await;
+        let error = session.unwrap_err();
+        assert!(matches!(error, DialError::RequireAuth { .. }), "{error}");
+        let expected = format!("require_auth={required} does not allow");
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert_eq!(heard[0].len(), 1, "nothing behind the startup message");
+    }
+    for required in ["none", "!md5", "none,scram-sha-256"] {
+        let script = vec![Untagged, Send(ready())];
+        let parameters = format!("sslmode=disable require_auth={required}");
+        dial(&parameters, script).await.0.unwrap();
+    }
+}
+
+/// What comes of a server's first message of SCRAM, with `{}` where the client's nonce is to stand.
+async fn scram_with(address: IpAddr, first: &str) -> DialError {
+    let listener = TcpListener::bind((address, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let first = first.to_owned();
+    let serve = async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream: Box<dyn Stream> = Box::new(stream);
+        read_untagged(&mut stream).await?;
+        stream.write_all(&sasl_offer()).await?;
+        stream.read_u8().await?;
+        let initial = read_untagged(&mut stream).await?;
+        let initial = String::from_utf8_lossy(&initial).into_owned();
+        let nonce = initial.rsplit_once("r=").unwrap().1;
+        let answer = authentication(11, first.replace("{}", nonce).as_bytes());
+        stream.write_all(&answer).await?;
+        // Nothing where the client closes the connection instead.
+        let mut proof = [0; 1024];
+        let count = stream.read(&mut proof).await?;
+        Ok::<_, io::Error>(count)
+    };
+    let serve = tokio::spawn(serve);
+    let text = format!("hostaddr={address} port={port} sslmode=disable password=x");
+    let error = replication(&conninfo(&text), &[]).await.unwrap_err();
+    let is_refused = matches!(error, DialError::Scram { .. });
+    let proof_bytes = serve.await.unwrap().unwrap();
+    assert_eq!(is_refused, proof_bytes == 0, "{proof_bytes} bytes of proof");
+    error
+}
+
+#[tokio::test]
+async fn a_scram_exchange_that_costs_much_or_proves_little_is_refused() {
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    for (first, expected) in [
+        (
+            "r={}x,s=c2FsdA==,i=4294967295",
+            "asks for 4294967295 iterations, expected 1 to 100000",
+        ),
+        ("r={}x,s=c2FsdA==,i=100001", "expected 1 to 100000"),
+        ("r={}x,s=c2FsdA==,i=99999999999", "expected 1 to 100000"),
+        ("r={}x,s=c2FsdA==,i=0", "asks for 0 iterations"),
+        ("r={}x,s=,i=4096", "salt is empty"),
+        ("r={},s=c2FsdA==,i=4096", "adds nothing"),
+        ("r=,s=c2FsdA==,i=4096", "invalid nonce"),
+    ] {
+        let error = scram_with(loopback, first).await;
+        assert!(matches!(error, DialError::Scram { .. }), "{first}: {error}");
+        assert!(error.to_string().contains(expected), "{first}: {error}");
+    }
+    // A proof is sent, and the server closes the connection.
+    let error = scram_with(loopback, "r={}x,s=c2FsdA==,i=1").await;
+    assert!(matches!(error, DialError::Io { .. }), "{error}");
+    let Some(outside) = outside() else { return };
+    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4095").await;
+    assert!(error.to_string().contains("at least 4096"), "{error}");
+    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4096").await;
+    assert!(matches!(error, DialError::Io { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn another_version_of_the_protocol_is_not_negotiated() {
+    let offer = message(b'v', &[0, 3, 0, 0, 0, 0, 0, 0]);
+    let script = vec![Untagged, Send(offer), Wait];
+    let error = dial("sslmode=disable", script).await.0.unwrap_err();
+    assert!(matches!(error, DialError::Protocol { .. }), "{error}");
+    assert!(
+        error.to_string().contains("NegotiateProtocolVersion"),
+        "{error}"
+    );
+}
+
+/// Has an SQL client ask a server that answers with these bytes, so many of them at a time.
+async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
+    let (client, mut server) = tokio::io::duplex(room);
+    let serve = async move {
+        // To the end of the query.
+        while server.read_u8().await? != 0 {}
+        server.write_all(&sent).await?;
+        server.read_to_end(&mut Vec::new()).await
+    };
+    let serve = tokio::spawn(serve);
+    let (buffer, parameters) = sent_with_startup();
+    let session = Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::from(&buffer[..]),
+        parameters,
+        backend_pid: 7,
+        secret: 8,
+        host: "here".to_owned(),
+    };
+    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::QUESTIONS).await;
+    let (client, connection) = opened.unwrap();
+    let connection = tokio::spawn(connection);
+    let answer = client.simple_query("SHOW x").await;
+    drop(client);
+    let _ = connection.await.unwrap();
+    serve.abort();
+    let text = |message: &tokio_postgres::SimpleQueryMessage| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    Ok(answer?.iter().filter_map(text).collect())
+}
+
+/// What came with the end of a startup, and the server's parameters.
+fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
+    let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
+    let parameters = [("server_version".to_owned(), "15.3".to_owned())];
+    (notice, parameters.into())
+}
+
+#[tokio::test]
+async fn an_answer_is_the_same_in_whatever_pieces_it_comes() {
+    let long = "x".repeat(100_000);
+    for room in (1..12).chain([1000, 1_000_000]) {
+        for text in ["", "hello", &long] {
+            if room == 1 && text.len() > 1000 {
+                continue;
+            }
+            let sent = [value(text), value("behind")].concat();
+            let rows = ask_for(sent, room).await.unwrap();
+            assert_eq!(rows, [text], "{room} at a time");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
+    let row = |text: &str| {
+        let end = [message(b'C', b"SHOW\0"), message(b'Z', b"I")].concat();
+        let mut row = value(text);
+        row.truncate(row.len() - end.len());
+        row
+    };
+    let mut long = row("hello");
+    long.push(b'D');
+    long.extend(900_000_000_u32.to_be_bytes());
+    let text = "x".repeat(1 << 20);
+    let endless = row(&text).repeat(65);
+    for room in [1, 3, 100, 1_000_000] {
+        for (sent, expected) in [
+            (
+                &long,
+                "a message of 900000000 bytes, tag 0x44, and at most 16777216",
+            ),
+            (&endless, "more than 67108864 bytes"),
+        ] {
+            if room < 100 && sent.len() > 1000 {
+                continue;
+            }
+            let error = ask_for(sent.clone(), room).await.unwrap_err();
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{error}"));
+            assert!(error.message().contains(expected), "{error}");
+        }
+    }
 }

@@ -1,0 +1,184 @@
+//! Somebody between Walpost and PostgreSQL: says that the server has no TLS, and then passes on what
+//! comes, or answers in the server's place.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// What is done with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    /// It is passed on to the server.
+    Pass,
+    /// It is asked for the password in clear text, and then for more without an end.
+    AskForPassword,
+    /// It is asked for an MD5 hash of the password.
+    AskForHash,
+    /// It is let in without a question, and has an answer to its query that begins with a row of so many
+    /// bytes.
+    AnswerWith(u32),
+}
+
+/// Listens on an address of this machine that is not the loopback's.
+pub(crate) struct Middle {
+    pub(crate) address: SocketAddr,
+    heard: Arc<Mutex<Vec<u8>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+/// An address of this machine that others on its network can reach; none on a machine without one.
+pub(crate) fn outside() -> Option<IpAddr> {
+    // Nothing is sent: this finds the address that would be the sender's.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("192.0.2.1:9").ok()?;
+    let address = socket.local_addr().unwrap().ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+impl Middle {
+    /// Between Walpost and the server at that port of the loopback; `deed` is told whether a connection
+    /// is for replication.
+    pub(crate) fn start(
+        address: IpAddr,
+        server: u16,
+        deed: impl Fn(bool) -> Deed + Copy + Send + 'static,
+    ) -> Self {
+        Self::listen(address, move |client, heard| {
+            serve(client, server, deed, heard)
+        })
+    }
+
+    fn listen(
+        address: IpAddr,
+        serve: impl Fn(TcpStream, &Mutex<Vec<u8>>) -> io::Result<()> + Copy + Send + 'static,
+    ) -> Self {
+        let listener = TcpListener::bind((address, 0)).unwrap();
+        let middle = Self {
+            address: listener.local_addr().unwrap(),
+            heard: Arc::default(),
+            is_over: Arc::default(),
+        };
+        let (heard, is_over) = (Arc::clone(&middle.heard), Arc::clone(&middle.is_over));
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let heard = Arc::clone(&heard);
+                // It ends with its connection, however that ends.
+                thread::spawn(move || serve(client, &heard));
+            }
+        });
+        middle
+    }
+
+    /// Passes all connections on to the server at that port of the loopback, TLS and all, and does nothing
+    /// else.
+    pub(crate) fn tunnel(address: IpAddr, server: u16) -> Self {
+        Self::listen(address, move |client, _| {
+            pass(client, TcpStream::connect(("127.0.0.1", server))?)
+        })
+    }
+
+    /// Parameters of a connection string that leads here.
+    pub(crate) fn parameters(&self) -> String {
+        let (address, port) = (self.address.ip(), self.address.port());
+        format!("hostaddr={address} port={port}")
+    }
+
+    /// What came, of the connections that were answered here, behind their startup messages.
+    pub(crate) fn heard(&self) -> String {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&heard).into_owned()
+    }
+}
+
+impl Drop for Middle {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // So that it looks.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn serve(
+    mut client: TcpStream,
+    server: u16,
+    deed: impl Fn(bool) -> Deed,
+    heard: &Mutex<Vec<u8>>,
+) -> io::Result<()> {
+    let startup = loop {
+        let message = read_untagged(&mut client)?;
+        match message.get(4..8) {
+            // SSLRequest and GSSENCRequest.
+            Some([0x04, 0xd2, 0x16, 0x2f | 0x30]) => client.write_all(b"N")?,
+            _ => break message,
+        }
+    };
+    let is_replication = startup.windows(12).any(|some| some == b"replication\0");
+    let ask = match deed(is_replication) {
+        Deed::Pass => {
+            let mut server = TcpStream::connect(("127.0.0.1", server))?;
+            server.write_all(&startup)?;
+            return pass(client, server);
+        }
+        Deed::AskForPassword => b"R\0\0\0\x08\0\0\0\x03".to_vec(),
+        Deed::AskForHash => b"R\0\0\0\x0c\0\0\0\x05salt".to_vec(),
+        Deed::AnswerWith(bytes) => return answer_with(client, bytes),
+    };
+    client.write_all(&ask)?;
+    let mut bytes = [0; 1024];
+    loop {
+        let count = client.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.extend_from_slice(&bytes[..count]);
+        drop(heard);
+        // Otherwise Walpost would wait for what it is not told.
+        client.write_all(b"E\0\0\0\x1bSFATAL\0C28P01\0Mgot it\0\0")?;
+        client.shutdown(Shutdown::Write)?;
+    }
+}
+
+/// Lets it in, and answers its first question with a message of that length.
+fn answer_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
+    client.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x07\0\0\0\x08Z\0\0\0\x05I")?;
+    let _ = client.read(&mut [0; 4096])?;
+    client.write_all(b"1\0\0\0\x04D")?;
+    client.write_all(&bytes.to_be_bytes())?;
+    let body = vec![b'x'; 1 << 20];
+    let mut left = usize::try_from(bytes).unwrap_or(usize::MAX) - 4;
+    while left > 0 {
+        let count = left.min(body.len());
+        client.write_all(&body[..count])?;
+        left -= count;
+    }
+    // Keeps it open until Walpost has had enough.
+    let _ = client.read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn read_untagged(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let count = usize::try_from(u32::from_be_bytes(length)).unwrap().max(4);
+    let mut message = length.to_vec();
+    message.resize(count, 0);
+    stream.read_exact(&mut message[4..])?;
+    Ok(message)
+}
+
+fn pass(client: TcpStream, server: TcpStream) -> io::Result<()> {
+    let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
+    thread::spawn(move || {
+        let _ = io::copy(&mut from_client, &mut to_server);
+        to_server.shutdown(Shutdown::Write)
+    });
+    let (mut from_server, mut to_client) = (server, client);
+    let _ = io::copy(&mut from_server, &mut to_client);
+    to_client.shutdown(Shutdown::Both)
+}
