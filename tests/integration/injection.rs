@@ -417,3 +417,16 @@ fn records_on_standard_output_are_tame_json_that_means_the_same() {
     );
     walpost.terminate().expect_code(0);
 }
+
+/// `walpost ... | head`: what could not be printed was not done, and that is no defect to panic for.
+#[test]
+fn output_that_nobody_reads_ends_a_command_with_an_error() {
+    for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {
+        let run = Invocation::new(command)
+            .env("PGHOST", "127.0.0.1")
+            .env("PGUSER", "u");
+        let finished = run.close_output().finish().expect_code(1);
+        let finished = finished.expect_says(&["standard output can't be written"]);
+        assert!(!finished.stderr.contains("panicked"), "{finished:?}");
+    }
+}
