@@ -1,7 +1,7 @@
 //! The process over HTTP: a page at `/`, `/metrics`, `/healthz`, `/readyz`, `/status`, `/history`.
 //!
 //! It runs on the supervisor's thread and only reads what the pipelines write down, so no client,
-//! however slow, keeps a pipeline waiting. Nor does it keep others waiting: see [`room`]. To a page
+//! however slow, keeps a pipeline waiting. Nor does it keep others waiting: see `room`. To a page
 //! of a stranger nothing is told: see [`hosts`].
 
 use std::convert::Infallible;

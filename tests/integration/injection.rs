@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
+use std::process::Command;
 use std::thread;
 
 use serde_json::Value;
@@ -190,7 +191,8 @@ fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
     let systemd = UnixDatagram::bind(folder.join("socket")).unwrap();
     systemd.set_read_timeout(Some(PATIENCE)).unwrap();
     let conninfo = hostile_postgres(&format!("x\nMAINPID=1\nWATCHDOG=trigger\n{EVIL}"));
-    let mut walpost = Invocation::new(["run", "--postgres", &conninfo, "--kafka", "127.0.0.1:1"])
+    let mut walpost = Invocation::new(["run", "--postgres", &conninfo])
+        .args(["--kafka", &Broker::shared().address()])
         .args(["--http", "127.0.0.1:0"])
         .env("NOTIFY_SOCKET", folder.join("socket"))
         .start();
@@ -377,7 +379,8 @@ fn status_shows_what_a_stranger_answers_tame() {
 #[test]
 fn page_shows_an_error_tamely() {
     let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
-    let mut walpost = Invocation::new(["run", "--postgres", &conninfo, "--kafka", "127.0.0.1:1"])
+    let mut walpost = Invocation::new(["run", "--postgres", &conninfo])
+        .args(["--kafka", &Broker::shared().address()])
         .args(["--http", "127.0.0.1:0"])
         .start();
     let http: Http = walpost.http();
@@ -416,4 +419,24 @@ fn records_on_standard_output_are_tame_json_that_means_the_same() {
         (&EVIL.into(), &EVIL.into())
     );
     walpost.terminate().expect_code(0);
+}
+
+/// A full disk, or `walpost ... | head`: what could not be printed was not done, and that is no
+/// defect to panic for.
+#[test]
+fn output_that_can_not_be_written_ends_a_command_with_an_error() {
+    for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let ended = Command::new(env!("CARGO_BIN_EXE_walpost"))
+            .args(command)
+            .env("PGHOST", "127.0.0.1")
+            .env("PGUSER", "u")
+            .stdout(full)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("standard output can't be written"), "{said}");
+    }
 }
