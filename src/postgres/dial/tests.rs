@@ -971,7 +971,9 @@ async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgr
     let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::QUESTIONS).await;
     let (client, connection) = opened.unwrap();
     let connection = tokio::spawn(connection);
-    let answer = client.simple_query("SHOW x").await;
+    let answer = tokio::time::timeout(Duration::from_secs(60), client.simple_query("SHOW x"))
+        .await
+        .expect("an answer, whatever it is");
     drop(client);
     let _ = connection.await.unwrap();
     serve.abort();
