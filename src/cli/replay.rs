@@ -201,9 +201,10 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
         } else {
             ", which is not the role of this session"
         };
-        println!(
+        say!(
             "{name}: begun by role {}{whose}, at {}",
-            begun.by_role, begun.at
+            begun.by_role,
+            begun.at
         );
     }
     if args.dry_run {

@@ -193,6 +193,7 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
             &format!("slot={name}"),
         ])
         .args(["-v", &format!("pipeline={}", scene.name)])
+        .args(["-v", "writer=postgres"])
         .args(["-v", &format!("role={}", scene.name), "--file"])
         .arg(file)
         .output()
