@@ -2,7 +2,7 @@
 //! `sql/journal.sql` makes. Entries are added, never changed.
 //!
 //! A trigger or a view in its place would run as us, so each statement about it goes through
-//! [`Catalog::of_journal`].
+//! `Catalog::of_journal`.
 
 use std::fmt;
 use std::str::FromStr;
