@@ -111,6 +111,20 @@ pub enum RetentionError {
         /// The table.
         table: TableName,
     },
+    /// We may not, and nobody who is no superuser may.
+    #[error(
+        "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions takes \
+         those of the owner. Give the table and its partitions to a role that is no superuser, like the application's: ALTER \
+         TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
+    )]
+    SuperuserOwns {
+        /// The role we are.
+        user: String,
+        /// The owner.
+        owner: String,
+        /// The table.
+        table: TableName,
+    },
     /// We may not make tables there.
     #[error(
         "role {user} may not create partitions in schema {schema}. Grant it: GRANT CREATE ON SCHEMA {schema} TO {user}"
@@ -279,6 +293,13 @@ impl Outbox {
             Some(Partitioning::Other) => return Some(RetentionError::NotByTime(table)),
             Some(Partitioning::Time) => true,
         };
+        if !self.is_ours && self.owner_is_superuser {
+            return Some(RetentionError::SuperuserOwns {
+                user: user(),
+                owner: identifier(&self.owner),
+                table,
+            });
+        }
         if !self.is_ours {
             return Some(RetentionError::NotOwner {
                 user: user(),

@@ -204,104 +204,142 @@ fn names_in_our_statements(scene: &Scene) -> Vec<String> {
     names
 }
 
-#[test]
-fn overloads_of_another_role_are_never_called() {
-    for major in [14, 18] {
-        let shop = Shop::bare(Outbox::Table, major);
-        let scene = &shop.scene;
-        shop.plant_overloads();
-        shop.init().finish().expect_code(0);
-        shop.expect_nothing_ran("init");
-        for arguments in [
-            ["--partitioned", "--table=public.parts"],
-            ["--no-role", "--outbox=log"],
-        ] {
-            let (publication, slot) = (
-                format!("{}_p", scene.name),
-                format!("{}_{}", scene.name, &arguments[1][2..7]),
-            );
-            let init =
-                Invocation::new(["init", "--postgres", &scene.conninfo(), "--pipeline=other"])
-                    .args(arguments)
-                    .args([
-                        "--role",
-                        &shop.walpost,
-                        "--publication",
-                        &format!("{publication}{}", arguments[1].len()),
-                        "--slot",
-                        &slot,
-                    ]);
-            init.finish().expect_code(0);
-            shop.expect_nothing_ran(arguments[1]);
-        }
-        shop.command(&["check"]).finish().expect_code(0);
-        shop.expect_nothing_ran("check");
-        let aggregate = scene.aggregate(1);
-        let mut walpost = shop.command(&["run", "--http=127.0.0.1:0"]).start();
-        walpost.wait_for_log("streaming");
-        let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
-        // As an application does, which has public in its path.
-        scene
-            .server
-            .session(&scene.name)
-            .run(&format!("{id} ('{aggregate}', 'k', 't')"));
-        shop.expect_nothing_ran("INSERT");
-        scene.wait_for_records(1);
-        scene.wait_until_confirmed();
-        let http = walpost.http();
-        crate::support::wait::wait_until("the slot to be looked at", || {
-            http.get("/metrics")
-                .body
-                .contains("walpost_slot_kept_bytes{")
-        });
-        shop.expect_nothing_ran("run");
-        walpost.terminate().expect_code(0);
-        for words in [
-            &["status"][..],
-            &["verify"],
-            &[
-                "replay",
-                "--yes",
-                "--from=2025-01-01",
-                "--aggregate=a/b",
-                "--id=0198c1a2-7b3e-7000-8000-000000000000",
-            ],
-            &["skip", "--dry-run", "--to=0/1"],
-            &["maintain", "--dry-run", "--retention=24h", "--delete-rows"],
-        ] {
-            let finished = shop.command(words).finish();
-            assert!(
-                matches!(finished.code, Some(0 | 2 | 3)),
-                "{words:?}: {finished:?}"
-            );
-            assert!(
-                !finished.stderr.contains("does not exist"),
-                "{words:?}: {finished:?}"
-            );
-            shop.expect_nothing_ran(words[0]);
-        }
-        let checkpoint = |word| {
-            let user = format!("user={}", shop.walpost);
-            scene.checkpoint_as(word, &scene.conninfo().replace("user=postgres", &user))
-        };
-        checkpoint("adopt").arg("--yes").finish().expect_code(0);
-        checkpoint("show").finish().expect_code(0);
-        shop.expect_nothing_ran("checkpoint");
-        for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap() {
-            let file = file.unwrap().path();
-            if file.ends_with("teardown.sql") {
-                continue;
+/// Makes a test for each version of PostgreSQL.
+macro_rules! on_each_version {
+    ($($name:ident)*) => { $(
+        mod $name {
+            #[test]
+            fn on_14() {
+                super::$name(14);
             }
-            let output = try_psql(scene, &file);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            // publish.sql and the partitioned table have another kind of outbox.
-            assert!(
-                output.status.success() || said.contains("not partitioned"),
-                "{}: {said}",
-                file.display()
-            );
-            shop.expect_nothing_ran(&file.display().to_string());
+
+            #[test]
+            fn on_15() {
+                super::$name(15);
+            }
+
+            #[test]
+            fn on_16() {
+                super::$name(16);
+            }
+
+            #[test]
+            fn on_17() {
+                super::$name(17);
+            }
+
+            #[test]
+            fn on_18() {
+                super::$name(18);
+            }
         }
+    )* };
+}
+
+on_each_version! {
+    overloads_of_another_role_are_never_called
+    journal_that_another_role_has_made_before_is_refused
+    journal_of_the_owner_of_the_outbox_runs_nothing_as_others
+    functions_and_a_publication_of_another_role_are_refused
+    outbox_runs_no_code_of_its_owner_as_others
+    policies_of_the_outbox_are_not_evaluated
+    partitions_of_a_table_with_code_of_others_are_not_made
+}
+
+fn overloads_of_another_role_are_never_called(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let scene = &shop.scene;
+    shop.plant_overloads();
+    shop.init().finish().expect_code(0);
+    shop.expect_nothing_ran("init");
+    for arguments in [
+        ["--partitioned", "--table=public.parts"],
+        ["--no-role", "--outbox=log"],
+    ] {
+        let (publication, slot) = (
+            format!("{}_p", scene.name),
+            format!("{}_{}", scene.name, &arguments[1][2..7]),
+        );
+        let init = Invocation::new(["init", "--postgres", &scene.conninfo(), "--pipeline=other"])
+            .args(arguments)
+            .args([
+                "--role",
+                &shop.walpost,
+                "--publication",
+                &format!("{publication}{}", arguments[1].len()),
+                "--slot",
+                &slot,
+            ]);
+        init.finish().expect_code(0);
+        shop.expect_nothing_ran(arguments[1]);
+    }
+    shop.command(&["check"]).finish().expect_code(0);
+    shop.expect_nothing_ran("check");
+    let aggregate = scene.aggregate(1);
+    let mut walpost = shop.command(&["run", "--http=127.0.0.1:0"]).start();
+    walpost.wait_for_log("streaming");
+    let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
+    // As an application does, which has public in its path.
+    scene
+        .server
+        .session(&scene.name)
+        .run(&format!("{id} ('{aggregate}', 'k', 't')"));
+    shop.expect_nothing_ran("INSERT");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    let http = walpost.http();
+    crate::support::wait::wait_until("the slot to be looked at", || {
+        http.get("/metrics")
+            .body
+            .contains("walpost_slot_kept_bytes{")
+    });
+    shop.expect_nothing_ran("run");
+    walpost.terminate().expect_code(0);
+    for words in [
+        &["status"][..],
+        &["verify"],
+        &[
+            "replay",
+            "--yes",
+            "--from=2025-01-01",
+            "--aggregate=a/b",
+            "--id=0198c1a2-7b3e-7000-8000-000000000000",
+        ],
+        &["skip", "--dry-run", "--to=0/1"],
+        &["maintain", "--dry-run", "--retention=24h", "--delete-rows"],
+    ] {
+        let finished = shop.command(words).finish();
+        assert!(
+            matches!(finished.code, Some(0 | 2 | 3)),
+            "{words:?}: {finished:?}"
+        );
+        assert!(
+            !finished.stderr.contains("does not exist"),
+            "{words:?}: {finished:?}"
+        );
+        shop.expect_nothing_ran(words[0]);
+    }
+    let checkpoint = |word| {
+        let user = format!("user={}", shop.walpost);
+        scene.checkpoint_as(word, &scene.conninfo().replace("user=postgres", &user))
+    };
+    checkpoint("adopt").arg("--yes").finish().expect_code(0);
+    checkpoint("show").finish().expect_code(0);
+    shop.expect_nothing_ran("checkpoint");
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap() {
+        let file = file.unwrap().path();
+        if file.ends_with("teardown.sql") {
+            continue;
+        }
+        let output = try_psql(scene, &file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // publish.sql and the partitioned table have another kind of outbox.
+        assert!(
+            output.status.success() || said.contains("not partitioned"),
+            "{}: {said}",
+            file.display()
+        );
+        shop.expect_nothing_ran(&file.display().to_string());
     }
 }
 
@@ -354,136 +392,127 @@ const TRAPS: [(&str, &str); 9] = [
     ),
 ];
 
-#[test]
-fn journal_that_another_role_has_made_before_is_refused() {
-    for major in [14, 18] {
-        for (_, trap) in TRAPS {
-            let shop = Shop::bare(Outbox::Table, major);
-            shop.theirs.run(&format!(
-                "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
-            ));
-            let init = shop.init().finish().expect_code(3);
-            init.expect_says(&[
-                "schema walpost belongs to",
-                &shop.mallory,
-                "ALTER SCHEMA walpost OWNER",
-            ]);
-            shop.expect_nothing_ran(trap);
-            // Where the schema is the DBA's, and the table alone is not.
-            shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
-            let init = shop.init().finish().expect_code(3);
-            init.expect_says(&["walpost.journal belongs to", &shop.mallory]);
-            let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
-            assert!(!try_psql(&shop.scene, &sql).status.success(), "{trap}");
-            shop.expect_nothing_ran(trap);
-        }
+fn journal_that_another_role_has_made_before_is_refused(major: u32) {
+    for (_, trap) in TRAPS {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.theirs.run(&format!(
+            "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
+        ));
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&[
+            "schema walpost belongs to",
+            &shop.mallory,
+            "ALTER SCHEMA walpost OWNER",
+        ]);
+        shop.expect_nothing_ran(trap);
+        // Where the schema is the DBA's, and the table alone is not.
+        shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&["walpost.journal belongs to", &shop.mallory]);
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
+        assert!(!try_psql(&shop.scene, &sql).status.success(), "{trap}");
+        shop.expect_nothing_ran(trap);
     }
 }
 
 /// The owner of the outbox may own the journal, and nothing of it may run as anybody else: neither when
 /// it is there before `init`, nor when it is changed later.
-#[test]
-fn journal_of_the_owner_of_the_outbox_runs_nothing_as_others() {
-    for major in [14, 18] {
-        for (kind, trap) in TRAPS {
-            let shop = Shop::bare(Outbox::Table, major);
-            shop.theirs.run(&format!(
-                "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
-            ));
-            shop.theirs.run(
-                "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
-            );
-            shop.init()
-                .finish()
-                .expect_code(3)
-                .expect_says(&["walpost.journal has what", kind]);
-            shop.expect_nothing_ran(trap);
-            drop(shop);
+fn journal_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
+    for (kind, trap) in TRAPS {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.theirs.run(&format!(
+            "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
+        ));
+        shop.theirs.run(
+            "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+        );
+        shop.init()
+            .finish()
+            .expect_code(3)
+            .expect_says(&["walpost.journal has what", kind]);
+        shop.expect_nothing_ran(trap);
+        drop(shop);
 
-            let shop = Shop::theirs(major);
-            let scene = &shop.scene;
-            scene.db.run(&format!(
-                "ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.journal OWNER TO {0}",
-                shop.mallory
-            ));
-            shop.theirs
-                .run(&format!("{trap}; GRANT ALL ON walpost.journal TO PUBLIC"));
-            for words in [
-                &["replay", "--yes"][..],
-                &["skip", "--yes", "--to=FFFFFF/0"],
-                &["run"],
-                &["check"],
-                &["verify"],
-            ] {
-                let finished = shop.command(words).finish();
-                shop.expect_nothing_ran(words[0]);
-                if (kind, words[0]) == ("policy", "verify") {
-                    // It does without a journal that it may not read.
-                    continue;
-                }
-                let finished = finished.expect_code(3);
-                match kind {
-                    "policy" => {
-                        finished.expect_says(&["row-level security policy for table \"journal\""])
-                    }
-                    kind => finished.expect_says(&["walpost.journal has what", kind]),
-                };
+        let shop = Shop::theirs(major);
+        let scene = &shop.scene;
+        scene.db.run(&format!(
+            "ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.journal OWNER TO {0}",
+            shop.mallory
+        ));
+        shop.theirs
+            .run(&format!("{trap}; GRANT ALL ON walpost.journal TO PUBLIC"));
+        for words in [
+            &["replay", "--yes"][..],
+            &["skip", "--yes", "--to=FFFFFF/0"],
+            &["run"],
+            &["check"],
+            &["verify"],
+        ] {
+            let finished = shop.command(words).finish();
+            shop.expect_nothing_ran(words[0]);
+            if (kind, words[0]) == ("policy", "verify") {
+                // It does without a journal that it may not read.
+                continue;
             }
-            shop.init().finish().expect_code(3);
-            shop.expect_nothing_ran("init");
+            let finished = finished.expect_code(3);
+            match kind {
+                "policy" => {
+                    finished.expect_says(&["row-level security policy for table \"journal\""])
+                }
+                kind => finished.expect_says(&["walpost.journal has what", kind]),
+            };
         }
+        shop.init().finish().expect_code(3);
+        shop.expect_nothing_ran("init");
     }
 }
 
-#[test]
-fn functions_and_a_publication_of_another_role_are_refused() {
-    for major in [14, 18] {
-        let shop = Shop::bare(Outbox::Table, major);
-        let publication = shop.scene.slot();
-        for (plant, drop, says) in [
-            (
-                "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql AS $$ SELECT gen_random_uuid() FROM plot.note('id') $$".to_owned(),
-                "DROP FUNCTION public.walpost_uuidv7()".to_owned(),
-                "function public.walpost_uuidv7() belongs to",
-            ),
-            (
-                "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$".to_owned(),
-                "DROP FUNCTION public.walpost_no_update()".to_owned(),
-                "function public.walpost_no_update() belongs to",
-            ),
-            (
-                format!("CREATE PUBLICATION {publication}"),
-                format!("DROP PUBLICATION {publication}"),
-                "belongs to",
-            ),
-        ] {
-            shop.theirs.run(&plant);
-            let init = shop.init().finish().expect_code(3);
-            init.expect_says(&[says, &shop.mallory]);
-            shop.theirs.run(&drop);
-        }
-        shop.theirs.run(
-            "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
-             CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
-        );
-        let init = shop.init().arg("--outbox=log").finish().expect_code(3);
-        init.expect_says(&["schema walpost belongs to", &shop.mallory]);
-        shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
-        let init = shop.init().arg("--outbox=log").finish().expect_code(3);
-        init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
-        shop.theirs.run("DROP FUNCTION walpost.publish(text)");
-        // Who may create there can do so later.
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
-        db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
+fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let publication = shop.scene.slot();
+    for (plant, drop, says) in [
+        (
+            "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql AS $$ SELECT gen_random_uuid() FROM plot.note('id') $$".to_owned(),
+            "DROP FUNCTION public.walpost_uuidv7()".to_owned(),
+            "function public.walpost_uuidv7() belongs to",
+        ),
+        (
+            "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$".to_owned(),
+            "DROP FUNCTION public.walpost_no_update()".to_owned(),
+            "function public.walpost_no_update() belongs to",
+        ),
+        (
+            format!("CREATE PUBLICATION {publication}"),
+            format!("DROP PUBLICATION {publication}"),
+            "belongs to",
+        ),
+    ] {
+        shop.theirs.run(&plant);
         let init = shop.init().finish().expect_code(3);
-        init.expect_says(&[
-            "right to create in schema walpost",
-            &format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"),
-        ]);
-        db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));
-        shop.init().finish().expect_code(0);
-        shop.command(&["check"]).finish().expect_code(0);
+        init.expect_says(&[says, &shop.mallory]);
+        shop.theirs.run(&drop);
     }
+    shop.theirs.run(
+        "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+         CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
+    );
+    let init = shop.init().arg("--outbox=log").finish().expect_code(3);
+    init.expect_says(&["schema walpost belongs to", &shop.mallory]);
+    shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+    let init = shop.init().arg("--outbox=log").finish().expect_code(3);
+    init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
+    shop.theirs.run("DROP FUNCTION walpost.publish(text)");
+    // Who may create there can do so later.
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
+    let init = shop.init().finish().expect_code(3);
+    init.expect_says(&[
+        "right to create in schema walpost",
+        &format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"),
+    ]);
+    db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));
+    shop.init().finish().expect_code(0);
+    shop.command(&["check"]).finish().expect_code(0);
 }
 
 #[test]
@@ -508,71 +537,64 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
 
 /// Everything on the outbox table that its owner, or who has the right TRIGGER, can have run as whoever reads it or
 /// deletes from it.
-#[test]
-fn outbox_runs_no_code_of_its_owner_as_others() {
-    for major in [14, 18] {
-        for (plant, calls) in [
-            (
-                "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
-                "i calls function plot.note(text)",
-            ),
-            (
-                "CREATE STATISTICS public.s ON (plot.note(type)), (plot.note(id::text)) FROM public.outbox",
-                "statistics object",
-            ),
-            (
-                "ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint'))",
-                "constraint c on table",
-            ),
-        ] {
-            let shop = Shop::theirs(major);
-            shop.theirs.run(plant);
-            for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
-                let finished = shop.command(words).finish().expect_code(3);
-                finished.expect_says(&[
-                    "table public.outbox has code of other roles",
-                    calls,
-                    &shop.mallory,
-                ]);
-                shop.expect_nothing_ran(words[0]);
-            }
-            for role in [&*shop.walpost, "postgres"] {
-                let maintain =
-                    shop.command_as(role, &["maintain", "--retention=24h", "--delete-rows"]);
-                assert_eq!(maintain.finish().code, Some(3), "{plant}");
-                shop.command_as(role, &["check"]).finish();
-                shop.expect_nothing_ran("maintain");
-            }
-            shop.init().finish().expect_code(0);
-            shop.expect_nothing_ran("init");
+fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
+    for (plant, calls) in [
+        (
+            "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
+            "i calls function plot.note(text)",
+        ),
+        (
+            "CREATE STATISTICS public.s ON (plot.note(type)), (plot.note(id::text)) FROM public.outbox",
+            "statistics object",
+        ),
+        (
+            "ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint'))",
+            "constraint c on table",
+        ),
+    ] {
+        let shop = Shop::theirs(major);
+        shop.theirs.run(plant);
+        for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
+            let finished = shop.command(words).finish().expect_code(3);
+            finished.expect_says(&[
+                "table public.outbox has code of other roles",
+                calls,
+                &shop.mallory,
+            ]);
+            shop.expect_nothing_ran(words[0]);
         }
+        for role in [&*shop.walpost, "postgres"] {
+            let maintain = shop.command_as(role, &["maintain", "--retention=24h", "--delete-rows"]);
+            assert_eq!(maintain.finish().code, Some(3), "{plant}");
+            shop.command_as(role, &["check"]).finish();
+            shop.expect_nothing_ran("maintain");
+        }
+        shop.init().finish().expect_code(0);
+        shop.expect_nothing_ran("init");
     }
 }
 
-#[test]
-fn policies_of_the_outbox_are_not_evaluated() {
-    for major in [14, 18] {
-        let shop = Shop::theirs(major);
-        shop.theirs.run(
-            "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
-             CREATE POLICY p ON public.outbox USING (plot.note('policy'))",
-        );
-        for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
-            let finished = shop.command(words).finish().expect_code(3);
-            finished.expect_says(&["row-level security", "BYPASSRLS", &shop.walpost]);
-            shop.expect_nothing_ran(words[0]);
-        }
-        shop.command(&["check"]).finish();
-        shop.init().finish().expect_code(0);
-        shop.expect_nothing_ran("init");
-        shop.scene
-            .db
-            .run(&format!("ALTER ROLE {} BYPASSRLS", shop.walpost));
-        shop.command(&["verify", "--kafka", &shop.scene.broker.address()]);
-        let replay = shop.command(&["replay", "--yes"]).finish().expect_code(0);
-        replay.expect_says(&["1 row of table"]);
-        shop.expect_nothing_ran("replay");
+fn policies_of_the_outbox_are_not_evaluated(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
+         CREATE POLICY p ON public.outbox USING (plot.note('policy'))",
+    );
+    for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
+        let finished = shop.command(words).finish().expect_code(3);
+        finished.expect_says(&["row-level security", "BYPASSRLS", &shop.walpost]);
+        shop.expect_nothing_ran(words[0]);
     }
+    shop.command(&["check"]).finish();
+    shop.init().finish().expect_code(0);
+    shop.expect_nothing_ran("init");
+    shop.scene
+        .db
+        .run(&format!("ALTER ROLE {} BYPASSRLS", shop.walpost));
+    shop.command(&["verify", "--kafka", &shop.scene.broker.address()]);
+    let replay = shop.command(&["replay", "--yes"]).finish().expect_code(0);
+    replay.expect_says(&["1 row of table"]);
+    shop.expect_nothing_ran("replay");
 }
 
 #[test]
@@ -599,42 +621,39 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
     }
 }
 
-#[test]
-fn partitions_of_a_table_with_code_of_others_are_not_made() {
-    for major in [14, 18] {
-        let shop = Shop::bare(Outbox::Table, major);
-        let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
-        for (table, says) in [
-            (
-                format!(
-                    "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
-                ),
-                "code of other roles",
+fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
+    for (table, says) in [
+        (
+            format!(
+                "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
             ),
-            (
-                format!(
-                    "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (plot.at(created_at))"
-                ),
-                "not partitioned by range of one column",
+            "code of other roles",
+        ),
+        (
+            format!(
+                "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (plot.at(created_at))"
             ),
-            (
-                format!(
-                    "({column} plot.moment, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (created_at)"
-                ),
-                "not partitioned by range of one column",
+            "not partitioned by range of one column",
+        ),
+        (
+            format!(
+                "({column} plot.moment, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (created_at)"
             ),
-        ] {
-            shop.theirs.run(&format!(
-                "DROP TABLE IF EXISTS public.outbox;
-                 CREATE OR REPLACE FUNCTION plot.at(at timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
-                     PERFORM plot.note('partition key'); RETURN at; END $$;
-                 DROP DOMAIN IF EXISTS plot.moment; CREATE DOMAIN plot.moment AS timestamptz CHECK (plot.note('domain'));
-                 CREATE TABLE public.outbox {table}; CREATE TABLE public.rest PARTITION OF public.outbox DEFAULT"
-            ));
-            let init = shop.init().arg("--partitioned").finish().expect_code(3);
-            init.expect_says(&[says]);
-            shop.expect_nothing_ran(&table);
-        }
+            "not partitioned by range of one column",
+        ),
+    ] {
+        shop.theirs.run(&format!(
+            "DROP TABLE IF EXISTS public.outbox;
+             CREATE OR REPLACE FUNCTION plot.at(at timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+                 PERFORM plot.note('partition key'); RETURN at; END $$;
+             DROP DOMAIN IF EXISTS plot.moment; CREATE DOMAIN plot.moment AS timestamptz CHECK (plot.note('domain'));
+             CREATE TABLE public.outbox {table}; CREATE TABLE public.rest PARTITION OF public.outbox DEFAULT"
+        ));
+        let init = shop.init().arg("--partitioned").finish().expect_code(3);
+        init.expect_says(&[says]);
+        shop.expect_nothing_ran(&table);
     }
 }
 

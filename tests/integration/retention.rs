@@ -709,6 +709,21 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
         "CREATE ROLE {owner}; CREATE ROLE \"{role}\" LOGIN REPLICATION;
          GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
+    let maintain_for_superuser = scene
+        .invoke_as(
+            "maintain",
+            &scene
+                .conninfo()
+                .replace("user=postgres", &format!("user={role}")),
+        )
+        .args(["--retention", "1h"])
+        .finish()
+        .expect_code(3)
+        .expect_says(&["belongs to postgres, a superuser", "OWNER TO"]);
+    assert!(
+        !maintain_for_superuser.stderr.contains("GRANT postgres"),
+        "{maintain_for_superuser:?}"
+    );
     let owned = scene.db.rows(&format!(
         "SELECT format('ALTER TABLE %s OWNER TO {owner}', relid) FROM pg_partition_tree('outbox')"
     ));

@@ -20,6 +20,7 @@ pub(super) struct Outbox {
     pub(super) default: Option<TableName>,
     /// Its owner.
     pub(super) owner: String,
+    pub(super) owner_is_superuser: bool,
     /// The role we are.
     pub(super) user: String,
     /// We are the owner, or have its rights.
@@ -53,7 +54,8 @@ pub(super) async fn outbox(
             "SELECT c.oid, (SELECT system_identifier::text FROM pg_control_system()), p.partrelid IS NOT NULL, \
              p.partstrat = 'r' AND p.partnatts = 1 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, \
              'date'::regtype), d.relname::text, dn.nspname::text, pg_get_userbyid(c.relowner)::text, current_user::text, \
-             pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'CREATE') \
+             pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), \
+             (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid \
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0] \
@@ -84,6 +86,7 @@ pub(super) async fn outbox(
         user: row.try_get(7)?,
         is_ours: row.try_get(8)?,
         may_create: row.try_get(9)?,
+        owner_is_superuser: row.try_get(10)?,
     }))
 }
 
