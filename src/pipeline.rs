@@ -18,7 +18,7 @@ pub mod recovery;
 pub mod session;
 pub mod settings;
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 pub mod sink;
 pub mod snapshot;
 pub mod stdout;

@@ -281,7 +281,11 @@ mod tests {
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
+    use crate::kafka::context::Refused;
+    use crate::kafka::properties::{brokers, transactional};
     use crate::outbox::headers::Headers;
+    use crate::pipeline::settings::SinkSettings;
+    use crate::pipeline::sim;
     use crate::pipeline::watermark::{Watermark, Window};
     use crate::postgres::lsn::Lsn;
 
@@ -305,7 +309,13 @@ mod tests {
         };
         let mut watermark = Watermark::new(window, Lsn::ZERO);
         let context = Context::new("test", Grants::of(&config), watermark.deliveries());
+        let is_transactional = config.get("transactional.id").is_some();
         let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
+        if is_transactional {
+            let begun = sink.producer.init_transactions(PATIENCE);
+            begun.expect("the broker answers");
+            sink.producer.begin_transaction().expect("begun");
+        }
         sink.prepared(TOPIC, 1).expect("opened");
         watermark.begin(Lsn(1)).expect("begin");
         (cluster, sink, watermark)
@@ -339,9 +349,18 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// A record is refused while the second is on its way. The broker accepts that one, as a real one
-    /// does that does not know the producer yet.
+    /// A record is refused for now while the second is on its way. The broker accepts that one, as a
+    /// real one does that does not know the producer yet.
     async fn first_is_refused(
+        configure: impl FnOnce(&mut ClientConfig),
+    ) -> (Cluster, KafkaSink, Watermark) {
+        let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION;
+        first_is_refused_with(code, &[b"second"], configure).await
+    }
+
+    async fn first_is_refused_with(
+        code: RDKafkaRespErr,
+        behind: &[&[u8]],
         configure: impl FnOnce(&mut ClientConfig),
     ) -> (Cluster, KafkaSink, Watermark) {
         const ROUND_TRIP: Duration = Duration::from_millis(400);
@@ -353,14 +372,15 @@ mod tests {
         // With this one librdkafka has all that it needs to send at once.
         take(&mut sink, &mut watermark, b"before");
         watermark.empty().await;
-        let refusals = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION];
-        cluster.request_errors(RDKafkaApiKey::Produce, &refusals);
+        cluster.request_errors(RDKafkaApiKey::Produce, &[code]);
         cluster
             .broker_round_trip_time(1, ROUND_TRIP)
             .expect("a slow broker");
         take(&mut sink, &mut watermark, b"first");
         tokio::time::sleep(ROUND_TRIP / 4).await;
-        take(&mut sink, &mut watermark, b"second");
+        for payload in behind {
+            take(&mut sink, &mut watermark, payload);
+        }
         let settled = tokio::time::timeout(PATIENCE, watermark.empty()).await;
         assert!(settled.is_ok(), "neither delivered nor failed");
         (cluster, sink, watermark)
@@ -396,6 +416,61 @@ mod tests {
         let failure = watermark.deliveries().failure().expect("a failure");
         assert!(!failure.permanent);
         assert!(failure.reason.contains("and not that row's"), "{failure:?}");
+    }
+
+    /// librdkafka would commit, and the checkpoint would say that Kafka has the record.
+    #[tokio::test]
+    async fn a_transaction_with_a_record_that_no_broker_has_acknowledged_is_not_committed() {
+        let mut settings = sim::settings(true, false, &mut fastrand::Rng::with_seed(1));
+        let (_cluster, mut sink, mut watermark) = sink(|config| {
+            settings.sink = SinkSettings::Kafka {
+                properties: [("bootstrap.servers".to_owned(), brokers(config))].into(),
+                create_topics: None,
+            };
+            config.set("linger.ms", "0");
+            *config = transactional(config.clone(), "test");
+        });
+        let checkpoints = Checkpoints::of(&settings).expect("exactly-once");
+        let producer = Arc::clone(&sink.producer);
+        let commit = || transaction::commit(checkpoints.clone(), Arc::clone(&producer));
+        take(&mut sink, &mut watermark, b"first");
+        watermark.empty().await;
+        assert_eq!(commit().await, Ok(()));
+        take(&mut sink, &mut watermark, b"second");
+        watermark.empty().await;
+        producer.context().assumed(&Refused {
+            topic: TOPIC.to_owned(),
+            partition: 0,
+            position: None,
+        });
+        let refused = commit().await;
+        let Err(SinkError::Broken(reason)) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(
+            reason.contains("no broker has acknowledged a record"),
+            "{reason}"
+        );
+    }
+
+    /// Those behind it would come before it when it is sent again. The one that librdkafka has made a
+    /// request of by then is sent all the same: a broker refuses that for the gap in its numbers, if
+    /// it knows the producer, and this one never does.
+    #[tokio::test]
+    async fn records_behind_one_that_is_refused_for_good_are_not_sent() {
+        let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
+        let behind = [&b"second"[..], b"third", b"fourth"];
+        let (cluster, _sink, watermark) = first_is_refused_with(code, &behind, |config| {
+            config.set("batch.num.messages", "1");
+        })
+        .await;
+        let failure = watermark.deliveries().failure().expect("a failure");
+        assert!(failure.permanent, "{failure:?}");
+        let found = payloads(&cluster);
+        assert!(found.starts_with(&[b"before".to_vec()]), "{found:?}");
+        for payload in [&b"first"[..], b"third", b"fourth"] {
+            assert!(!found.contains(&payload.to_vec()), "{found:?}");
+        }
     }
 
     #[tokio::test]

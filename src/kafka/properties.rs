@@ -366,6 +366,8 @@ mod tests {
             ("queuing.strategy", "lifo"),
             ("delivery.report.only.error", "true"),
             ("queue.buffering.max.kbytes", "1024"),
+            ("max.in.flight", "5"),
+            ("max.in.flight.requests.per.connection", "5"),
             ("transactional.id", "x"),
             ("test.mock.num.brokers", "3"),
             // librdkafka leaves the prefix out.
@@ -377,6 +379,38 @@ mod tests {
                 Err(PropertyError::Refused { name: refused, .. }) => assert_eq!(refused, name),
                 other => panic!("{name}: {other:?}"),
             }
+        }
+    }
+
+    /// librdkafka has two names for it, and takes the value that it is given last.
+    #[test]
+    fn one_request_is_in_flight_whichever_name_the_user_has_for_it() {
+        let at_work = |config: &ClientConfig, name: &str| {
+            let native = config.create_native_config().expect("a configuration");
+            native.get(name).expect("a value")
+        };
+        for name in ["max.in.flight", IN_FLIGHT] {
+            for value in ["1", "5"] {
+                let config = client_config(&properties(&[(name, value)]), "x");
+                assert_eq!(at_work(&config, IN_FLIGHT), "1", "{name} = {value}");
+                // What overtakes another is not committed there.
+                let config = transactional(config, "x");
+                assert_eq!(at_work(&config, IN_FLIGHT), "5", "{name} = {value}");
+            }
+            assert_eq!(check(&properties(&[(name, "1")])), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_order_and_durability_rest_on_is_set_whatever_the_user_says() {
+        let config = client_config(&properties(&[("acks", "-1")]), "x");
+        for (name, value) in [
+            ("enable.idempotence", "true"),
+            ("enable.gapless.guarantee", "true"),
+            ("acks", "all"),
+            ("message.timeout.ms", "0"),
+        ] {
+            assert_eq!(config.get(name), Some(value), "{name}");
         }
     }
 

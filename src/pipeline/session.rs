@@ -22,7 +22,7 @@ use crate::observe::stats::{SnapshotPhase, State, unix_micros};
 use crate::postgres::catalog::{
     Catalog, CatalogError, KeyColumn, Observed, Past, Problem, Said, Vitals,
 };
-use crate::postgres::connection::{Connection, ConnectionError};
+use crate::postgres::connection::{Connection, ConnectionError, Identity};
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::journal::Entry;
 use crate::postgres::let_go::{LetGo, Outcome};
@@ -262,6 +262,17 @@ impl Memory {
         PipelineError::Outrun(error)
     }
 
+    /// A server of another cluster has not what was read so far, and its LSNs mean something else.
+    fn check_cluster(&self, found: &Identity) -> Result<(), PipelineError> {
+        match &self.system_id {
+            Some(expected) if *expected != found.system_id => Err(PipelineError::OtherCluster {
+                found: found.system_id.clone(),
+                expected: expected.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn check_slot(&mut self, target: &Target, found: Lsn) -> Result<(), PipelineError> {
         match self.confirmed.map(Confirmed::lsn) {
             Some(confirmed) if found > confirmed && !self.another_owner => {
@@ -370,19 +381,13 @@ async fn start<'s>(
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
     let mut connection = database.connect(limit, row_bytes).await?;
     let identity = connection.identify().await?;
-    match &memory.system_id {
-        Some(expected) if *expected != identity.system_id => {
-            let (found, expected) = (identity.system_id, expected.clone());
-            return Err(PipelineError::OtherCluster { found, expected });
-        }
-        Some(_) if memory.timeline != identity.timeline => {
-            let (from, to) = (memory.timeline, identity.timeline);
-            warn!(
-                pipeline = settings.name,
-                from, to, "PostgreSQL has a new timeline: a standby was promoted"
-            );
-        }
-        _ => {}
+    memory.check_cluster(&identity)?;
+    if memory.system_id.is_some() && memory.timeline != identity.timeline {
+        let (from, to) = (memory.timeline, identity.timeline);
+        warn!(
+            pipeline = settings.name,
+            from, to, "PostgreSQL has a new timeline: a standby was promoted"
+        );
     }
     let history = match &checkpoint {
         Some(checkpoint) if checkpoint.timeline != identity.timeline => {
@@ -893,3 +898,6 @@ impl Wait {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

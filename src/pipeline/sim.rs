@@ -172,7 +172,12 @@ impl Look for SimDatabase {
     }
 }
 
-fn settings(exactly_once: bool, is_slow: bool, dice: &mut fastrand::Rng) -> PipelineSettings {
+/// Settings of a pipeline whose servers are simulated.
+pub(crate) fn settings(
+    exactly_once: bool,
+    is_slow: bool,
+    dice: &mut fastrand::Rng,
+) -> PipelineSettings {
     PipelineSettings {
         name: "sim".to_owned(),
         postgres: Conninfo::parse("host=/nowhere user=sim dbname=sim", &|_| None)

@@ -450,7 +450,7 @@ impl Snapshot {
         let (pipeline, target) = (&settings.name, &settings.target);
         let written = catalog.said_of_snapshot(pipeline, target).await?;
         let stream_from = self.stream_from();
-        if written != self.plan.written || confirmed > stream_from {
+        if is_outrun(self.plan.written, written, confirmed, stream_from) {
             return Err(SnapshotError::Outrun.into());
         }
         let Plan {
@@ -486,6 +486,12 @@ impl Snapshot {
             counted: 0,
         })
     }
+}
+
+/// Another instance has had the slot since the snapshot was planned: the journal says something else
+/// than it did then, or the slot is confirmed beyond where the stream is to begin.
+fn is_outrun(planned: Said, written: Said, confirmed: Lsn, stream_from: Lsn) -> bool {
+    written != planned || confirmed > stream_from
 }
 
 /// lock_not_available
@@ -613,3 +619,6 @@ impl Copying {
 
 /// How long the journal's last entry may take: the stream waits meanwhile.
 const NOTE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::wait::stays;
+use crate::support::walpost::Invocation;
 
 for_each_outbox! {
     killed_at_random_points_under_load_each_event_is_there_once
@@ -280,15 +281,42 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
 
 #[test]
 fn checkpoint_topic_that_could_lose_one_halts() {
+    let scene = Scene::new();
+    // With both the broker removes what is old, and then the last checkpoint of a quiet pipeline.
+    for policy in ["delete", "compact,delete"] {
+        let topic = format!("{}.{}", scene.name, policy.len());
+        let settings = [("cleanup.policy", policy)];
+        scene.broker.create_topic(&topic, 1, &settings);
+        let file = scene.file(&format!(
+            "delivery = \"exactly-once\"\ncheckpoint = {{ topic = \"{topic}\" }}\n"
+        ));
+        let run = Invocation::new(["run", "--config"]).arg(&file);
+        run.finish().expect_code(3).expect_says(&[
+            &topic,
+            &format!("cleanup.policy is {policy}, expected compact"),
+            "kafka-configs.sh",
+        ]);
+    }
+}
+
+/// Pipelines share the topic, and a quiet one's last checkpoint has many of others behind it.
+#[test]
+fn checkpoint_far_behind_those_of_others_is_found() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
-    broker.create_topic("walpost-checkpoints", 1, &[("cleanup.policy", "delete")]);
-    let finished = scene.run().arg("--exactly-once").finish();
-    finished.expect_code(3).expect_says(&[
-        "walpost-checkpoints",
-        "cleanup.policy is delete, expected compact",
-        "kafka-configs.sh",
-    ]);
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], Resends::Never);
+    // More than are looked through at first, and than at the second time.
+    for count in [300, 5000] {
+        broker.produce_many("walpost-checkpoints", "another pipeline", count);
+        let walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+    }
+    assert_eq!(scene.records().len(), 3);
 }
 
 #[test]

@@ -216,6 +216,29 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         &["3", "1", "4"],
     );
     check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
+    // What is said by several flags is all true of a row, whichever of the aggregates it is of.
+    check(
+        &[
+            "--aggregate",
+            "bill/4",
+            "--aggregate",
+            "order",
+            "--id",
+            &id(3),
+        ],
+        &["3"],
+    );
+    check(
+        &[
+            "--aggregate",
+            "order",
+            "--aggregate",
+            "bill",
+            "--from",
+            "2025-11-01T03:00:00Z",
+        ],
+        &["2", "4"],
+    );
     let clerk = Clerk::of(&scene);
     let check_where = |arguments: &[&str], expected: &[&str]| {
         let replay = clerk.replay(arguments);

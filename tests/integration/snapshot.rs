@@ -549,6 +549,36 @@ fn at_least_once_that_is_killed_begins_again() {
     );
 }
 
+/// The slot is free while a snapshot is made, and another instance may have delivered the older rows
+/// meanwhile.
+#[test]
+fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    let open = open(&scene, &aggregate);
+    let mut walpost = scene.run().start();
+    wait_until_blocked(&scene, &open);
+    // What the other one writes when it is done.
+    let slot = scene.slot();
+    scene.db.run(&format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
+         SELECT '{0}', '{slot}', 'snapshot', confirmed_flush_lsn, '{{\"state\": \"done\"}}'
+         FROM pg_replication_slots WHERE slot_name = '{slot}'",
+        scene.name
+    ));
+    open.run("ROLLBACK");
+    walpost.wait_for_log("another instance has written about the snapshot");
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "newer");
+    settle(&scene, walpost);
+    let records = scene.records();
+    let keys: Vec<_> = records.iter().map(Record::key).collect();
+    assert_eq!(keys, ["newer"]);
+    assert_eq!(journal(&scene).len(), 1);
+}
+
 fn standby_takes_over_amid_the_copy(exactly_once: bool) {
     let (scene, _) = filled(TABLE, 20_000, exactly_once);
     let walpost = start_and_copy_some(&scene);

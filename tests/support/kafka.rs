@@ -408,6 +408,16 @@ impl Broker {
         producer.flush(PATIENCE).expect("the broker takes it");
     }
 
+    /// Puts so many records with the same key into the first partition of a topic.
+    pub(crate) fn produce_many(&self, topic: &str, key: &str, count: usize) {
+        let producer: BaseProducer = self.client().create().unwrap();
+        for _ in 0..count {
+            let record = BaseRecord::to(topic).partition(0).key(key).payload("");
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        producer.flush(PATIENCE).expect("the broker takes them");
+    }
+
     /// Puts a record into the first partition of a topic, in a transaction that nobody ends before
     /// the broker does.
     pub(crate) fn open_transaction(&self, topic: &str, key: &str, lasts: Duration) {

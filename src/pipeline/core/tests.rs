@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::pipeline::pieces::Piece;
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Deliveries, Tag, Window};
 
@@ -594,6 +595,43 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     scene.done(&insert("a"));
     let error = scene.send(&insert("x")).expect_err("another history");
     assert!(matches!(error, PipelineError::History(_)), "{error}");
+}
+
+/// A transaction between the borders of two pieces has rows of which some were copied. Those count
+/// too: otherwise a position would depend on how often the copy was interrupted.
+#[test]
+fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
+    let piece = |border, upto: Option<&str>| Piece {
+        border: Lsn(border),
+        upto: upto.map(|key| vec![key.to_owned()]),
+    };
+    let mut scene = Scene::new();
+    scene.core.leave_out(None, Lsn(0x100));
+    scene.core.leave_out_copied(Copied {
+        key: vec!["id".to_owned()],
+        rows: 9,
+        pieces: vec![piece(0x180, Some("m")), piece(0x300, None)],
+    });
+    for message in [
+        begin(0x200),
+        outbox(),
+        insert("z"),
+        insert("a"),
+        insert("y"),
+        insert("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key a 00000000/00000200:0000000001",
+            "outbox.event.order key b 00000000/00000200:0000000003",
+        ]
+    );
+    let last = scene.core.last().expect("an event");
+    assert_eq!(last.position().index, 3);
 }
 
 #[test]

@@ -170,6 +170,13 @@ fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
         assert_eq!(scene.core.watermark.in_flight().records, 0);
         assert_eq!(scene.counts(), (0, 0));
     }
+
+    // Without its payload the sink would take it, but what is too large is to halt.
+    let mut scene = large(false);
+    scene.sink.answers.pop();
+    let error = scene.send(&lost("a")).expect_err("halts");
+    assert_eq!(remedy(&error), Remedy::Halt);
+    assert!(scene.taken().is_empty(), "{:?}", scene.taken());
 }
 
 #[test]
