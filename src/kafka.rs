@@ -1,6 +1,7 @@
 //! Everything that knows rdkafka.
 
 pub mod context;
+mod end;
 mod events;
 pub mod examine;
 mod flusher;

@@ -76,6 +76,20 @@ pub enum PipelineError {
         /// The server process that has it.
         pid: i32,
     },
+    /// The replication connection and the one for questions don't see the same slot.
+    #[error(
+        "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
+         two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
+         address lead to one server only"
+    )]
+    TwoServers {
+        /// The slot.
+        slot: String,
+        /// The server process that streams to us.
+        walsender: i32,
+        /// What the catalog says, for a person.
+        found: String,
+    },
     /// The server that answers is another one than before.
     #[error(
         "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \

@@ -34,8 +34,8 @@ enum Ended {
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// Runs `pipelines` until all have ended, and shows over HTTP how they are to whoever connects to
-/// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once. A
-/// pipeline that halts is reported and leaves the others running.
+/// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once;
+/// SIGHUP is logged. A pipeline that halts is reported and leaves the others running.
 #[must_use]
 pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
     match cli::runtime() {
@@ -51,12 +51,13 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 
 async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
     let (orders, _) = watch::channel(Order::Run);
-    let (mut terminate, mut interrupt) = match (
+    let (mut terminate, mut interrupt, mut hangup) = match (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
+        signal(SignalKind::hangup()),
     ) {
-        (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-        (Err(reason), _) | (_, Err(reason)) => {
+        (Ok(terminate), Ok(interrupt), Ok(hangup)) => (terminate, interrupt, hangup),
+        (Err(reason), _, _) | (_, Err(reason), _) | (_, _, Err(reason)) => {
             error!("signals can't be received: {reason}");
             return Exit::Failed;
         }
@@ -98,6 +99,13 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::List
             }
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
+            _ = hangup.recv() => {
+                warn!(
+                    "SIGHUP: settings are read at the start only; going on with those of then. For new ones, restart \
+                     walpost"
+                );
+                continue;
+            }
         };
         if *orders.borrow() == Order::Drain {
             warn!(

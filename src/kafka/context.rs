@@ -24,6 +24,8 @@ pub struct Context {
     down: AtomicBool,
     /// See [`Context::assumed`].
     assumed: AtomicBool,
+    /// See [`Context::abandon`].
+    abandoned: AtomicBool,
     cluster: Mutex<Outage>,
     /// Failures of single brokers, which can go on while others work.
     broker: Mutex<Outage>,
@@ -45,6 +47,7 @@ impl Context {
             deliveries,
             down,
             assumed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             cluster: Mutex::default(),
             broker: Mutex::default(),
             refusal: Mutex::default(),
@@ -62,6 +65,18 @@ impl Context {
     #[must_use]
     pub fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
+    }
+
+    /// Nobody waits for the producer any more: calls that are under way on other threads end instead of
+    /// being made again, so that the producer goes. Nor does anybody hear of deliveries from here on.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether [`Context::abandon`] was called.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
     }
 
     /// Why the last connection was refused for who we are, if it was.

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::bindings::{
-    RD_KAFKA_MSG_F_COPY, rd_kafka_flush, rd_kafka_header_add, rd_kafka_headers_destroy,
-    rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_producev,
-    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    RD_KAFKA_MSG_F_COPY, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
+    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
+    rd_kafka_producev, rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
 };
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
 
@@ -124,6 +125,31 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
     // SAFETY: the producer is there.
     let code = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
     result(code).is_ok()
+}
+
+/// Where the partition ends, as the broker knew it from which the consumer has read last.
+///
+/// # Errors
+/// The consumer does not read it.
+pub(super) fn end_known_to_reader<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    partition: i32,
+) -> KafkaResult<i64> {
+    let topic = CString::new(topic)?;
+    let (mut low, mut high) = (-1, -1);
+    // SAFETY: the consumer is there, the name is valid for the call, and the answers are ours.
+    let code = unsafe {
+        rd_kafka_get_watermark_offsets(
+            consumer.client().native_ptr(),
+            topic.as_ptr(),
+            partition,
+            &raw mut low,
+            &raw mut high,
+        )
+    };
+    result(code).map_err(KafkaError::MetadataFetch)?;
+    Ok(high)
 }
 
 /// A list of headers that librdkafka has not taken.

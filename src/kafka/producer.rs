@@ -118,6 +118,12 @@ impl KafkaSink {
     }
 }
 
+impl Drop for KafkaSink {
+    fn drop(&mut self) {
+        self.producer.context().abandon();
+    }
+}
+
 impl Sink for KafkaSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
         let Some(topic) = self.known.get(record.topic) else {
@@ -194,7 +200,7 @@ impl Sink for KafkaSink {
         let Some(transactions) = &mut self.transactions else {
             return Box::pin(std::future::ready(Err(no_transactions())));
         };
-        match transactions.produce(&self.producer, checkpoint) {
+        match transactions.produce(&self.producer, &self.known, checkpoint) {
             Ok(()) => Box::pin(transaction::commit(
                 transactions.checkpoints.clone(),
                 Arc::clone(&self.producer),
@@ -246,10 +252,13 @@ impl Transactions {
     fn produce(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
+        known: &HashMap<Box<str>, Topic>,
         checkpoint: &mut Checkpoint,
     ) -> Result<(), SinkError> {
+        let bytes_max = self.checkpoints.partitions_bytes_max();
         for (topic, found) in std::mem::take(&mut self.partitions) {
-            let before = checkpoint.partitions.insert(topic.clone(), found);
+            let in_use = |topic: &str| known.contains_key(topic);
+            let before = checkpoint.note_partitions(&topic, found, bytes_max, in_use);
             if let Some(before) = before
                 && before != found
             {

@@ -14,6 +14,7 @@ use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use tracing::debug;
 
+use super::end::{self, Ends};
 use super::grants::Grants;
 use super::probe;
 use super::properties::{Properties, brokers, client_config, describe, leave_producers};
@@ -88,7 +89,7 @@ impl TopicReader {
     pub fn new(properties: &Properties, name: &str) -> Result<Self, SinkError> {
         let config = client_config(properties, name);
         let consumer = |isolation: &str| {
-            leave_producers(config.clone())
+            end::read_from_leaders(leave_producers(config.clone()))
                 .set("allow.auto.create.topics", "false")
                 .set("group.id", name)
                 .set("enable.auto.commit", "false")
@@ -210,10 +211,10 @@ impl TopicReader {
         spans: &[Span],
         mut look: impl FnMut(&BorrowedMessage<'_>) -> io::Result<ControlFlow<()>>,
     ) -> Result<(), ReadError> {
-        let mut open: HashMap<i32, i64> = spans
+        let mut open: HashMap<i32, (i64, i64)> = spans
             .iter()
             .filter(|span| span.start < span.end)
-            .map(|span| (span.partition, span.end))
+            .map(|span| (span.partition, (span.start, span.end)))
             .collect();
         let mut list = TopicPartitionList::new();
         for span in spans.iter().filter(|span| span.start < span.end) {
@@ -223,6 +224,7 @@ impl TopicReader {
         self.consumer
             .assign(&list)
             .map_err(|error| self.broken(topic, &error))?;
+        let mut ends = Ends::of(&self.consumer, topic);
         let mut heard = Instant::now();
         let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
@@ -233,7 +235,8 @@ impl TopicReader {
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
-                    let Some(&end) = end else { continue };
+                    let Some(&(_, end)) = end else { continue };
+                    ends.record(record.partition());
                     if record.offset() < end && look(&record)?.is_break() {
                         break;
                     }
@@ -243,8 +246,17 @@ impl TopicReader {
                 }
                 // The last offsets can be the end of a transaction, which is no record.
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
-                    heard = Instant::now();
-                    open.remove(&partition);
+                    let Some(&(start, end)) = open.get(&partition) else {
+                        continue;
+                    };
+                    match ends.told(partition, start, end) {
+                        Ok(true) => {
+                            heard = Instant::now();
+                            open.remove(&partition);
+                        }
+                        Ok(false) => {}
+                        Err(error) => last = error,
+                    }
                 }
                 Some(Err(error)) => match error.rdkafka_error_code() {
                     Some(Code::TopicAuthorizationFailed) => {
@@ -298,5 +310,66 @@ impl TopicReader {
             reason,
             grant: Grants::of(&self.config).read(topic),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+    use super::*;
+
+    const TOPIC: &str = "t";
+    const RECORDS: i64 = 10;
+
+    type Cluster = MockCluster<'static, rdkafka::producer::DefaultProducerContext>;
+
+    /// A topic with records, that is read from a follower which has only some of them at first.
+    fn behind() -> (Cluster, TopicReader) {
+        let cluster = MockCluster::new(2).expect("mock cluster");
+        cluster.create_topic(TOPIC, 1, 2).expect("topic");
+        cluster.partition_leader(TOPIC, 0, Some(1)).expect("leader");
+        let brokers = ("bootstrap.servers".to_owned(), cluster.bootstrap_servers());
+        let properties = [brokers].into();
+        let producer: BaseProducer = client_config(&properties, "test")
+            .create()
+            .expect("producer");
+        for _ in 0..RECORDS {
+            let record = BaseRecord::<(), _>::to(TOPIC).partition(0).payload("x");
+            producer
+                .send(record)
+                .map_err(|(error, _)| error)
+                .expect("taken");
+            producer.flush(ANSWER).expect("sent");
+        }
+        cluster.partition_follower(TOPIC, 0, 2).expect("follower");
+        cluster
+            .follower_watermarks(TOPIC, 0, Some(0), Some(RECORDS / 2))
+            .expect("watermarks");
+        let reader = TopicReader::new(&properties, "test").expect("reader");
+        (cluster, reader)
+    }
+
+    #[test]
+    fn broker_that_lacks_the_last_records_is_not_taken_for_the_end() {
+        let (cluster, reader) = behind();
+        let deadline = Instant::now() + SILENCE;
+        let spans = reader.spans(TOPIC, &[0], None, deadline).expect("spans");
+        assert_eq!(spans[0].end, RECORDS);
+        let mut offsets = Vec::new();
+        let read = reader.read(TOPIC, &spans, |record| {
+            offsets.push(record.offset());
+            if record.offset() == RECORDS / 2 - 1 {
+                // Meanwhile librdkafka finds an end here.
+                std::thread::sleep(5 * PAUSE);
+                cluster
+                    .follower_watermarks(TOPIC, 0, None, None)
+                    .expect("watermarks");
+            }
+            Ok(ControlFlow::Continue(()))
+        });
+        read.expect("read to the end");
+        assert_eq!(offsets, Vec::from_iter(0..RECORDS));
     }
 }

@@ -17,6 +17,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, warn};
 
 use super::context::Context;
+use super::end::{self, Ends};
 use super::grants::Grants;
 use super::native::{self, Topic};
 use super::probe;
@@ -33,6 +34,8 @@ const CALL: Duration = Duration::from_secs(10);
 /// How long others that use the same topic may have a transaction open in it.
 const OTHERS: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a flush may take before it is looked whether anybody still waits for it.
+const FLUSH: Duration = Duration::from_millis(250);
 /// So long a broker may take to hear of a topic that another one has made, or to answer again.
 const NEWS: Duration = Duration::from_secs(10);
 /// After the answer to a commit the brokers still write its markers. A transaction that begins
@@ -40,6 +43,9 @@ const NEWS: Duration = Duration::from_secs(10);
 const MARKERS: Duration = Duration::from_millis(2);
 /// So many records before the end of the topic are looked through first for a checkpoint.
 const TAIL: i64 = 256;
+/// What the topics that a checkpoint knows may take of it, and which part of the largest record at most.
+const PARTITIONS_BYTES_MAX: usize = 64 << 10;
+const PARTITIONS_PART: usize = 2;
 /// Checkpoints are small and many, and only the last of each pipeline is wanted: the topic's log is
 /// compacted in pieces of this size, in bytes.
 const SEGMENT_BYTES: &str = "16777216";
@@ -84,6 +90,14 @@ impl Checkpoints {
         })
     }
 
+    /// See [`Checkpoint::note_partitions`].
+    pub(super) fn partitions_bytes_max(&self) -> usize {
+        let largest = self.config.get("message.max.bytes");
+        let largest = largest.and_then(|bytes| bytes.trim().parse::<usize>().ok());
+        let part = largest.map(|bytes| bytes / PARTITIONS_PART);
+        part.map_or(PARTITIONS_BYTES_MAX, |part| part.min(PARTITIONS_BYTES_MAX))
+    }
+
     /// The topic.
     pub(super) fn topic(&self) -> &str {
         &self.settings.topic
@@ -99,7 +113,7 @@ impl Checkpoints {
         let found = blocking(move || match self.lookup()? {
             Some(Lookup::Missing) => Ok(None),
             Some(Lookup::Denied(reason)) => Err(self.denied(reason)),
-            _ => self.read(),
+            _ => self.read(&|| false),
         })
         .await;
         match found {
@@ -121,7 +135,7 @@ impl Checkpoints {
         blocking(move || {
             init(&producer)?;
             begin(&producer)?;
-            self.read()
+            self.read(&|| producer.context().is_abandoned())
         })
         .await
     }
@@ -206,7 +220,7 @@ impl Checkpoints {
 
     /// A consumer; unlike a producer's, its questions do not create a topic.
     pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer<Reader>, KafkaError> {
-        leave_producers(self.config.clone())
+        end::read_from_leaders(leave_producers(self.config.clone()))
             .set("allow.auto.create.topics", "false")
             .set("group.id", format!("walpost-{}", self.pipeline))
             .set("enable.auto.commit", "false")
@@ -270,18 +284,21 @@ impl Checkpoints {
         })
     }
 
-    /// The last checkpoint of the pipeline that was committed. A reader that fails is made anew.
-    fn read(&self) -> Result<Option<Checkpoint>, SinkError> {
+    /// The last checkpoint of the pipeline that was committed. A reader that fails is made anew, until
+    /// `is_abandoned` says that nobody waits for the answer.
+    fn read(&self, is_abandoned: &dyn Fn() -> bool) -> Result<Option<Checkpoint>, SinkError> {
         let began = Instant::now();
         loop {
-            match self.read_once() {
-                Err(SinkError::Broken(_)) if began.elapsed() < NEWS => std::thread::sleep(PAUSE),
+            match self.read_once(is_abandoned) {
+                Err(SinkError::Broken(_)) if began.elapsed() < NEWS && !is_abandoned() => {
+                    std::thread::sleep(PAUSE);
+                }
                 result => return result,
             }
         }
     }
 
-    fn read_once(&self) -> Result<Option<Checkpoint>, SinkError> {
+    fn read_once(&self, is_abandoned: &dyn Fn() -> bool) -> Result<Option<Checkpoint>, SinkError> {
         let broken = |error: KafkaError| {
             let reason = format!("checkpoints can't be read: {}", describe(&error));
             match error.rdkafka_error_code() {
@@ -304,6 +321,9 @@ impl Checkpoints {
             .1
             < end
         {
+            if is_abandoned() {
+                return Err(abandoned());
+            }
             let (pipeline, topic, waited) = (&self.pipeline, self.topic(), began.elapsed());
             if waited > OTHERS {
                 return Err(SinkError::Broken(format!(
@@ -355,6 +375,7 @@ impl Checkpoints {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(self.topic(), 0, Offset::Offset(from))?;
         consumer.assign(&list)?;
+        let mut ends = Ends::of(consumer, self.topic());
         let mut last = Instant::now();
         loop {
             match consumer.poll(CALL) {
@@ -370,7 +391,16 @@ impl Checkpoints {
                         .payload()
                         .map(|text| (record.offset(), text.to_vec()));
                 }
-                Some(Err(KafkaError::PartitionEOF(_))) => break,
+                Some(Err(KafkaError::PartitionEOF(partition))) => {
+                    if ends.told(partition, from, end)? {
+                        break;
+                    }
+                    // A broker that lacks what others have catches up soon, or is another one soon.
+                    if last.elapsed() > CALL {
+                        return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
+                    }
+                    continue;
+                }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
                 None => {
@@ -378,6 +408,7 @@ impl Checkpoints {
                 }
             }
             last = Instant::now();
+            ends.record(0);
         }
         Ok(found)
     }
@@ -390,7 +421,12 @@ pub(super) async fn commit(
 ) -> Result<(), SinkError> {
     let committed = blocking(move || {
         // rdkafka's commit throws deliveries away where some are still to come.
-        while !native::flush(&producer, CALL) {}
+        while !native::flush(&producer, FLUSH) {
+            // Without the thread that hears of deliveries it would never end.
+            if producer.context().is_abandoned() {
+                return Err(abandoned());
+            }
+        }
         // librdkafka would commit without it.
         if producer.context().has_assumed() {
             let reason = "no broker has acknowledged a record of the transaction".to_owned();
@@ -429,13 +465,22 @@ fn begin(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     )
 }
 
-/// Calls until the answer is final.
+/// The session that wanted it has ended, and with it the sink: its open transaction is ended by the next
+/// one that takes over.
+fn abandoned() -> SinkError {
+    SinkError::Broken("the session has ended, and with it the Kafka transaction".to_owned())
+}
+
+/// Calls until the answer is final, or nobody waits for it any more.
 fn again(
     producer: &BaseProducer<Context>,
     call: impl Fn() -> Result<(), KafkaError>,
     name: &str,
 ) -> Result<(), SinkError> {
     loop {
+        if producer.context().is_abandoned() {
+            return Err(abandoned());
+        }
         let error = match call() {
             Ok(()) => return Ok(()),
             Err(KafkaError::Transaction(error)) => error,
@@ -480,5 +525,61 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(call).await {
         Ok(result) => result,
         Err(error) => Err(SinkError::Broken(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::BaseRecord;
+
+    use super::*;
+    use crate::kafka::properties::Properties;
+
+    const TOPIC: &str = "checkpoints";
+    const PIPELINE: &str = "p";
+    const RECORDS: i64 = 10;
+
+    /// On one that is too old, what came after it would be repeated.
+    #[test]
+    fn broker_that_lacks_the_last_checkpoint_is_waited_for() {
+        let cluster = MockCluster::new(2).expect("mock cluster");
+        cluster.create_topic(TOPIC, 1, 2).expect("topic");
+        cluster.partition_leader(TOPIC, 0, Some(1)).expect("leader");
+        let brokers = ("bootstrap.servers".to_owned(), cluster.bootstrap_servers());
+        let properties = Properties::from([brokers]);
+        let config = client_config(&properties, "test");
+        let producer: BaseProducer = config.create().expect("producer");
+        for _ in 0..RECORDS {
+            let record = BaseRecord::to(TOPIC).partition(0);
+            let record = record.key(PIPELINE).payload("x");
+            let taken = producer.send(record).map_err(|(error, _)| error);
+            taken.expect("taken");
+            producer.flush(CALL).expect("sent");
+        }
+        cluster.partition_follower(TOPIC, 0, 2).expect("follower");
+        let behind = Some(RECORDS / 2);
+        cluster
+            .follower_watermarks(TOPIC, 0, Some(0), behind)
+            .expect("watermarks");
+        let checkpoints = Checkpoints {
+            pipeline: PIPELINE.to_owned(),
+            settings: CheckpointSettings {
+                topic: TOPIC.to_owned(),
+                replication: 1,
+            },
+            config,
+        };
+        let reading = std::thread::spawn(move || {
+            let consumer = checkpoints.consumer("read_committed")?;
+            checkpoints.last_since(&consumer, 0, RECORDS)
+        });
+        std::thread::sleep(10 * PAUSE);
+        assert!(!reading.is_finished(), "it took an old one for the last");
+        cluster
+            .follower_watermarks(TOPIC, 0, None, None)
+            .expect("watermarks");
+        let found = reading.join().expect("no panic").expect("read");
+        assert_eq!(found, Some((RECORDS - 1, b"x".to_vec())));
     }
 }

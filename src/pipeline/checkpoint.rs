@@ -14,6 +14,9 @@ use crate::postgres::lsn::{Lsn, Position};
 /// The version of the text form that is read and written.
 const VERSION: u32 = 1;
 
+/// What a topic takes of the room in [`Checkpoint::partitions`] beside its name: quotes, colon, number, comma.
+const TOPIC_BYTES: usize = 16;
+
 /// One checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,7 +34,8 @@ pub struct Checkpoint {
     pub safe_lsn: Lsn,
     /// The row messages that were dealt with; none before the first.
     pub delivered: Option<Delivered>,
-    /// Partitions of each topic, as they were when its first record was sent.
+    /// Partitions of each topic, as they were when its first record was sent. Not of every topic where
+    /// there are very many: see [`Checkpoint::note_partitions`].
     pub partitions: BTreeMap<String, usize>,
     /// The rows older than the stream that were copied, until the stream is past them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -248,6 +252,41 @@ impl Checkpoint {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("texts and numbers are JSON")
+    }
+
+    /// Notes how many partitions a topic has, and gives the number that was noted before. Names take at
+    /// most `bytes_max`, for a checkpoint is one record, written with every commit: where that is not
+    /// enough, topics are forgotten that are not `in_use`, and if all are, this one is. That partitions were
+    /// added to one that is forgotten goes unnoticed; nothing else is lost.
+    pub fn note_partitions(
+        &mut self,
+        topic: &str,
+        found: usize,
+        bytes_max: usize,
+        in_use: impl Fn(&str) -> bool,
+    ) -> Option<usize> {
+        let before = self.partitions.insert(topic.to_owned(), found);
+        let size = |topic: &str| topic.len() + TOPIC_BYTES;
+        let mut bytes: usize = self.partitions.keys().map(|topic| size(topic)).sum();
+        if bytes > bytes_max {
+            self.partitions.retain(|known, _| {
+                let stays = bytes <= bytes_max || known == topic || in_use(known);
+                if !stays {
+                    bytes -= size(known);
+                }
+                stays
+            });
+        }
+        if bytes > bytes_max && self.partitions.remove(topic).is_some() {
+            bytes -= size(topic);
+        }
+        // Noted when there was more room.
+        while bytes > bytes_max
+            && let Some((known, _)) = self.partitions.pop_last()
+        {
+            bytes -= size(&known);
+        }
+        before
     }
 
     /// The epoch of a history that is adopted in this one's place.

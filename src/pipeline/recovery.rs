@@ -46,6 +46,7 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
         PipelineError::Connection(_)
         | PipelineError::Catalog(_)
         | PipelineError::SlotInUse { .. }
+        | PipelineError::TwoServers { .. }
         | PipelineError::ServerStopping => ErrorKind::Postgres,
         PipelineError::Problem(_)
         | PipelineError::NoKey { .. }
@@ -82,7 +83,9 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Connection(error) => of_connection(error),
         PipelineError::Catalog(error) => of_catalog(error),
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
-        PipelineError::ServerStopping | PipelineError::OverBudget { .. } => Remedy::Reconnect,
+        PipelineError::ServerStopping
+        | PipelineError::TwoServers { .. }
+        | PipelineError::OverBudget { .. } => Remedy::Reconnect,
         PipelineError::Snapshot(error) => of_snapshot(error),
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::DeadLetter { error, .. } => of_sink(error),
@@ -166,6 +169,8 @@ fn of_server(error: &ServerError) -> Remedy {
         "55006" => Remedy::StandBy,
         // lock_not_available
         "55P03" => Remedy::Reconnect,
+        // idle_in_transaction_session_timeout, transaction_timeout: set again since we set them.
+        "25P03" | "25P04" => Remedy::Reconnect,
         // database_dropped
         "57P04" => Remedy::Halt,
         code => match code.get(..2) {
@@ -284,6 +289,9 @@ mod tests {
         check("57P01", Remedy::Reconnect); // admin_shutdown
         check("57P03", Remedy::Reconnect); // cannot_connect_now
         check("53300", Remedy::Reconnect); // too_many_connections
+        check("25P03", Remedy::Reconnect); // idle_in_transaction_session_timeout
+        check("25P04", Remedy::Reconnect); // transaction_timeout
+        check("25006", Remedy::Halt); // read_only_sql_transaction
         check("55006", Remedy::StandBy); // object_in_use
         check("42704", Remedy::Halt); // undefined_object
         check("55000", Remedy::Halt); // object_not_in_prerequisite_state

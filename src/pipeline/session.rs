@@ -429,17 +429,29 @@ async fn start<'s>(
     // The server itself leaves out what the snapshot has.
     let from = snapshot.as_ref().map_or(Lsn::ZERO, Snapshot::stream_from);
     let messages = matches!(target.outbox, Outbox::Log { .. });
+    let walsender = connection.process_id().await?;
     connection
         .start(&target.slot, from, &target.publication, messages)
         .await?;
     // Only now that the slot is ours does nobody else move it.
     let slot = catalog.look(target).await?.slot;
-    let resume = slot
-        .ok_or_else(|| Problem::NoSlot {
+    let slot = slot.ok_or_else(|| Problem::NoSlot {
+        slot: target.slot.clone(),
+        init: target.outbox.init(),
+    })?;
+    // An address can go over to another server between two connections, and what that one's slot has
+    // confirmed says nothing of this one's.
+    if slot.active_pid != Some(walsender) {
+        let found = slot
+            .active_pid
+            .map_or("none".to_owned(), |pid| pid.to_string());
+        return Err(PipelineError::TwoServers {
             slot: target.slot.clone(),
-            init: target.outbox.init(),
-        })?
-        .confirmed;
+            walsender,
+            found,
+        });
+    }
+    let resume = slot.confirmed;
     if checkpoint.is_none() {
         // A checkpoint knows better than our memory, which another instance may have outrun.
         memory.check_slot(target, resume)?;

@@ -190,6 +190,20 @@ impl Connection {
         })
     }
 
+    /// The server process on the other side, as the server itself calls it: what a pooler between has told
+    /// at the start can be another number.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer can't be read.
+    pub async fn process_id(&mut self) -> Result<i32, ConnectionError> {
+        let question = "SELECT pg_backend_pid()";
+        let row = self.command(question).await?;
+        let found = row.first().cloned().flatten();
+        found
+            .and_then(|pid| pid.parse().ok())
+            .ok_or_else(|| ConnectionError::Protocol(format!("{question} answered with {row:?}")))
+    }
+
     /// `TIMELINE_HISTORY`: the timelines that `timeline` comes from, and where each was left.
     ///
     /// # Errors

@@ -48,14 +48,26 @@ mod tls;
 ///   a policy would hide rows.
 /// - `role` can be set by the owner of the database: what we make would be that role's then.
 /// - Literals are written for `standard_conforming_strings`.
+/// - Timeouts would end what has to wait: a walsender that we take no more from while Kafka is away, a
+///   catalog connection between two questions. We have limits of our own. See also [`LATER_TIMEOUTS`].
 ///
-/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies".
-const SAFE_SESSION: [(&str, &str); 4] = [
+/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement Behavior".
+const SAFE_SESSION: [(&str, &str); 6] = [
     ("search_path", "pg_catalog"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
+    ("statement_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
     ROLE,
 ];
+
+/// Sets the timeouts that not every server has (`idle_session_timeout` from 14 on, `transaction_timeout` from
+/// 17 on): in the startup message, a parameter that the server does not know would be an error.
+const LATER_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
+     WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
+
+/// The version that has the first of them.
+const LATER_TIMEOUTS_SINCE: u32 = 14;
 
 const ROLE: (&str, &str) = ("role", "none");
 
@@ -268,6 +280,9 @@ impl Attempt<'_> {
         self.conninfo
             .exposures
             .note(wire.exposure(), self.label, tls.mode);
+        if started.may_be_since(LATER_TIMEOUTS_SINCE) {
+            wire.query(LATER_TIMEOUTS).await?;
+        }
         // Both can be asked in a replication session too.
         let (wanted, question) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),

@@ -155,3 +155,17 @@ fn stops_when_asked_while_postgresql_and_kafka_are_away() {
     walpost.wait_for_log("reconnecting");
     walpost.terminate().expect_code(0);
 }
+
+/// A terminal that goes, or somebody who hopes for new settings.
+#[test]
+fn hangup_is_logged_and_changes_nothing() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    walpost.signal("HUP");
+    walpost.wait_for_log("SIGHUP");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    assert!(walpost.is_running());
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}

@@ -359,6 +359,27 @@ fn transaction_that_another_has_open_is_waited_for() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
+/// A checkpoint knows topics by name, and has to fit a record.
+#[test]
+fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
+    const TOPICS: usize = 30;
+    let scene = Scene::new().exactly_once();
+    let long = "x".repeat(180);
+    let aggregates: Vec<_> = (0..TOPICS)
+        .map(|number| format!("{}.{long}.{number}", scene.name))
+        .collect();
+    for aggregate in &aggregates {
+        scene.topic(&format!("outbox.event.{aggregate}"), 1, &[]);
+    }
+    let walpost = scene.start_with(&["-X", "message.max.bytes=4000"]);
+    for aggregate in &aggregates {
+        scene.insert(aggregate, "k");
+    }
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    let shown = scene.checkpoint("show").finish().expect_code(0);
+    assert!(shown.stdout.len() < 4000, "{}", shown.stdout);
+}
+
 #[test]
 fn checkpoint_that_is_none_halts() {
     let broker = Broker::private();

@@ -102,6 +102,7 @@ mod planted;
 mod postgres_security;
 mod privileges;
 mod readme;
+mod reconnects;
 mod refused;
 mod relation;
 mod replay;

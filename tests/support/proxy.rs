@@ -38,13 +38,16 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    target: SocketAddr,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
     manner: Manner,
+    /// Where connections go.
+    target: SocketAddr,
+    /// After so many connections, where the next ones go.
+    next: Option<(usize, SocketAddr)>,
     /// Connections of our own that fill the listener's queue, so that it answers no other.
     stuffing: Vec<TcpStream>,
     /// The addresses of those that have not been accepted yet.
@@ -64,9 +67,10 @@ impl Proxy {
     pub(crate) fn start(port: u16, target: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
         let shared = Arc::new(Shared {
-            target: ([127, 0, 0, 1], target).into(),
             state: Mutex::new(State {
                 manner: Manner::Pass,
+                target: ([127, 0, 0, 1], target).into(),
+                next: None,
                 stuffing: Vec::new(),
                 stuffed: HashSet::new(),
                 streams: Vec::new(),
@@ -86,7 +90,7 @@ impl Proxy {
                     continue;
                 }
                 // A server that is away refuses, and so does its proxy.
-                if let Ok(server) = TcpStream::connect(accepting.target) {
+                if let Ok(server) = TcpStream::connect(accepting.target()) {
                     let _ = accepting.join(client, server);
                 }
             }
@@ -119,6 +123,11 @@ impl Proxy {
     /// Cuts every connection when so many bytes more have passed.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.shared.lock().until_cut = Some(bytes);
+    }
+
+    /// Passes on to another port after so many connections more.
+    pub(crate) fn move_after(&self, connections: usize, target: u16) {
+        self.shared.lock().next = Some((connections, ([127, 0, 0, 1], target).into()));
     }
 
     /// How often [`Proxy::cut_after`] has cut.
@@ -160,6 +169,20 @@ impl State {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the connection goes that was accepted now.
+    fn target(&self) -> SocketAddr {
+        let mut state = self.lock();
+        match &mut state.next {
+            Some((0, target)) => {
+                state.target = *target;
+                state.next = None;
+            }
+            Some((left, _)) => *left -= 1,
+            None => {}
+        }
+        state.target
     }
 
     /// Waits until connections are accepted; false when it is over.

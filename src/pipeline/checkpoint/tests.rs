@@ -244,3 +244,36 @@ fn after_a_failover_that_lost_what_was_skipped_nothing_new_is_left_out() {
     let resume = skipped.resume(&promoted(Lsn(0x700))).expect("it goes on");
     assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x600))));
 }
+
+#[test]
+fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
+    const BYTES: usize = 10_000;
+    let mut checkpoint = Checkpoint::first(1, &standing());
+    let used = "used";
+    checkpoint.note_partitions(used, 3, BYTES, |_| false);
+    for number in 0..100_000 {
+        let topic = format!("topic-{number}");
+        checkpoint.note_partitions(&topic, 1, BYTES, |known| known == used);
+        assert!(checkpoint.partitions.contains_key(&topic));
+    }
+    assert!(checkpoint.encode().len() < BYTES + 500);
+    assert_eq!(
+        checkpoint.note_partitions(used, 4, BYTES, |_| true),
+        Some(3)
+    );
+    // All are in use.
+    let known = checkpoint.partitions.clone();
+    for number in 0..1000 {
+        checkpoint.note_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
+    }
+    assert!(checkpoint.partitions.contains_key(used));
+    assert!(checkpoint.encode().len() < BYTES + 500);
+    assert!(
+        known
+            .keys()
+            .all(|topic| checkpoint.partitions.contains_key(topic))
+    );
+    // With less room than before.
+    checkpoint.note_partitions(used, 4, 100, |_| true);
+    assert!(checkpoint.encode().len() < 600);
+}

@@ -85,6 +85,8 @@ impl Walsender {
                     world.database.history.iter().map(line).collect()
                 };
                 self.answer(&["history", &history]).await?;
+            } else if query == "SELECT pg_backend_pid()" {
+                self.answer(&["1"]).await?;
             } else {
                 return self.replicate().await;
             }

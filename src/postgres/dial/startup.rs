@@ -101,7 +101,7 @@ impl<'a> Wire<'a> {
                 | Message::CommandComplete(_)
                 | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(value),
-                _ => return Err(self.unexpected("in answer to SHOW")),
+                _ => return Err(self.unexpected("in answer to a query")),
             }
         }
     }
@@ -451,4 +451,17 @@ pub(super) struct Started {
     parameters: HashMap<String, String>,
     backend_pid: i32,
     secret: i32,
+}
+
+impl Started {
+    /// Whether the server may be of that major version, or a later one: also where it reports a version that
+    /// can't be read. Whoever reports none is no PostgreSQL.
+    pub(super) fn may_be_since(&self, major: u32) -> bool {
+        let Some(version) = self.parameters.get("server_version") else {
+            return false;
+        };
+        let digits = version.split(|c: char| !c.is_ascii_digit()).next();
+        let found = digits.and_then(|digits| digits.parse::<u32>().ok());
+        found.is_none_or(|found| found >= major)
+    }
 }

@@ -1,0 +1,184 @@
+//! Sessions that end again and again, and connections that reach two servers.
+
+use std::time::Duration;
+
+use procfs::process::Process;
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::process::free_port;
+use crate::support::proxy::{Manner, Proxy};
+use crate::support::scene::Scene;
+use crate::support::wait::{PATIENCE, poll_until, stays, wait_until};
+use crate::support::walpost::{Invocation, Walpost};
+
+const RECONNECTS: usize = 200;
+/// After so many everything is there that a process needs.
+const FIRST: usize = 20;
+
+#[test]
+fn reconnected_200_times_under_load_it_needs_no_more_than_before() {
+    stays_small(false);
+}
+
+#[test]
+fn reconnected_200_times_under_load_amid_kafka_transactions_it_needs_no_more_than_before() {
+    stays_small(true);
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    threads: u64,
+    descriptors: usize,
+    megabytes: u64,
+}
+
+impl Footprint {
+    fn of(walpost: &Walpost) -> Self {
+        let process = Process::new(i32::try_from(walpost.process_id()).unwrap()).unwrap();
+        Self {
+            threads: u64::try_from(process.stat().unwrap().num_threads).unwrap(),
+            descriptors: process.fd_count().unwrap(),
+            megabytes: walpost.resident_bytes() >> 20,
+        }
+    }
+
+    fn is_near(self, before: Self) -> bool {
+        self.threads <= before.threads + 6
+            && self.descriptors <= before.descriptors + 12
+            && self.megabytes <= before.megabytes + 16
+    }
+}
+
+fn stays_small(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let load = scene.load(&[&aggregate]);
+    let mut walpost = scene.start();
+    let mut before = None;
+    for count in 1..=RECONNECTS {
+        // What has been confirmed has the next attempt come soon.
+        let confirmed = scene.confirmed();
+        wait_until("something to be confirmed", || {
+            scene.confirmed() > confirmed
+        });
+        wait_until("a walsender to end", || scene.end_walsender());
+        walpost.wait_for_logs("streaming", count + 1);
+        if count == FIRST {
+            before = Some(Footprint::of(&walpost));
+        }
+    }
+    load.stop();
+    let before = before.unwrap();
+    // What the last session had under way ends soon.
+    let settled = poll_until(Duration::from_secs(20), || {
+        Footprint::of(&walpost).is_near(before).then_some(())
+    });
+    let after = Footprint::of(&walpost);
+    assert!(
+        settled.is_some(),
+        "after {FIRST} reconnects {before:?}, after {RECONNECTS} {after:?}"
+    );
+    scene.settle(walpost, &[], scene.resends(RECONNECTS));
+}
+
+/// Every server version has some of these, and ends sessions by them.
+const TIMEOUTS: [&str; 4] = [
+    "statement_timeout",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "transaction_timeout",
+];
+
+#[test]
+fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
+    for major in MAJORS {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let aggregate = scene.aggregate(1);
+        // More than all buffers between take, so that the walsender is blocked in the transaction.
+        let payload = "jsonb_build_object('text', repeat('x', 2000))";
+        scene
+            .db
+            .run(&scene.events().many(&aggregate, 10_000, payload));
+        let names = TIMEOUTS.map(|name| format!("'{name}'")).join(", ");
+        let known = scene.db.rows(&format!(
+            "SELECT name FROM pg_settings WHERE name IN ({names})"
+        ));
+        for name in known.iter().flatten().flatten() {
+            let database = &scene.name;
+            scene
+                .db
+                .run(&format!("ALTER DATABASE {database} SET {name} = '1s'"));
+        }
+        let address = scene.broker.address();
+        let (_, port) = address.rsplit_once(':').unwrap();
+        let proxy = Proxy::start(free_port(), port.parse().unwrap());
+        proxy.set(Manner::Swallow);
+        let mut walpost = scene
+            .invoke("run")
+            .args(["--kafka", &format!("127.0.0.1:{}", proxy.port())])
+            .start();
+        walpost.wait_for_log("streaming");
+        let sessions = || {
+            scene.db.rows(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+                 AND backend_type <> 'autovacuum worker' ORDER BY pid",
+            )
+        };
+        let before = sessions();
+        stays("the same sessions", Duration::from_secs(3), || {
+            walpost.is_running() && sessions() == before
+        });
+        proxy.set(Manner::Pass);
+        scene.wait_for_records(10_000);
+        assert_eq!(walpost.logged("reconnecting"), 0, "PostgreSQL {major}");
+        walpost.terminate().expect_code(0);
+    }
+}
+
+/// An address goes over to another server between two connections: what the one says of the slot is
+/// not so on the other.
+#[test]
+fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
+    let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));
+    // The old server's slot is beyond all that the new one has.
+    for _ in 0..3 {
+        old.session("postgres")
+            .run("SELECT pg_switch_wal(); CREATE TABLE t (); DROP TABLE t");
+    }
+    let scene = Scene::on(&old, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    new.session("postgres")
+        .run(&format!("CREATE DATABASE {}", scene.name));
+    let there = new.conninfo(&scene.name);
+    Invocation::new(["init", "--pipeline", &scene.name, "--no-role"])
+        .args(["--postgres", &there])
+        .finish()
+        .expect_code(0);
+    let session = new.session(&scene.name);
+    session.run(&scene.insert_sql(&aggregate, "k"));
+    let confirmed = || {
+        session.number(&format!(
+            "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
+            scene.slot()
+        ))
+    };
+    let end = session.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint");
+    assert!(scene.confirmed() > u64::try_from(end).unwrap());
+    let proxy = Proxy::start(free_port(), old.port);
+    proxy.move_after(1, new.port);
+    let mut walpost = scene.run_as(&scene.conninfo_through(&proxy)).start();
+    walpost.wait_for_log("streaming");
+    scene.wait_for_records(1);
+    let reached = poll_until(PATIENCE, || (confirmed() >= end).then_some(()));
+    assert!(reached.is_some(), "confirmed up to {:X}", confirmed());
+    let written = session.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
+    assert!(
+        confirmed() <= written,
+        "confirmed {:X}, and the server has written {written:X}",
+        confirmed()
+    );
+    assert!(walpost.logged("two servers") > 0);
+    walpost.terminate().expect_code(0);
+}
