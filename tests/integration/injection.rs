@@ -4,7 +4,6 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
 use std::thread;
 
 use serde_json::Value;
@@ -427,15 +426,11 @@ fn records_on_standard_output_are_tame_json_that_means_the_same() {
 fn output_that_can_not_be_written_ends_a_command_with_an_error() {
     for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {
         let full = std::fs::File::create("/dev/full").unwrap();
-        let ended = Command::new(env!("CARGO_BIN_EXE_walpost"))
-            .args(command)
+        let walpost = Invocation::new(command)
             .env("PGHOST", "127.0.0.1")
             .env("PGUSER", "u")
-            .stdout(full)
-            .output()
-            .unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.code(), Some(1), "{said}");
+            .output_to(full);
+        let said = walpost.finish().expect_code(1).stderr;
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.contains("standard output can't be written"), "{said}");
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -22,6 +23,7 @@ use super::wait::{PATIENCE, wait_for};
 pub(crate) struct Invocation {
     command: Command,
     reads_output: bool,
+    output: Option<File>,
     asks: bool,
     answer: Option<String>,
 }
@@ -62,6 +64,7 @@ impl Invocation {
         Self {
             command,
             reads_output: true,
+            output: None,
             asks: false,
             answer: None,
         }
@@ -99,6 +102,12 @@ impl Invocation {
         self
     }
 
+    /// Has its standard output go to a file, and not be read here.
+    pub(crate) fn output_to(mut self, file: File) -> Self {
+        self.output = Some(file);
+        self
+    }
+
     /// Lets somebody answer what it asks: see [`Walpost::answer`].
     pub(crate) fn ask(mut self) -> Self {
         self.asks = true;
@@ -123,16 +132,14 @@ impl Invocation {
             } else {
                 Stdio::null()
             })
-            .stdout(Stdio::piped())
+            .stdout(self.output.map_or_else(Stdio::piped, Stdio::from))
             .stderr(Stdio::piped())
             .spawn()
             .expect("walpost starts");
         reaper::register(child.id(), Ending::Kill);
-        let output = child.stdout.take().unwrap();
-        let standard_output = if self.reads_output {
-            Captured::new(Stream::Output, output)
-        } else {
-            Captured::closed()
+        let standard_output = match child.stdout.take() {
+            Some(output) if self.reads_output => Captured::new(Stream::Output, output),
+            _ => Captured::closed(),
         };
         let standard_error = Captured::new(Stream::Error, child.stderr.take().unwrap());
         let mut walpost = Walpost {
