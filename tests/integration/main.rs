@@ -105,6 +105,7 @@ mod readme;
 mod refused;
 mod relation;
 mod replay;
+mod restored;
 mod retention;
 mod secrets;
 mod servers;
