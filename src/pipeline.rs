@@ -152,7 +152,7 @@ pub enum PipelineError {
     },
     /// Exactly-once, and the log does not go on from what is in Kafka.
     #[error(
-        "{0}. Nothing was delivered or confirmed beyond that. Find out which events Kafka has, send again what it lacks, \
+        "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
          and accept the log as it is now: walpost checkpoint adopt"
     )]
     History(#[from] HistoryError),

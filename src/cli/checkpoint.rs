@@ -184,6 +184,7 @@ async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>)
         history: Vec::new(),
         slot: target.slot.clone(),
         confirmed: slot.confirmed,
+        flushed: identity.flushed,
     };
     Ok((standing, slot.active_pid))
 }

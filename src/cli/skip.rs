@@ -341,6 +341,7 @@ async fn checkpoint(
         history,
         slot: slot.clone(),
         confirmed,
+        flushed: identity.flushed,
     };
     let resumed = found.resumed(&standing, &found.resume(&standing)?);
     Ok(Some((found, resumed)))

@@ -92,6 +92,9 @@ pub struct Standing {
     pub slot: String,
     /// What was confirmed to it.
     pub confirmed: Lsn,
+    /// The end of the log that is on disk, asked for after the checkpoint was read. A walsender sends
+    /// nothing beyond it.
+    pub flushed: Lsn,
 }
 
 /// A timeline that was left for another one.
@@ -116,6 +119,19 @@ pub struct Resume {
     pub snapshot: Option<Copied>,
     /// Records in Kafka whose transactions the log does not have any more.
     pub phantom: Option<Phantom>,
+}
+
+impl Resume {
+    /// The log that this goes on from ends there or later: it was read so far.
+    fn reach(&self) -> Lsn {
+        let delivered = match &self.delivered {
+            // The commit record was read to its end.
+            Some(Delivered::UpTo(last)) => Lsn(last.commit_lsn.0.saturating_add(1)),
+            Some(Delivered::Before(lsn)) => *lsn,
+            None => Lsn::ZERO,
+        };
+        delivered.max(self.safe_lsn)
+    }
 }
 
 /// Transactions that were published and then lost by a failover.
@@ -174,6 +190,23 @@ pub enum HistoryError {
         /// How far the checkpoint goes.
         safe: Lsn,
     },
+    /// The log ends before what was published of it.
+    #[error(
+        "the log of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
+         the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
+         without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} stands \
+         at {confirmed}"
+    )]
+    LogEndsBefore {
+        /// Where it ends.
+        flushed: Lsn,
+        /// Where it ended at least.
+        reach: Lsn,
+        /// The slot.
+        slot: String,
+        /// Where it stands.
+        confirmed: Lsn,
+    },
     /// The transaction at the checkpoint's place is another one.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
@@ -191,14 +224,25 @@ pub enum HistoryError {
     },
     /// The checkpoint's transaction should have come again and did not.
     #[error(
-        "the transaction with commit LSN {commit}, the last that was published, is not in the log any more: {next} comes \
-         in its place. This is another history of the cluster"
+        "the transaction with commit LSN {commit}, the last that was published, is not in the log any more, which goes \
+         on at {next} without it. This is another history of the cluster"
     )]
     TransactionMissing {
         /// Its commit record.
         commit: Lsn,
         /// What comes instead.
         next: Lsn,
+    },
+    /// An event is where nothing was that was not published.
+    #[error(
+        "the transaction with commit LSN {commit} has an event that is not in Kafka, and the log was delivered up to {safe}: \
+         this is another history of the cluster"
+    )]
+    NotPublished {
+        /// Its commit record.
+        commit: Lsn,
+        /// How far the checkpoint goes.
+        safe: Lsn,
     },
 }
 
@@ -367,7 +411,7 @@ impl Checkpoint {
             _ => None,
         };
         let snapshot = self.copied(left);
-        Ok(match phantom {
+        let resume = match phantom {
             Some(Phantom { from, .. }) => Resume {
                 epoch: self.next_epoch(),
                 safe_lsn,
@@ -382,7 +426,17 @@ impl Checkpoint {
                 snapshot,
                 phantom,
             },
-        })
+        };
+        let reach = resume.reach();
+        if standing.flushed < reach {
+            return Err(HistoryError::LogEndsBefore {
+                flushed: standing.flushed,
+                reach,
+                slot: self.slot.clone(),
+                confirmed: standing.confirmed,
+            });
+        }
+        Ok(resume)
     }
 
     /// What Kafka has of older rows, on a server that stands so.

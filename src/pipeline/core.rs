@@ -138,9 +138,16 @@ impl Core {
     }
 
     /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
-    /// and keeps books of the rest. Comes after [`Core::reconnected`].
-    pub fn leave_out(&mut self, delivered: Option<Delivered>, confirmed: Lsn) {
-        self.books = Some(Books::new(delivered, confirmed));
+    /// where everything that ends at or before `safe` was dealt with, and keeps books of the rest. Comes
+    /// after [`Core::reconnected`].
+    pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
+        self.books = Some(Books::new(delivered, safe, confirmed));
+    }
+
+    /// The log has proved to be the one that was published, or nothing depends on that.
+    #[must_use]
+    pub fn is_proved(&self) -> bool {
+        self.books.as_ref().is_none_or(Books::is_proved)
     }
 
     /// The last event that was delivered since [`Core::leave_out`].
@@ -279,6 +286,13 @@ impl Core {
                 reply_requested,
             } => {
                 self.watermark.idle(wal_end);
+                let open = self.position.map(|position| position.commit);
+                if let Some(books) = &mut self.books
+                    && open.is_none_or(|commit| wal_end <= commit)
+                    && let Some(safe) = books.idle(wal_end)?
+                {
+                    self.watermark.checkpointed_at_least(safe);
+                }
                 Ok(if reply_requested {
                     Step::Answer
                 } else {
@@ -315,8 +329,10 @@ impl Core {
             }
             Message::Commit(commit) => {
                 self.watermark.commit(commit.commit, commit.end)?;
-                if let (Some(books), Some(position)) = (&mut self.books, self.position) {
-                    books.commit(position)?;
+                if let (Some(books), Some(position)) = (&mut self.books, self.position)
+                    && let Some(safe) = books.commit(position, commit.end)?
+                {
+                    self.watermark.checkpointed_at_least(safe);
                 }
                 self.position = None;
             }
@@ -463,7 +479,7 @@ impl Core {
         remains: Remains<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        if let Some(books) = &self.books
+        if let Some(books) = &mut self.books
             && books.has(at, || None)?
         {
             return self.counted(Step::Done);

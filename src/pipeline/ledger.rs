@@ -50,8 +50,13 @@ impl Ledger {
         core: &mut Core,
         now: Instant,
     ) -> Self {
-        core.watermark.checkpointed(resume.safe_lsn);
-        core.leave_out(resume.delivered.clone(), standing.confirmed);
+        let delivered = resume.delivered.clone();
+        core.leave_out(delivered, resume.safe_lsn, standing.confirmed);
+        // What the checkpoint covers counts when the log has proved to be the one that was published.
+        core.watermark.checkpointed(match core.is_proved() {
+            true => resume.safe_lsn,
+            false => standing.confirmed,
+        });
         if let Some(copied) = resume.snapshot.clone().filter(Copied::is_complete) {
             core.leave_out_copied(copied);
         }
@@ -141,9 +146,10 @@ impl Ledger {
         self.has_moved(core) || self.commits.has_records(core.watermark.sent())
     }
 
-    /// More may be confirmed after the next checkpoint than after the last one.
+    /// More may be confirmed after the next checkpoint than after the last one. Nothing is said of a log
+    /// that has not proved itself.
     fn has_moved(&self, core: &Core) -> bool {
-        core.watermark.received() > self.checkpoint.safe_lsn
+        core.is_proved() && core.watermark.received() > self.checkpoint.safe_lsn
     }
 
     /// Resolves when the commit that is under way has succeeded; never without one.

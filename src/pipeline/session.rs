@@ -404,6 +404,7 @@ async fn start<'s>(
         history,
         slot: target.slot.clone(),
         confirmed: Lsn::ZERO,
+        flushed: identity.flushed,
     };
     let known = match &checkpoint {
         None => None,

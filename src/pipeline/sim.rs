@@ -5,7 +5,7 @@
 //! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
 //! whose answers are lost, links too slow for what may be in flight, instances that are taken for
-//! dead and come back. Some events can't be delivered, and become dead letters. Rules are checked
+//! dead and come back, a database that is put back to an earlier copy of itself. Some events can't be delivered, and become dead letters. Rules are checked
 //! while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
@@ -255,6 +255,8 @@ struct Simulation {
     shared: Shared,
     settings: PipelineSettings,
     instances: Vec<Instance>,
+    /// It halted for another history, as it has to.
+    has_halted: bool,
 }
 
 impl Simulation {
@@ -276,6 +278,11 @@ impl Simulation {
         let _ = timeout(within, all).await;
         for instance in &self.instances {
             if let Some(Err(error)) = &instance.ended {
+                let is_expected = self.shared.lock().put_back.is_some();
+                if is_expected && matches!(error, PipelineError::History(_)) {
+                    self.has_halted = true;
+                    continue;
+                }
                 self.shared.lock().break_rule(format!("halted: {error}"));
             }
         }
@@ -354,6 +361,33 @@ impl Simulation {
     }
 }
 
+/// Draws whether the database is put back to an earlier copy in the end, and what else is of that; apart
+/// from all other draws.
+struct Rewind {
+    dice: fastrand::Rng,
+    /// After so many faults the copy is made.
+    copied_after: usize,
+    is_remade: bool,
+    is_down: bool,
+}
+
+impl Rewind {
+    fn draw(seed: u64, exactly_once: bool) -> Option<Self> {
+        let mut dice = fastrand::Rng::with_seed(!seed);
+        (dice.u8(0..4) == 0).then(|| {
+            // At least once can't know what the slot was at before.
+            let is_remade = exactly_once && dice.bool();
+            Self {
+                copied_after: dice.usize(0..7),
+                is_remade,
+                // Nor may one that runs on take the slot as it was.
+                is_down: is_remade || !exactly_once || dice.bool(),
+                dice,
+            }
+        })
+    }
+}
+
 /// Commits now and then.
 async fn write(shared: Shared) {
     let count = {
@@ -387,6 +421,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
             history: Vec::new(),
             slot: "sim".to_owned(),
             confirmed: world.database.confirmed,
+            flushed: world.database.end,
         };
         world.cluster.checkpoint = Some(Checkpoint::first(1, &standing));
         if world.chance(10) {
@@ -399,17 +434,36 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         shared: shared.clone(),
         settings,
         instances: Vec::new(),
+        has_halted: false,
     };
+    let mut rewind = Rewind::draw(seed, exactly_once);
     let writer = tokio::spawn(write(shared.clone()));
     simulation.start();
     let faults = shared.lock().dice.usize(0..7);
-    for _ in 0..faults {
+    for number in 0..faults {
         simulation.run_a_while().await;
+        if rewind
+            .as_ref()
+            .is_some_and(|rewind| rewind.copied_after == number)
+        {
+            shared.lock().keep_copy();
+        }
         simulation.fault().await;
+    }
+    if let Some(rewind) = &mut rewind {
+        simulation.run_a_while().await;
+        // What an instance has under way would change what is known of Kafka.
+        if rewind.is_down {
+            simulation.instances.clear();
+        }
+        shared.lock().put_back(&mut rewind.dice, rewind.is_remade);
+        if rewind.is_down {
+            simulation.start();
+        }
     }
     // Nothing breaks any more: all has to come to an end.
     let began = tokio::time::Instant::now();
-    while !writer.is_finished() || !shared.lock().is_settled() {
+    while !simulation.has_halted && (!writer.is_finished() || !shared.lock().is_settled()) {
         simulation.run(Duration::from_millis(500)).await;
         let mut world = shared.lock();
         if world.broken.is_some() || began.elapsed() > PATIENCE {
@@ -420,7 +474,10 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     }
     simulation.stop().await;
     let mut world = shared.lock();
-    world.judge();
+    match simulation.has_halted {
+        true => world.judge_halt(),
+        false => world.judge(),
+    }
     world.broken.take().map_or(Ok(()), Err)
 }
 

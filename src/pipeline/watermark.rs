@@ -369,6 +369,13 @@ impl Watermark {
         }
     }
 
+    /// As [`Watermark::checkpointed`] where that was called before, unless a later one is durable already.
+    pub fn checkpointed_at_least(&mut self, lsn: Lsn) {
+        if self.checkpointed.is_some_and(|before| before < lsn) {
+            self.checkpointed(lsn);
+        }
+    }
+
     /// Totals of what the sink has taken.
     #[must_use]
     pub fn sent(&self) -> Window {

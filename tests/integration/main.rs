@@ -106,6 +106,7 @@ mod reconnects;
 mod refused;
 mod relation;
 mod replay;
+mod restored;
 mod retention;
 mod secrets;
 mod servers;

@@ -137,6 +137,20 @@ impl Server {
         standby
     }
 
+    /// A copy of the data folder of this private server, which has to be stopped.
+    pub(crate) fn copy_data(&self) -> PathBuf {
+        let copy = self.folder.join("copy");
+        copy_owned(&self.data(), &copy);
+        copy
+    }
+
+    /// Puts a copy back in the place of the data folder of this server, which has to be stopped: as a
+    /// snapshot of its disk would be.
+    pub(crate) fn put_back(&self, copy: &Path) {
+        fs::remove_dir_all(self.data()).unwrap();
+        copy_owned(copy, &self.data());
+    }
+
     /// A new cluster, not started.
     fn initialised(major: u32, settings: &str) -> Server {
         let server = Self::copied(major, &cluster(major), &format!("{SETTINGS}{settings}"));

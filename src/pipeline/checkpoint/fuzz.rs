@@ -21,6 +21,7 @@ pub fn checkpoint(data: &[u8]) {
         history: Vec::new(),
         slot: checkpoint.slot.clone(),
         confirmed: checkpoint.safe_lsn,
+        flushed: Lsn(u64::MAX),
     };
     let as_it_was = Resume {
         epoch: checkpoint.epoch,
@@ -83,7 +84,11 @@ pub fn checkpoint(data: &[u8]) {
 fn comes_again(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);
-    let mut dedup = Dedup::new(Delivered::UpTo(last.clone()), position.commit);
+    let delivered = Some(Delivered::UpTo(last.clone()));
+    let dedup =
+        || Dedup::new(delivered.clone(), Lsn::ZERO, position.commit).expect("it comes again");
+    let mut dedup_of_another = dedup();
+    let mut dedup = dedup();
     let begin = Begin {
         commit: position.commit,
         time_micros: last.commit_time,
@@ -94,9 +99,14 @@ fn comes_again(last: &Last) {
     if let Some(index) = position.index.checked_add(1) {
         let next = Position { index, ..position };
         assert_eq!(dedup.has(next, || None), Ok(false));
-        assert_eq!(dedup.commit(position.commit, index), Ok(true));
+        let end = position.commit;
+        assert_eq!(dedup.commit(position.commit, end, index), Ok(true));
     }
-    assert!(dedup.commit(position.commit, position.index).is_err());
+    let end = position.commit;
+    assert!(dedup.commit(end, end, position.index).is_err());
+    if let Some(beyond) = end.0.checked_add(1) {
+        assert!(dedup_of_another.idle(Lsn(beyond)).is_err());
+    }
     let other = Begin {
         xid: begin.xid ^ 1,
         ..begin

@@ -20,6 +20,7 @@ fn standing() -> Standing {
         history: Vec::new(),
         slot: "walpost_orders".to_owned(),
         confirmed: Lsn(0x300),
+        flushed: Lsn(0x1000),
     }
 }
 
@@ -99,6 +100,53 @@ fn a_slot_may_be_behind_and_not_ahead() {
         checkpoint().resume(&at(Lsn(SAFE.0 + 1))),
         Err(HistoryError::SlotAhead { .. })
     ));
+}
+
+#[test]
+fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
+    let resume = |checkpoint: &Checkpoint, flushed| {
+        let standing = Standing {
+            flushed,
+            ..standing()
+        };
+        checkpoint.resume(&standing)
+    };
+    let ends_at = |checkpoint: &Checkpoint, reach: u64| {
+        assert!(resume(checkpoint, Lsn(reach)).is_ok(), "{reach:x}");
+        let error = resume(checkpoint, Lsn(reach - 1)).expect_err("put back");
+        assert!(
+            matches!(error, HistoryError::LogEndsBefore { .. }),
+            "{error}"
+        );
+    };
+    ends_at(&checkpoint(), SAFE.0);
+    // Amid a large transaction less is safe than was read.
+    let midway = Checkpoint {
+        safe_lsn: Lsn(0x350),
+        ..checkpoint()
+    };
+    ends_at(&midway, 0x401);
+    let idle = Checkpoint {
+        delivered: None,
+        ..checkpoint()
+    };
+    ends_at(&idle, SAFE.0);
+    let skipped = Checkpoint {
+        delivered: Some(Delivered::Before(Lsn(0x600))),
+        ..checkpoint()
+    };
+    ends_at(&skipped, 0x600);
+    // What a failover has lost is not expected.
+    let after = Standing {
+        flushed: Lsn(0x380),
+        ..promoted(Lsn(0x380))
+    };
+    assert!(checkpoint().resume(&after).is_ok());
+    let put_back_after = Standing {
+        flushed: Lsn(0x37f),
+        ..promoted(Lsn(0x380))
+    };
+    assert!(checkpoint().resume(&put_back_after).is_err());
 }
 
 #[test]

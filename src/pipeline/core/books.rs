@@ -9,8 +9,10 @@ use crate::postgres::pgoutput::Begin;
 const ID_BYTES_MAX: usize = 100;
 
 pub(super) struct Books {
-    /// What Kafka has already, while the stream can still send it.
+    /// What Kafka has already, until the stream is past it.
     dedup: Option<Dedup>,
+    /// Everything that ends at or before this was dealt with when they were opened.
+    safe: Lsn,
     /// The transaction that is open, or was open last.
     begin: Option<Begin>,
     /// The last event that was delivered, and its transaction.
@@ -21,9 +23,11 @@ pub(super) struct Books {
 }
 
 impl Books {
-    pub(super) fn new(delivered: Option<Delivered>, confirmed: Lsn) -> Self {
+    /// See [`Dedup::new`].
+    pub(super) fn new(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Self {
         Self {
-            dedup: delivered.map(|delivered| Dedup::new(delivered, confirmed)),
+            dedup: Dedup::new(delivered, safe, confirmed),
+            safe,
             begin: None,
             last: None,
             last_id: Vec::new(),
@@ -42,11 +46,11 @@ impl Books {
 
     /// Kafka has the event at this position.
     pub(super) fn has<'r>(
-        &self,
+        &mut self,
         at: Position,
         id: impl FnOnce() -> Option<&'r [u8]>,
     ) -> Result<bool, HistoryError> {
-        match &self.dedup {
+        match &mut self.dedup {
             Some(dedup) => dedup.has(at, || id().map(cut)),
             None => Ok(false),
         }
@@ -60,14 +64,35 @@ impl Books {
         self.last_has_id = id.is_some();
     }
 
-    /// The transaction ends; `next` is the position of the row message that it would have had next.
-    pub(super) fn commit(&mut self, next: Position) -> Result<(), HistoryError> {
-        if let Some(dedup) = &self.dedup
-            && dedup.commit(next.commit, next.index)?
-        {
+    /// The transaction ends at `end`; `next` is the position of the row message that it would have had
+    /// next. Where the log has proved itself by that, gives what was dealt with before.
+    pub(super) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
+        let is_over = match &mut self.dedup {
+            Some(dedup) => dedup.commit(next.commit, end, next.index)?,
+            None => false,
+        };
+        Ok(self.end(is_over))
+    }
+
+    /// The server has nothing to send before `lsn`; the result is that of [`Books::commit`].
+    pub(super) fn idle(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
+        let is_over = match &mut self.dedup {
+            Some(dedup) => dedup.idle(lsn)?,
+            None => false,
+        };
+        Ok(self.end(is_over))
+    }
+
+    fn end(&mut self, is_over: bool) -> Option<Lsn> {
+        is_over.then(|| {
             self.dedup = None;
-        }
-        Ok(())
+            self.safe
+        })
+    }
+
+    /// The log has proved to be the one that was published.
+    pub(super) fn is_proved(&self) -> bool {
+        self.dedup.is_none()
     }
 
     pub(super) fn last(&self) -> Option<Last> {

@@ -110,7 +110,7 @@ impl Stream {
         let core = Core::new(outbox, OutboxSettings::default(), watermark);
         let mut core = core.expect("the defaults fit");
         if kind & 2 != 0 {
-            core.leave_out(None, RESUME);
+            core.leave_out(None, RESUME, RESUME);
         }
         if kind & 4 != 0 {
             let settings = DeadLetterSettings {

@@ -552,7 +552,7 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
 #[test]
 fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     let mut scene = Scene::new();
-    scene.core.leave_out(None, Lsn(0x100));
+    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
     scene.done(&begin(0x200));
     scene.done(&outbox());
     scene.done(&insert("a"));
@@ -569,7 +569,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     let mut scene = Scene::new();
     scene
         .core
-        .leave_out(Some(Delivered::UpTo(last.clone())), Lsn(0x100));
+        .leave_out(Some(Delivered::UpTo(last.clone())), Lsn(0x100), Lsn(0x100));
     scene.done(&begin(0x200));
     scene.done(&outbox());
     for id in ["a", "b"] {
@@ -589,7 +589,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     let mut scene = Scene::new();
     scene
         .core
-        .leave_out(Some(Delivered::UpTo(last)), Lsn(0x100));
+        .leave_out(Some(Delivered::UpTo(last)), Lsn(0x100), Lsn(0x100));
     scene.done(&begin(0x200));
     scene.done(&outbox());
     scene.done(&insert("a"));

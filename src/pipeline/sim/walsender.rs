@@ -164,7 +164,7 @@ impl Walsender {
 
     async fn transaction(&mut self, transaction: &Transaction) -> Going<()> {
         let commit = transaction.commit.0.to_be_bytes();
-        let time = i64::from(transaction.xid).to_be_bytes();
+        let time = transaction.time.to_be_bytes();
         let xid = transaction.xid.to_be_bytes();
         self.sent = self.sent.max(transaction.commit);
         self.data(&[b"B", &commit[..], &time, &xid].concat())

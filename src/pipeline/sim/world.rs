@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::pipeline::checkpoint::{Checkpoint, Switch};
+use crate::pipeline::checkpoint::{Checkpoint, Delivered, Switch};
 use crate::postgres::lsn::Lsn;
 
 pub(super) const PARTITIONS: usize = 2;
@@ -23,6 +23,8 @@ pub(super) struct Transaction {
     pub(super) commit: Lsn,
     pub(super) end: Lsn,
     pub(super) xid: u32,
+    /// When it was committed: no two at the same time, in whatever history.
+    pub(super) time: i64,
     pub(super) events: Vec<Event>,
 }
 
@@ -44,6 +46,7 @@ pub(super) fn is_oversize(id: u64) -> bool {
 }
 
 /// PostgreSQL.
+#[derive(Clone)]
 pub(super) struct Database {
     pub(super) timeline: u32,
     pub(super) history: Vec<Switch>,
@@ -52,6 +55,7 @@ pub(super) struct Database {
     pub(super) end: Lsn,
     next_xid: u32,
     next_id: u64,
+    next_time: i64,
     /// The slot, as the server knows it, and as it is on its disk.
     pub(super) confirmed: Lsn,
     pub(super) on_disk: Lsn,
@@ -100,8 +104,20 @@ pub(super) struct World {
     pub(super) cluster: Cluster,
     /// Events of transactions that a failover has lost.
     pub(super) lost: BTreeSet<u64>,
+    /// The database as it was once.
+    copy: Option<Database>,
+    pub(super) put_back: Option<PutBack>,
     /// What a rule found broken; the first is what counts.
     pub(super) broken: Option<String>,
+}
+
+/// The database was put back to an earlier state, and nothing but its log tells.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PutBack {
+    /// Where the slot stood when it was up again.
+    confirmed: Lsn,
+    /// Events from this one on are of the other history.
+    first_id: u64,
 }
 
 /// The world, shared by the tasks of one simulation.
@@ -126,6 +142,7 @@ impl Shared {
                     end: start,
                     next_xid: 700,
                     next_id: 1,
+                    next_time: 1,
                     confirmed: start,
                     on_disk: start,
                     active: None,
@@ -143,6 +160,8 @@ impl Shared {
                     is_up: true,
                 },
                 lost: BTreeSet::new(),
+                copy: None,
+                put_back: None,
                 broken: None,
             })),
             changed: Arc::default(),
@@ -187,11 +206,13 @@ impl World {
         let commit = Lsn(database.end.0 + gap);
         let end = Lsn(commit.0 + 0x20);
         database.next_xid += 1;
+        database.next_time += 1;
         database.end = end;
         database.log.push(Transaction {
             commit,
             end,
             xid: database.next_xid,
+            time: database.next_time,
             events,
         });
     }
@@ -238,6 +259,81 @@ impl World {
         database.active = None;
     }
 
+    /// Keeps the database as it is, to be put back.
+    pub(super) fn keep_copy(&mut self) {
+        self.copy = Some(self.database.clone());
+    }
+
+    /// Puts the copy back, if there is one: the same timeline, and transactions that were committed since
+    /// never were. Some others are before anybody connects. Where the slot is made again it is behind them.
+    pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool) {
+        let Some(copy) = self.copy.take() else { return };
+        let old = std::mem::replace(&mut self.database, copy);
+        let database = &mut self.database;
+        database.next_id = old.next_id;
+        database.next_time = old.next_time;
+        database.next_connection = old.next_connection;
+        database.confirmed = database.on_disk;
+        database.active = None;
+        let first_id = old.next_id + 1;
+        let ids = |log: &[Transaction]| -> BTreeSet<u64> {
+            let events = log.iter().flat_map(|transaction| &transaction.events);
+            events.map(|event| event.id).collect()
+        };
+        let kept = ids(&database.log);
+        self.lost.extend(ids(&old.log).difference(&kept));
+        // Also what a failover had lost since.
+        self.lost.retain(|id| !kept.contains(id));
+        for _ in 0..dice.usize(0..30) {
+            self.commit();
+        }
+        let (published, safe) = match &self.cluster.checkpoint {
+            Some(checkpoint) => {
+                let last = match &checkpoint.delivered {
+                    Some(Delivered::UpTo(last)) => last.commit_lsn,
+                    _ => Lsn::ZERO,
+                };
+                (last, checkpoint.safe_lsn)
+            }
+            None => (Lsn::ZERO, Lsn::ZERO),
+        };
+        if is_remade {
+            // A slot at a place where Walpost may have confirmed it with nothing to deliver can't be told
+            // from one that it did confirm there.
+            if self.database.end > published && self.database.end <= safe {
+                self.database.end = Lsn(safe.0 + 8);
+            }
+            self.database.confirmed = self.database.end;
+            self.database.on_disk = self.database.end;
+        }
+        if dice.bool() {
+            self.database.end = self.database.end.max(Lsn(safe.0 + dice.u64(1..40) * 8));
+        }
+        for _ in 0..dice.usize(0..10) {
+            self.commit();
+        }
+        self.put_back = Some(PutBack {
+            confirmed: self.database.confirmed,
+            first_id,
+        });
+    }
+
+    /// Walpost has halted since the database was put back: nothing of it was delivered or confirmed.
+    pub(super) fn judge_halt(&mut self) {
+        let Some(put_back) = self.put_back else {
+            return;
+        };
+        let confirmed = self.database.confirmed;
+        if confirmed != put_back.confirmed {
+            let text = format!("it halted, and {confirmed} was confirmed: {put_back:?}");
+            self.break_rule(text);
+        }
+        if let Some(id) = self.visible().range(put_back.first_id..).next() {
+            let text = format!("it halted, and event {id} was delivered: {put_back:?}");
+            self.break_rule(text);
+        }
+    }
+
     /// A client says what is durable.
     pub(super) fn confirm(&mut self, connection: u64, lsn: Lsn, sent: Lsn) {
         if self.database.active != Some(connection) || lsn == Lsn::ZERO {
@@ -246,17 +342,20 @@ impl World {
         if lsn > sent {
             self.break_rule(format!("{lsn} was confirmed, and {sent} sent"));
         }
-        let visible = self.visible();
-        let lacking = self.database.log.iter().find_map(|transaction| {
-            let lacks = |event: &&Event| !visible.contains(&event.id);
-            (transaction.end <= lsn).then_some(())?;
-            transaction.events.iter().find(lacks)
-        });
-        if let Some(event) = lacking {
-            let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
-            self.break_rule(text);
+        // What the slot was made at is nobody's claim.
+        if lsn > self.database.confirmed {
+            let visible = self.visible();
+            let lacking = self.database.log.iter().find_map(|transaction| {
+                let lacks = |event: &&Event| !visible.contains(&event.id);
+                (transaction.end <= lsn).then_some(())?;
+                transaction.events.iter().find(lacks)
+            });
+            if let Some(event) = lacking {
+                let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
+                self.break_rule(text);
+            }
+            self.database.confirmed = lsn;
         }
-        self.database.confirmed = self.database.confirmed.max(lsn);
         if self.chance(30) {
             self.database.on_disk = self.database.confirmed;
         }

@@ -281,7 +281,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
 fn a_dead_letter_that_kafka_has_is_left_out() {
     let check = |new: fn() -> Scene, bad: &[u8], other: &[u8]| {
         let mut scene = new();
-        scene.core.leave_out(None, Lsn(0x100));
+        scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
         let mut scene = scene.with_dead_letters(true, true);
         scene.done(bad);
         let last = scene.core.last().expect("it counts as delivered");
@@ -291,7 +291,7 @@ fn a_dead_letter_that_kafka_has_is_left_out() {
         for still in [true, false] {
             let mut scene = new();
             let last = Delivered::UpTo(last.clone());
-            scene.core.leave_out(Some(last), Lsn(0x100));
+            scene.core.leave_out(Some(last), Lsn(0x100), Lsn(0x100));
             let mut scene = scene.with_dead_letters(still, still);
             scene.done(bad);
             scene.done(other);
