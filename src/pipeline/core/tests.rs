@@ -606,7 +606,7 @@ fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
         upto: upto.map(|key| vec![key.to_owned()]),
     };
     let mut scene = Scene::new();
-    scene.core.leave_out(None, Lsn(0x100));
+    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
     scene.core.leave_out_copied(Copied {
         key: vec!["id".to_owned()],
         rows: 9,

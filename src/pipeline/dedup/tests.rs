@@ -88,7 +88,7 @@ fn a_transaction_in_the_place_of_the_last_one_is_noticed() {
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
     // PostgreSQL leaves out what has its commit record before what is confirmed, and not what has it
     // just there.
-    let mut there = Dedup::new(Delivered::UpTo(last()), Lsn(300));
+    let mut there = of(Some(Delivered::UpTo(last())), SAFE, Lsn(300));
     let error = there.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
     // It is not sent again if the slot is beyond it.
