@@ -251,9 +251,13 @@ fn killed_before_the_slot_moves_it_is_gone_on_from() {
         wait_until("the question", || {
             skip.output().contains("the rows stay in table")
         });
-        // The slot is looked at once more before it moves.
+        // The slot is looked at once more before it moves. LOCK TABLE would lock pg_database too, which the
+        // view has in it and the rights of roles are looked up in.
         let other = server.session(&scene.name);
-        other.run("BEGIN; LOCK TABLE pg_replication_slots IN ACCESS EXCLUSIVE MODE");
+        other.run(
+            "SET allow_system_table_mods = on; BEGIN;
+             ALTER VIEW pg_replication_slots SET (security_barrier = false)",
+        );
         skip.answer(&format!("{}\n", scene.name));
         wait_until("the checkpoint to move", || scene.safe_lsn() > confirmed);
         skip.kill();
