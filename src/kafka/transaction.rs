@@ -38,6 +38,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const FLUSH: Duration = Duration::from_millis(250);
 /// So long a broker may take to hear of a topic that another one has made, or to answer again.
 const NEWS: Duration = Duration::from_secs(10);
+/// How long a broker may take to hear of a topic that another has made.
+const HEARSAY: Duration = Duration::from_secs(2);
 /// After the answer to a commit the brokers still write its markers. A transaction that begins
 /// meanwhile is put off by librdkafka for 20 ms.
 const MARKERS: Duration = Duration::from_millis(2);
@@ -256,18 +258,24 @@ impl Checkpoints {
             ))
         };
         let admin = topics.admin().map_err(|error| unknown(describe(&error)))?;
-        let found = admin
-            .describe_configs([&topic], &options)
-            .await
-            .map_err(|error| unknown(describe(&error)))?
-            .into_iter()
-            .next()
-            .ok_or_else(|| unknown("no answer".to_owned()))?
-            .map_err(|code| unknown(code.to_string()))?;
-        // Of a topic whose settings we may not see there are none.
-        let policy = found.get(POLICY).and_then(|entry| entry.value.as_deref());
-        let Some(policy) = policy else {
-            return Err(self.denied(format!("its {POLICY} can't be looked up")));
+        let began = Instant::now();
+        let policy = loop {
+            let found = admin
+                .describe_configs([&topic], &options)
+                .await
+                .map_err(|error| unknown(describe(&error)))?
+                .into_iter()
+                .next()
+                .ok_or_else(|| unknown("no answer".to_owned()))?
+                .map_err(|code| unknown(code.to_string()))?;
+            let policy = found.get(POLICY).and_then(|entry| entry.value.clone());
+            match policy {
+                Some(policy) => break policy,
+                // Of a topic whose settings we may not see there are none. Nor are there where the broker
+                // that was asked has not heard of a new topic yet.
+                None if began.elapsed() < HEARSAY => tokio::time::sleep(PAUSE).await,
+                None => return Err(self.denied(format!("its {POLICY} can't be looked up"))),
+            }
         };
         if policy == "compact" {
             return Ok(());
