@@ -38,8 +38,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const FLUSH: Duration = Duration::from_millis(250);
 /// So long a broker may take to hear of a topic that another one has made, or to answer again.
 const NEWS: Duration = Duration::from_secs(10);
-/// How long a broker may take to hear of a topic that another has made.
-const HEARSAY: Duration = Duration::from_secs(2);
 /// After the answer to a commit the brokers still write its markers. A transaction that begins
 /// meanwhile is put off by librdkafka for 20 ms.
 const MARKERS: Duration = Duration::from_millis(2);
@@ -273,7 +271,7 @@ impl Checkpoints {
                 Some(policy) => break policy,
                 // Of a topic whose settings we may not see there are none. Nor are there where the broker
                 // that was asked has not heard of a new topic yet.
-                None if began.elapsed() < HEARSAY => tokio::time::sleep(PAUSE).await,
+                None if began.elapsed() < NEWS => tokio::time::sleep(PAUSE).await,
                 None => return Err(self.denied(format!("its {POLICY} can't be looked up"))),
             }
         };
