@@ -194,8 +194,8 @@ pub enum HistoryError {
     #[error(
         "the log of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
-         without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} stands \
-         at {confirmed}"
+         without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} is at \
+         {confirmed}"
     )]
     LogEndsBefore {
         /// Where it ends.

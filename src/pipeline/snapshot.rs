@@ -400,13 +400,9 @@ impl Snapshot {
             pipeline,
             "making a snapshot of the table, which waits for the transactions that are open now"
         );
-        // Rows that a policy hides would be lost: then it is better refused.
-        let session = format!(
-            "SELECT set_config(name, CASE name WHEN 'lock_timeout' THEN '{LOCK_TIMEOUT}' WHEN 'row_security' THEN 'off' \
-             ELSE '0' END, false) FROM pg_settings WHERE name IN ('lock_timeout', 'row_security', 'statement_timeout', \
-             'transaction_timeout', 'idle_in_transaction_session_timeout')"
-        );
-        connection.query(&session).await?;
+        connection
+            .query(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'"))
+            .await?;
         connection
             .query("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             .await?;

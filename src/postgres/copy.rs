@@ -5,7 +5,7 @@
 //! ```text
 //! let key = catalog.key(&table).await?.ok_or(...)?;      // what rows are ordered by
 //! let mapping = Mapping::bind(&settings.outbox, &table.to_string(), &columns)?;
-//! copy::prepare(client).await?;                          // texts as in the stream, no time limits
+//! copy::prepare(client).await?;                          // texts as in the stream
 //! client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
 //! let query = Query { table: &table, columns: &names, mapping: &mapping, key: &key, condition: "", limit: bytes };
 //! let mut rows = catalog.copy(&query).await?;
@@ -177,7 +177,7 @@ impl<'r> Copied<'r> {
     }
 }
 
-/// Makes the session's texts those of the stream, and lets it read for as long as it takes.
+/// Makes the session's texts those of the stream.
 ///
 /// # Errors
 /// The server can't be asked.
@@ -186,11 +186,6 @@ pub async fn prepare(client: &Client) -> Result<(), CatalogError> {
     for (name, value) in TEXT_FORMS {
         let _ = write!(sql, "SET {name} = {};", escape_literal(value));
     }
-    // The last came with PostgreSQL 17.
-    sql.push_str(
-        "SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN \
-         ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')",
-    );
     Ok(client.batch_execute(&sql).await?)
 }
 
