@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::cli::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::properties::{self, Properties, PropertyError};
-use crate::observe::http;
 use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
@@ -141,18 +140,17 @@ pub fn load(
     of_file(file, given, env, env_vars)
 }
 
-/// Where metrics, health and status are shown: as the flag or its variable says, or else the file,
-/// or else at [`http::DEFAULT`].
+/// Where metrics, health and status are shown: as the flag or its variable says, or else the file; none
+/// where nobody says.
 ///
 /// # Errors
 /// The file can't be used.
-pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<String, ConfigError> {
+pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
     if let Some(given) = given {
-        return Ok(given.to_owned());
+        return Ok(Some(given.to_owned()));
     }
     let file = file.map(file::read).transpose()?;
-    let said = file.and_then(|file| file.http);
-    Ok(said.unwrap_or_else(|| http::DEFAULT.to_owned()))
+    Ok(file.and_then(|file| file.http))
 }
 
 /// The further names by which it may be asked: as the flag or its variable says, or else the file.

@@ -85,6 +85,19 @@ pub enum ReplayError {
         /// The flag.
         flag: &'static str,
     },
+    /// A flag names the end of a range in none of the ways that there are.
+    #[error(
+        "{flag} {text:?} is neither a time like 2025-11-01T03:00:00Z, nor a position like 00000000/016B3748:0000000002, nor an \
+         id: {error}"
+    )]
+    NoBound {
+        /// The flag.
+        flag: &'static str,
+        /// What it says.
+        text: String,
+        /// Why it is no id.
+        error: CatalogError,
+    },
     /// A flag names a position that no record has.
     #[error(
         "{flag}: position {position} says which row is meant only by the record that has it: {why}. Take a time, or the id of \

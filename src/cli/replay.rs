@@ -21,6 +21,7 @@ use crate::pipeline::stdout::StdoutSink;
 use crate::pipeline::watermark::{Watermark, Window};
 use crate::postgres::copy::CopyError;
 use crate::postgres::lsn::Lsn;
+use crate::postgres::table::TableName;
 use crate::replay::selection::{Aggregate, Bound, Selection};
 use crate::replay::{Ended, Plan, ReplayError};
 
@@ -48,6 +49,9 @@ pub struct ReplayArgs {
     /// The row with this id; repeated, each of them
     #[arg(long, value_name = "ID")]
     id: Vec<String>,
+    /// Every row of the table
+    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "let_go", "resume"])]
+    all: bool,
     /// What may be missing after slots were let go: then that is no longer listed
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     let_go: bool,
@@ -89,6 +93,11 @@ enum Failure {
     #[error("pipeline {0:?} was not named: nothing was sent")]
     NotAsked(String),
     #[error(
+        "nothing says which rows of table {0} are to be sent again. Select some (--from, --to, --aggregate, --id, --where, \
+         --let-go), or say --all for every row of it"
+    )]
+    NoSelection(TableName),
+    #[error(
         "replay {run} was begun by role {by_role} at {at}, and this session has another: with --yes nobody would see what it \
          sends. Leave --yes out, look, and agree"
     )]
@@ -125,7 +134,9 @@ pub fn run(args: &ReplayArgs) -> Exit {
         Err(reason) => {
             error!(pipeline = settings.name, "{reason}");
             match reason {
-                Failure::NotAsked(_) | Failure::OfAnother { .. } => Exit::Usage,
+                Failure::NotAsked(_) | Failure::NoSelection(_) | Failure::OfAnother { .. } => {
+                    Exit::Usage
+                }
                 Failure::Signals(_) => Exit::Failed,
                 Failure::Replay(reason) | Failure::CutShort { reason, .. } => exit(&reason),
             }
@@ -139,6 +150,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::NoKey(_)
         | ReplayError::NoColumn { .. }
         | ReplayError::NoRow { .. }
+        | ReplayError::NoBound { .. }
         | ReplayError::NoRecord { .. }
         | ReplayError::Wrong { .. }
         | ReplayError::NoRun { .. }
@@ -186,6 +198,12 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
                 aggregates: args.aggregate.clone(),
                 ids: args.id.clone(),
             };
+            if let Some(table) = settings.target.outbox.table()
+                && selection == Selection::default()
+                && !args.all
+            {
+                return Err(Failure::NoSelection(table.clone()));
+            }
             Plan::new(settings, &selection).await?
         }
     };

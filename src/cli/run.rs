@@ -87,7 +87,11 @@ fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
             error!("{reason}");
             Exit::Usage
         })?;
-    http::listen(&address, &hosts).map_err(|reason| {
+    let listening = match address {
+        Some(address) => http::listen(&address, &hosts),
+        None => http::listen_by_default(&hosts),
+    };
+    listening.map_err(|reason| {
         error!("{reason}");
         Exit::Usage
     })

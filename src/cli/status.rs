@@ -115,8 +115,8 @@ pub fn run(args: &StatusArgs) -> Exit {
     };
     let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
     let address = match address {
-        Ok(address) if address == http::OFF => None,
-        Ok(address) => Some(address),
+        Ok(address) => Some(address.unwrap_or_else(|| http::DEFAULT.to_owned()))
+            .filter(|address| address != http::OFF),
         Err(reason) => {
             error!("{reason}");
             return Exit::Usage;

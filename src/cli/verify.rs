@@ -15,7 +15,7 @@ use crate::config::Given;
 use crate::config::values::{bytes, duration, moment};
 use crate::escape;
 use crate::pipeline::recovery::{self, Remedy};
-use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
 
 /// With less there would be no end to looking at portions.
@@ -56,9 +56,13 @@ pub struct VerifyArgs {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
-    /// Repeated events are counted, but no error: at-least-once allows them
-    #[arg(long)]
+    /// Repeated events are counted, but no error: so it is without this flag where the delivery is at-least-once,
+    /// which allows them
+    #[arg(long, conflicts_with = "forbid_repeats")]
     allow_repeats: bool,
+    /// Repeated events are an error: so it is without this flag where the delivery is exactly-once
+    #[arg(long)]
+    forbid_repeats: bool,
     /// Records whose events are not in the table are an error
     #[arg(long, conflicts_with_all = ["since", "until"])]
     strict: bool,
@@ -186,19 +190,19 @@ fn one(
     let report = verify(runtime, settings, options, &mut tell)?;
     Ok(Outcome {
         pipeline: settings.name.clone(),
-        ok: errors(&report.counts, args) == 0,
+        ok: errors(&report.counts, &settings.delivery, args) == 0,
         report,
         findings,
     })
 }
 
 /// How many of the findings are errors.
-fn errors(counts: &Counts, args: &VerifyArgs) -> u64 {
-    let repeated = if args.allow_repeats {
-        0
-    } else {
-        counts.repeated
+fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
+    let allowed = match delivery {
+        Delivery::AtLeastOnce => !args.forbid_repeats,
+        Delivery::ExactlyOnce(_) => args.allow_repeats,
     };
+    let repeated = if allowed { 0 } else { counts.repeated };
     let strangers = if args.strict { counts.strangers } else { 0 };
     let always = [
         counts.missing,

@@ -26,7 +26,7 @@ use socket2::SockRef;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use self::hosts::{HostError, Hosts};
 use self::room::{Room, Seat};
@@ -42,6 +42,8 @@ mod stream;
 
 /// Where it listens, unless told otherwise.
 pub const DEFAULT: &str = "127.0.0.1:9464";
+/// Where there is always a place.
+const FREE: &str = "127.0.0.1:0";
 /// What says that it shall not.
 pub const OFF: &str = "off";
 
@@ -118,6 +120,29 @@ pub fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, Liste
             error,
         }),
     }
+}
+
+/// Listens at [`DEFAULT`]; where somebody else has that, as another instance on the same machine, at a free port
+/// of the same address, with a warning that names it. `named` are further names to be asked by.
+///
+/// # Errors
+/// It can't be listened at, or a name is none.
+pub fn listen_by_default(named: &[String]) -> Result<Option<Listener>, ListenError> {
+    let refused = match listen(DEFAULT, named) {
+        Err(refused @ ListenError::InUse(_)) => refused,
+        result => return result,
+    };
+    let Some(listener) = listen(FREE, named)? else {
+        return Err(refused);
+    };
+    let Ok(address) = listener.address() else {
+        return Err(refused);
+    };
+    warn!(
+        "{DEFAULT} is in use, by another instance perhaps: metrics, health and status are at http://{address} until the next \
+         start. Give it a place of its own: --http HOST:PORT. To ask this one: walpost status --http {address}"
+    );
+    Ok(Some(listener))
 }
 
 impl Listener {

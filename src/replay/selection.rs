@@ -254,8 +254,15 @@ async fn key_of(
         table.key.order(""),
     );
     let row = catalog.client().query_opt(&sql, &[]).await;
-    let row =
-        row.map_err(|error| ReplayError::wrong(flag, catalog.denied_select(error, table.name)))?;
+    let row = row.map_err(|error| match catalog.denied_select(error, table.name) {
+        // Data exception: the column's type has no such value.
+        CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {
+            flag,
+            text: id.to_owned(),
+            error: CatalogError::Server(server),
+        },
+        error => ReplayError::wrong(flag, error),
+    })?;
     let Some(row) = row else {
         return Err(ReplayError::NoRow {
             table: table.name.clone(),

@@ -81,7 +81,7 @@ fn names_that_sql_has_for_itself_are_no_trouble() {
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     run(scene.verify());
-    run(scene.replay(&["--yes"])).expect_says(&["table \"order\".\"user\""]);
+    run(scene.replay(&["--all", "--yes"])).expect_says(&["table \"order\".\"user\""]);
     scene.wait_for_records(4);
     let maintain = ["--retention", "1s", "--delete-rows"];
     wait_until("the rows to go", || {

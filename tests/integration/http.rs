@@ -72,6 +72,24 @@ fn port_in_use_is_refused_before_anything_is_done() {
 }
 
 #[test]
+fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
+    // Whoever has it, it is in use: this test, or another.
+    let _taken = TcpListener::bind("127.0.0.1:9464");
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.run().without("WALPOST_HTTP").start();
+    let told = walpost.wait_for_log("127.0.0.1:9464 is in use");
+    let http = walpost.http();
+    assert!(!http.address().ends_with(":9464"), "{}", http.address());
+    let command = format!("walpost status --http {}", http.address());
+    assert!(told.contains(&command), "{told}");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    assert_eq!(http.pipeline()["name"], *scene.name);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
 fn address_that_is_none_is_refused() {
     let scene = Scene::bare();
     for address in [

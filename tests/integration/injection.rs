@@ -152,7 +152,7 @@ fn error_of_a_server_is_shown_tame_by_every_command() {
         &["check", "--json"],
         &["init"],
         &["maintain", "--retention", "24h"],
-        &["replay", "--dry-run"],
+        &["replay", "--all", "--dry-run"],
         &["skip", "--to", "0/1"],
         &["status", "--http", "off"],
         &["status", "--http", "off", "--json"],

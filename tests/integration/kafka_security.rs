@@ -125,7 +125,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
             &["check"],
             &["checkpoint", "show"],
             &["checkpoint", "adopt", "--yes"],
-            &["replay", "--yes"],
+            &["replay", "--all", "--yes"],
         ];
         for commands in [&streaming[..], &others] {
             let scene = Scene::new();
@@ -193,7 +193,7 @@ const COMMANDS: [&[&str]; 7] = [
     &["verify"],
     &["checkpoint", "show", "--exactly-once"],
     &["checkpoint", "adopt", "--exactly-once", "--yes"],
-    &["replay", "--yes"],
+    &["replay", "--all", "--yes"],
     &["skip", "--to=0/1", "--yes"],
 ];
 

@@ -442,7 +442,7 @@ fn journal_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
         shop.theirs
             .run(&format!("{trap}; GRANT ALL ON walpost.journal TO PUBLIC"));
         for words in [
-            &["replay", "--yes"][..],
+            &["replay", "--all", "--yes"][..],
             &["skip", "--yes", "--to=FFFFFF/0"],
             &["run"],
             &["check"],
@@ -554,7 +554,7 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
     ] {
         let shop = Shop::theirs(major);
         shop.theirs.run(plant);
-        for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
+        for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
             let finished = shop.command(words).finish().expect_code(3);
             finished.expect_says(&[
                 "table public.outbox has code of other roles",
@@ -580,7 +580,7 @@ fn policies_of_the_outbox_are_not_evaluated(major: u32) {
         "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
          CREATE POLICY p ON public.outbox USING (plot.note('policy'))",
     );
-    for words in [&["verify"][..], &["replay", "--yes"], &["run"]] {
+    for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
         let finished = shop.command(words).finish().expect_code(3);
         finished.expect_says(&["row-level security", "BYPASSRLS", &shop.walpost]);
         shop.expect_nothing_ran(words[0]);
@@ -592,7 +592,10 @@ fn policies_of_the_outbox_are_not_evaluated(major: u32) {
         .db
         .run(&format!("ALTER ROLE {} BYPASSRLS", shop.walpost));
     shop.command(&["verify", "--kafka", &shop.scene.broker.address()]);
-    let replay = shop.command(&["replay", "--yes"]).finish().expect_code(0);
+    let replay = shop
+        .command(&["replay", "--all", "--yes"])
+        .finish()
+        .expect_code(0);
     replay.expect_says(&["1 row of table"]);
     shop.expect_nothing_ran("replay");
 }

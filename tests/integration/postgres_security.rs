@@ -269,7 +269,7 @@ fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
         with_kafka(&["checkpoint", "adopt", "--yes"]),
         with_kafka(&["run"]),
         with_kafka(&["skip", "--to", "0/1", "--yes"]),
-        with_kafka(&["replay", "--yes"]),
+        with_kafka(&["replay", "--all", "--yes"]),
     ]
 }
 

@@ -81,7 +81,7 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     clerk.delivers(&["run", "--exactly-once"]);
     if outbox == Outbox::Table {
         clerk.command(&["verify"]).finish().expect_code(0);
-        let replay = clerk.command(&["replay", "--yes"]).finish();
+        let replay = clerk.command(&["replay", "--all", "--yes"]).finish();
         replay.expect_code(0).expect_says(&["2 rows of table"]);
     }
     clerk.scene.insert(&clerk.scene.aggregate(1), "k");

@@ -89,7 +89,7 @@ fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
         scene.insert(&aggregate, key);
     }
     scene.wait_until_confirmed();
-    let done = scene.replay(&["--yes"]).finish().expect_code(0);
+    let done = scene.replay(&["--all", "--yes"]).finish().expect_code(0);
     done.expect_says(&["3 rows of table public.outbox: all", "replayed"]);
     scene.insert(&aggregate, "d");
     scene.wait_until_confirmed();
@@ -136,7 +136,7 @@ fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
     walpost.wait_for_log("streaming");
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    let replay = Invocation::new(["replay", "--yes", "--config"]).arg(&file);
+    let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(&file);
     replay.finish().expect_code(0);
     let records = scene.wait_for_records(6);
     assert_eq!(records.len(), 6);
@@ -200,7 +200,7 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
     let check = |arguments: &[&str], expected: &[&str]| {
         assert_eq!(keys_to_stdout(&scene, arguments), expected, "{arguments:?}");
     };
-    check(&[], &["3", "1", "2", "4"]);
+    check(&["--all"], &["3", "1", "2", "4"]);
     check(&["--from", "2025-11-01T02:00:00Z"], &["1", "2", "4"]);
     check(&["--from", "2025-11-01 02:00:01+00"], &["2", "4"]);
     check(&["--to", "2025-11-01 03:00+00"], &["3", "1", "2"]);
@@ -274,7 +274,7 @@ fn rows_are_sent_to_another_topic() {
     scene.topic(&topic, 1, &[]);
     scene.insert("order", "k");
     let name = format!("{}\n", scene.name);
-    let replay = scene.replay(&["--topic", &topic]).answer(&name);
+    let replay = scene.replay(&["--all", "--topic", &topic]).answer(&name);
     replay
         .finish()
         .expect_code(0)
@@ -289,7 +289,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let aggregate = scene.aggregate(2);
     let many = scene.events().many(&aggregate, ROWS, "to_jsonb(n)");
     scene.db.run(&many);
-    let replay = scene.replay(&["--yes", "--rate", "150/s"]).start();
+    let replay = scene.replay(&["--all", "--yes", "--rate", "150/s"]).start();
     wait_until("a note in the journal", || journal(&scene).len() >= 3);
     let noted: usize = journal(&scene)[2][1].parse().unwrap();
     assert!((1..ROWS).contains(&noted), "{noted}");
@@ -333,7 +333,7 @@ fn stopped_and_resumed_it_repeats_nothing() {
     let aggregate = scene.aggregate(1);
     let many = scene.events().many(&aggregate, ROWS, "to_jsonb(n)");
     scene.db.run(&many);
-    let replay = scene.replay(&["--yes", "--rate", "100"]).start();
+    let replay = scene.replay(&["--all", "--yes", "--rate", "100"]).start();
     scene.wait_for_records(50);
     let stopped = replay.terminate().expect_code(1);
     let (_, run) = stopped
@@ -361,7 +361,10 @@ fn rate_is_kept() {
     let scene = Scene::new();
     scene.db.run(&scene.events().many("a", 60, "to_jsonb(n)"));
     let began = Instant::now();
-    assert_eq!(keys_to_stdout(&scene, &["--rate", "30/s"]).len(), 60);
+    assert_eq!(
+        keys_to_stdout(&scene, &["--all", "--rate", "30/s"]).len(),
+        60
+    );
     let took = began.elapsed().as_secs_f64();
     assert!(took > 1.7, "60 rows at 30 a second took {took} s");
 }
@@ -376,7 +379,7 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
         .events()
         .many(&aggregate, ROWS, "to_jsonb(repeat('x', 400000))");
     scene.db.run(&large);
-    let mut replay = scene.replay(&["--yes"]).start();
+    let mut replay = scene.replay(&["--all", "--yes"]).start();
     scene.wait_for_records(1);
     broker.freeze();
     // From here on it can only fill its window.
@@ -407,11 +410,11 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
         .db
         .value("SELECT id FROM outbox WHERE aggregateid = 'bad'")
         .unwrap();
-    let failed = scene.replay(&["--yes"]).finish().expect_code(3);
+    let failed = scene.replay(&["--all", "--yes"]).finish().expect_code(3);
     failed.expect_says(&[&bad, "can't be the name of a topic", "--resume"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
     let missing = scene
-        .replay(&["--yes", "--topic", "nobody.made.this"])
+        .replay(&["--all", "--yes", "--topic", "nobody.made.this"])
         .finish();
     missing
         .expect_code(3)
@@ -437,17 +440,21 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
     // Where it lacks its topic, and where it is for failures of the other kind, it is as without it.
-    let missing = scene.replay(&both).arg("--yes").finish().expect_code(3);
+    let missing = scene
+        .replay(&both)
+        .args(["--all", "--yes"])
+        .finish()
+        .expect_code(3);
     missing.expect_says(&[&format!("topic {topic:?} does not exist"), "--resume"]);
     scene.topic(&topic, 1, &[]);
     let halted = scene
         .replay(&unroutable)
-        .arg("--yes")
+        .args(["--all", "--yes"])
         .finish()
         .expect_code(3);
     let halted = halted.expect_says(&["max.message.bytes", "--resume"]);
     let run = word_behind(&halted.stderr, "--resume ").trim_end();
-    let dry_run = scene.replay(&both).arg("--dry-run").finish();
+    let dry_run = scene.replay(&both).args(["--all", "--dry-run"]).finish();
     dry_run.expect_code(0).expect_says(&["4 rows"]);
     let resumed = scene
         .replay(&both)
@@ -506,17 +513,31 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     // Nobody is there to ask, or somebody says something else.
     refused(
         &scene,
-        scene.replay(&[]),
+        scene.replay(&["--all"]),
         2,
         &["1 row of table", "nothing was sent"],
     );
     refused(
         &scene,
-        scene.replay(&[]).answer("no\n"),
+        scene.replay(&["--all"]).answer("no\n"),
         2,
         &["nothing was sent"],
     );
+    check(
+        &[],
+        2,
+        &["nothing says which rows of table", "--from", "--all"],
+    );
+    check(&["--all", "--id", "1"], 2, &["--all", "--id"]);
     check(&["--from", ""], 2, &["--from", "expected a time"]);
+    let yesterday = [
+        "--from",
+        "\"yesterday\"",
+        "a time like",
+        "a position like",
+        "type uuid",
+    ];
+    check(&["--from", "yesterday"], 2, &yesterday);
     check(&["--from", "2025-13-41"], 2, &["--from", "2025-13-41"]);
     check(&["--to", "not-a-uuid"], 2, &["--to", "uuid"]);
     let nobody = "00000000-0000-0000-0000-000000000000";
@@ -553,13 +574,17 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     );
     check(&["--resume", nobody], 2, &["has no replay", nobody]);
     check(
-        &["--table", "public.nowhere"],
+        &["--all", "--table", "public.nowhere"],
         3,
         &["public.nowhere", "does not exist"],
     );
     let topic = ["--topic", "t", "--table"];
     let other = |table: &'static str, more: &[&'static str]| [&topic[..], &[table], more].concat();
-    check(&other("bare", &[]), 2, &["public.bare", "no primary key"]);
+    check(
+        &other("bare", &["--all"]),
+        2,
+        &["public.bare", "no primary key"],
+    );
     let aggregate = ["--header", "n={number}", "--aggregate", "order"];
     check(
         &other("keyed", &aggregate),
@@ -577,7 +602,9 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
         .conninfo()
         .replace("user=postgres", &format!("user={role}"));
     let as_role = || {
-        let replay = scene.invoke_as("replay", &conninfo).arg("--yes");
+        let replay = scene
+            .invoke_as("replay", &conninfo)
+            .args(["--all", "--yes"]);
         replay.args(["--kafka", &scene.broker.address()])
     };
     let said = format!(
@@ -601,7 +628,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
 #[test]
 fn events_in_the_log_alone_can_not_be_sent_again() {
     let scene = Scene::of(Outbox::Log);
-    let finished = scene.replay(&["--yes"]).finish().expect_code(2);
+    let finished = scene.replay(&["--all", "--yes"]).finish().expect_code(2);
     finished.expect_says(&["no table to send events again from", "publish them again"]);
 }
 
@@ -615,7 +642,7 @@ fn pipeline_has_to_be_named_among_several() {
         scene.conninfo()
     );
     fs::write(&file, text).unwrap();
-    let replay = Invocation::new(["replay", "--yes", "--config"]).arg(file);
+    let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(file);
     refused(&scene, replay, 2, &["--pipeline"]);
 }
 

@@ -317,7 +317,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
         &["status"],
         &["verify"],
         &["checkpoint", "show"],
-        &["replay", "--yes"],
+        &["replay", "--all", "--yes"],
         &["skip", "--to=0/1"],
         &["run"],
     ];

@@ -302,7 +302,7 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
     produce_again(&scene, &records[1]);
     produce_again(&scene, &records[1]);
     produce_again(&scene, &records[2]);
-    let verdict = verify(&scene);
+    let verdict = verify_with(&scene, &["--forbid-repeats"]);
     assert!(!verdict.ok);
     // They are behind a later one, but they are no first ones.
     assert_eq!(
@@ -319,6 +319,12 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
     assert_eq!(thrice["copies"], 3);
     assert_eq!(thrice["at"][0]["offset"], records[1].offset);
     assert_eq!(thrice["at"].as_array().unwrap().len(), 3);
+    let verdict = verify(&scene);
+    assert_eq!(
+        verdict.ok, !exactly_once,
+        "what the mode allows is no error"
+    );
+    assert_eq!(verdict.findings().len(), 2, "told all the same");
     let verdict = verify_with(&scene, &["--allow-repeats"]);
     assert!(verdict.ok);
     assert_eq!(verdict.findings().len(), 2, "told all the same");
@@ -337,7 +343,7 @@ fn what_is_sent_again_after_a_crash_is_repeated_and_in_order() {
         walpost = scene.start();
     }
     load.stop();
-    let verdict = verify_with(&scene, &["--allow-repeats"]);
+    let verdict = verify(&scene);
     let counts = &verdict.pipeline["counts"];
     assert_eq!(counts["delivered"], counts["rows"]);
     assert!(verdict.ok, "{}", verdict.counts());
