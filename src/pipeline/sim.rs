@@ -123,6 +123,7 @@ impl Look for SimDatabase {
                 active_pid: world.database.active.map(|_| 1),
                 confirmed: world.database.confirmed,
                 wal_status: Some("reserved".to_owned()),
+                invalidation_reason: None,
                 temporary: false,
                 two_phase: false,
             }),

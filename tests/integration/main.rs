@@ -80,6 +80,7 @@ mod exactly_once;
 mod failover;
 mod golden;
 mod halt;
+mod held;
 mod http;
 mod idle;
 mod init;
