@@ -146,7 +146,11 @@ impl Context {
     }
 
     /// What another pass has to know of the record, where it, or another one of its batch, is the reason.
-    fn refused_alone(&self, code: RDKafkaErrorCode, record: &Refused) -> Option<RefusedRecord> {
+    fn refused_alone(
+        &self,
+        code: RDKafkaErrorCode,
+        record: &Refused,
+    ) -> Option<Box<RefusedRecord>> {
         use RDKafkaErrorCode as Code;
         let is_oversize = match code {
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => true,
@@ -157,13 +161,13 @@ impl Context {
             | Code::PolicyViolation => false,
             _ => return None,
         };
-        Some(RefusedRecord {
+        Some(Box::new(RefusedRecord {
             at: record.position.as_deref()?.parse().ok()?,
             topic: record.topic.clone(),
             bytes: record.bytes,
             is_oversize,
             reason: format!("{code}{}", self.remedy(code, &record.topic)),
-        })
+        }))
     }
 
     /// A record is said to be durable, and no broker has said so: librdkafka infers it where one behind

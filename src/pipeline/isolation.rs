@@ -102,7 +102,7 @@ impl Isolation {
                 if in_flight.records != 1 {
                     return false;
                 }
-                self.batching.refused.push(record.clone());
+                self.batching.refused.push(RefusedRecord::clone(record));
                 self.batching.single = false;
                 self.suspects = None;
             }
@@ -145,13 +145,13 @@ mod tests {
         DeliveryFailure {
             reason: "too large".to_owned(),
             permanent: true,
-            refused: Some(RefusedRecord {
+            refused: Some(Box::new(RefusedRecord {
                 at: at(index),
                 topic: "t".to_owned(),
                 bytes: 1,
                 is_oversize: true,
                 reason: "too large".to_owned(),
-            }),
+            })),
             refused_until: Some(at(index + 10)),
         }
     }

@@ -544,7 +544,7 @@ pub struct DeliveryFailure {
     /// The same record would fail again.
     pub permanent: bool,
     /// The record, or the first of its batch, where a broker has refused it for what it is.
-    pub refused: Option<RefusedRecord>,
+    pub refused: Option<Box<RefusedRecord>>,
     /// The last row of that batch.
     pub refused_until: Option<Position>,
 }
