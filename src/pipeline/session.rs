@@ -621,6 +621,15 @@ impl Session<'_> {
             {
                 return Err(PipelineError::Delivery(failure));
             }
+            if !self.is_committing()
+                && drain_until.is_none()
+                && let Some(suspects) = core.passed()
+            {
+                return Err(PipelineError::Passed {
+                    from: *suspects.start(),
+                    until: *suspects.end(),
+                });
+            }
             let now = Instant::now();
             if let Some(until) = drain_until
                 && (now >= until || copies || !core.is_open())

@@ -234,7 +234,7 @@ impl Instance {
         let database = SimDatabase(shared.clone());
         let run = async move {
             let stats = Arc::default();
-            run_into(&settings, &database, receiver, stats, |deliveries| {
+            run_into(&settings, &database, receiver, stats, |deliveries, _| {
                 Ok(SimSink::new(
                     shared.clone(),
                     settings.window_records,

@@ -85,6 +85,7 @@ mod http;
 mod idle;
 mod init;
 mod injection;
+mod isolation;
 mod kafka_rights;
 mod kafka_security;
 mod log;
