@@ -9,6 +9,7 @@ pub mod checkpoint;
 mod commits;
 pub mod core;
 pub mod dedup;
+pub mod isolation;
 pub mod lag;
 mod ledger;
 mod maintenance;
@@ -35,6 +36,7 @@ use tracing::{debug, info, warn};
 
 use self::checkpoint::HistoryError;
 use self::core::{Core, LineError};
+use self::isolation::{Batching, Isolation};
 use self::lag::{Gone, Watched};
 use self::recovery::{Backoff, Remedy};
 use self::session::{Database, Memory};
@@ -301,6 +303,17 @@ pub enum PipelineError {
     /// The sink took a record and could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
+    /// Rows of a refused batch were accepted one by one.
+    #[error(
+        "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
+         smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
+    )]
+    Passed {
+        /// The first of the batch.
+        from: Position,
+        /// The last.
+        until: Position,
+    },
 }
 
 /// What a pipeline is asked to do.
@@ -325,25 +338,36 @@ pub async fn run(
     let _maintenance = maintenance::beside(settings);
     match &settings.sink {
         SinkSettings::Stdout => {
-            run_into(settings, &settings.postgres, orders, stats, |deliveries| {
-                Ok(StdoutSink::new(deliveries))
-            })
+            run_into(
+                settings,
+                &settings.postgres,
+                orders,
+                stats,
+                |deliveries, _| Ok(StdoutSink::new(deliveries)),
+            )
             .await
         }
         SinkSettings::Kafka {
             properties,
             create_topics,
         } => {
-            run_into(settings, &settings.postgres, orders, stats, |deliveries| {
-                let checkpoints = Checkpoints::of(settings);
-                KafkaSink::new(
-                    &settings.name,
-                    properties,
-                    *create_topics,
-                    checkpoints,
-                    deliveries,
-                )
-            })
+            run_into(
+                settings,
+                &settings.postgres,
+                orders,
+                stats,
+                |deliveries, batching| {
+                    let checkpoints = Checkpoints::of(settings);
+                    KafkaSink::batching(
+                        batching,
+                        &settings.name,
+                        properties,
+                        *create_topics,
+                        checkpoints,
+                        deliveries,
+                    )
+                },
+            )
             .await
         }
     }
@@ -380,29 +404,32 @@ async fn run_into<S: Sink>(
     database: &impl Database,
     mut orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
-    make_sink: impl Fn(Arc<watermark::Deliveries>) -> Result<S, SinkError>,
+    make_sink: impl Fn(Arc<watermark::Deliveries>, &Batching) -> Result<S, SinkError>,
 ) -> Result<(), PipelineError> {
     let window = Window {
         records: settings.window_records,
         bytes: settings.window_bytes,
     };
     let exactly_once = settings.delivery != Delivery::AtLeastOnce;
-    let make = |window| -> Result<_, PipelineError> {
+    let make = |window, isolation: &Isolation| -> Result<_, PipelineError> {
         let watermark = Watermark::observed(window, Lsn::ZERO, Arc::clone(&stats));
-        let sink = make_sink(watermark.deliveries())?;
+        let sink = make_sink(watermark.deliveries(), isolation.batching())?;
         let outbox = settings.target.outbox.clone();
         let mut core = Core::new(outbox, settings.outbox.clone(), watermark)?;
         core.send_dead_letters(&settings.name, &settings.dead_letters);
+        core.isolate(isolation.suspects());
         Ok(Carrier { core, sink })
     };
     let pipeline = &settings.name;
-    let mut carrier = make(window)?;
+    let mut isolation = Isolation::default();
+    let mut carrier = make(window, &isolation)?;
     let mut memory = Memory::new(window, Watched::new(settings, &stats));
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
     loop {
         let mut held = None;
+        let mut isolates = false;
         let Carrier { core, sink } = &mut carrier;
         let opened = session::open(settings, database, core, sink, &mut memory, &mut orders).await;
         let error = match opened {
@@ -424,7 +451,17 @@ async fn run_into<S: Sink>(
                         return stopped(pipeline, &memory, &carrier.core);
                     }
                     Err(error) => {
-                        if recovery::remedy(&error) == Remedy::Halt {
+                        isolates = match &error {
+                            PipelineError::Delivery(failure) => {
+                                isolation.failed(failure, core.watermark.in_flight())
+                            }
+                            PipelineError::Passed { .. } => {
+                                isolation.passed();
+                                true
+                            }
+                            _ => false,
+                        };
+                        if !isolates && recovery::remedy(&error) == Remedy::Halt {
                             // A person may move the slot beyond what can't be delivered, and must
                             // not lose what was read before it.
                             note(&stats, &error, Remedy::Halt);
@@ -435,7 +472,9 @@ async fn run_into<S: Sink>(
                         if session.has_progressed() {
                             backoff = Backoff::default();
                         }
-                        if exactly_once && recovery::remedy(&error) == Remedy::RebuildSink {
+                        if exactly_once
+                            && (isolates || recovery::remedy(&error) == Remedy::RebuildSink)
+                        {
                             held = Some(session);
                         }
                         error
@@ -457,6 +496,7 @@ async fn run_into<S: Sink>(
         let remedy = match recovery::remedy(&error) {
             // What is in the open Kafka transaction would be produced once more: it is given up.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
+            _ if isolates => Remedy::RebuildSink,
             remedy => remedy,
         };
         note(&stats, &error, remedy);
@@ -488,12 +528,15 @@ async fn run_into<S: Sink>(
                     let watermark = &carrier.core.watermark;
                     let (taken, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
-                    if exactly_once && recovery::kind(&error) == ErrorKind::Kafka {
+                    if exactly_once && !isolates && recovery::kind(&error) == ErrorKind::Kafka {
                         memory.gave_up(watermark.in_flight());
                     }
                     drop(carrier);
                     stats.gave_up_in_flight(taken, transactions);
-                    carrier = make(memory.window())?;
+                    if let Some(confirmed) = memory.confirmed() {
+                        isolation.forget(confirmed.lsn());
+                    }
+                    carrier = make(memory.window(), &isolation)?;
                     carrier.core.go_on_counting(left_alone, dead_letters);
                     if let Some(mut session) = held {
                         // The next one waits for Kafka before it takes the slot, and PostgreSQL may give

@@ -13,6 +13,7 @@ use super::grants::Grants;
 use super::statistics::Statistics;
 use crate::observe::outage::{Outage, Say};
 use crate::observe::stats::ErrorKind;
+use crate::pipeline::isolation::RefusedRecord;
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
 /// Hears of the events of one producer.
@@ -139,7 +140,34 @@ impl Context {
                 self.remedy(code, topic),
             ),
             permanent: is_permanent(code),
+            refused: self.refused_alone(code, record),
+            refused_until: None,
         });
+    }
+
+    /// What another pass has to know of the record, where it, or another one of its batch, is the reason.
+    fn refused_alone(
+        &self,
+        code: RDKafkaErrorCode,
+        record: &Refused,
+    ) -> Option<Box<RefusedRecord>> {
+        use RDKafkaErrorCode as Code;
+        let is_oversize = match code {
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => true,
+            Code::InvalidMessage
+            | Code::InvalidMessageSize
+            | Code::InvalidRecord
+            | Code::InvalidTimestamp
+            | Code::PolicyViolation => false,
+            _ => return None,
+        };
+        Some(Box::new(RefusedRecord {
+            at: record.position.as_deref()?.parse().ok()?,
+            topic: record.topic.clone(),
+            bytes: record.bytes,
+            is_oversize,
+            reason: format!("{code}{}", self.remedy(code, &record.topic)),
+        }))
     }
 
     /// A record is said to be durable, and no broker has said so: librdkafka infers it where one behind
@@ -155,6 +183,8 @@ impl Context {
                 record.position.as_deref().unwrap_or("an unknown position"),
             ),
             permanent: false,
+            refused: None,
+            refused_until: None,
         });
     }
 
@@ -219,7 +249,7 @@ impl Context {
     fn remedy(&self, code: RDKafkaErrorCode, topic: &str) -> String {
         use RDKafkaErrorCode as Code;
         match code {
-            Code::MessageSizeTooLarge => format!(
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => format!(
                 ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
                  --entity-name {topic} --add-config max.message.bytes=..."
             ),
@@ -270,6 +300,8 @@ pub(super) struct Refused {
     pub(super) partition: i32,
     /// The position of its row.
     pub(super) position: Option<String>,
+    /// Bytes of its key and its value.
+    pub(super) bytes: usize,
 }
 
 /// The same record would fail again: a person has to change something.
@@ -278,6 +310,7 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
     matches!(
         code,
         Code::MessageSizeTooLarge
+            | Code::MessageBatchTooLarge
             | Code::InvalidMessage
             | Code::InvalidMessageSize
             | Code::InvalidRecord

@@ -151,6 +151,7 @@ fn refused(message: &RDKafkaMessage) -> Refused {
         topic,
         partition: message.partition,
         position: position(message),
+        bytes: message.len + message.key_len,
     }
 }
 

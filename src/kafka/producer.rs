@@ -18,7 +18,9 @@ use super::properties::{Properties, client_config, describe, leaves_linger};
 use super::topics::{CreateTopics, Topics};
 use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
+use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::checkpoint::Checkpoint;
+use crate::pipeline::isolation::{Batching, RefusedRecord};
 use crate::pipeline::sink::{
     Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
 };
@@ -42,6 +44,8 @@ pub struct KafkaSink {
     /// Exactly-once.
     transactions: Option<Transactions>,
     asked_at: Instant,
+    /// Records that must not be produced: the brokers do not take them.
+    refused: Vec<RefusedRecord>,
 }
 
 /// What exactly-once needs beside a producer.
@@ -57,6 +61,10 @@ struct Transactions {
 
 /// How often the brokers are asked during an outage whether it has ended.
 const ASK: Duration = Duration::from_secs(2);
+/// librdkafka's properties for batches, and what it has without them.
+const BATCH_RECORDS: &str = "batch.num.messages";
+const BATCH_BYTES: &str = "batch.size";
+const BATCH_BYTES_DEFAULT: u32 = 1_000_000;
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
@@ -88,6 +96,47 @@ impl KafkaSink {
         Ok(sink)
     }
 
+    /// As [`KafkaSink::new`], with batches of that kind.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn batching(
+        batching: &Batching,
+        pipeline: &str,
+        properties: &Properties,
+        create_topics: Option<CreateTopics>,
+        mut checkpoints: Option<Checkpoints>,
+        deliveries: Arc<Deliveries>,
+    ) -> Result<Self, SinkError> {
+        let mut properties = properties.clone();
+        let own = client_config(&properties, pipeline);
+        let configured = own
+            .get(BATCH_BYTES)
+            .and_then(|text| text.trim().parse().ok());
+        let configured = configured.unwrap_or(BATCH_BYTES_DEFAULT);
+        let mut set = |name: &str, value: u32| {
+            properties.insert(name.to_owned(), value.to_string());
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.config.set(name, value.to_string());
+            }
+        };
+        if batching.single {
+            set(BATCH_RECORDS, 1);
+        }
+        if batching.divisor > 1 {
+            set(BATCH_BYTES, batching.batch_bytes(configured));
+        }
+        let mut sink = Self::new(
+            pipeline,
+            &properties,
+            create_topics,
+            checkpoints,
+            deliveries,
+        )?;
+        sink.refused.clone_from(&batching.refused);
+        Ok(sink)
+    }
+
     fn with_config(
         config: ClientConfig,
         flush: bool,
@@ -114,8 +163,19 @@ impl KafkaSink {
             known: HashMap::new(),
             transactions: None,
             asked_at: Instant::now(),
+            refused: Vec::new(),
         })
     }
+}
+
+/// The record is the one that was refused.
+fn is_it(refused: &RefusedRecord, record: &Record<'_>) -> bool {
+    let at = refused.at.text();
+    let mut headers = record.headers.iter();
+    let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+    refused.topic == record.topic
+        && refused.bytes == len(record.key) + len(record.payload)
+        && headers.any(|(name, value)| name == POSITION_HEADER && value == Some(&at[..]))
 }
 
 impl Drop for KafkaSink {
@@ -129,6 +189,11 @@ impl Sink for KafkaSink {
         let Some(topic) = self.known.get(record.topic) else {
             return Ok(Produced::NewTopic);
         };
+        if !self.refused.is_empty()
+            && let Some(refused) = self.refused.iter().find(|refused| is_it(refused, record))
+        {
+            return Err(refused.error());
+        }
         let Err(code) = topic.produce(record, Some(tag)) else {
             self.unflushed = true;
             return Ok(Produced::Taken);
@@ -451,6 +516,7 @@ mod tests {
             topic: TOPIC.to_owned(),
             partition: 0,
             position: None,
+            bytes: 0,
         });
         let refused = commit().await;
         let Err(SinkError::Broken(reason)) = refused else {

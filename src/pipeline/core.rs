@@ -1,6 +1,7 @@
 //! Frames become records: the pure heart of a pipeline, without sockets, time or tasks.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use tracing::warn;
 
@@ -53,6 +54,8 @@ pub struct Core {
     warned_of_update: bool,
     /// Rows that come before the stream, while they do.
     snapshot: Option<SnapshotRows>,
+    /// See [`Core::isolate`].
+    suspects: Option<RangeInclusive<Position>>,
     /// Exactly-once: what is left out and what was dealt with.
     books: Option<Books>,
     /// None where every event that can't be delivered halts the pipeline.
@@ -115,6 +118,7 @@ impl Core {
             position: None,
             warned_of_update: false,
             snapshot: None,
+            suspects: None,
             books: None,
             dead_letters: None,
             watermark,
@@ -177,6 +181,7 @@ impl Core {
         self.watermark.begin(position.commit)?;
         self.position = Some(position);
         self.snapshot = Some(rows);
+        self.suspect();
         Ok(())
     }
 
@@ -271,6 +276,30 @@ impl Core {
         self.position.is_some()
     }
 
+    /// Of these rows each is produced only when all before it are durable. See
+    /// [`isolation`](super::isolation).
+    pub(super) fn isolate(&mut self, suspects: Option<RangeInclusive<Position>>) {
+        self.suspects = suspects;
+    }
+
+    /// The suspects that the stream is past, with all of them durable.
+    pub(super) fn passed(&self) -> Option<&RangeInclusive<Position>> {
+        let suspects = self.suspects.as_ref()?;
+        let is_past = match self.position {
+            Some(position) => position > *suspects.end(),
+            None => self.watermark.received() > suspects.end().commit,
+        };
+        (is_past && self.watermark.in_flight().records == 0).then_some(suspects)
+    }
+
+    /// To be called when the next row has its position.
+    #[inline]
+    fn suspect(&mut self) {
+        if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
+            self.watermark.one_at_a_time(suspects.start() <= position);
+        }
+    }
+
     /// Takes one frame to its end, or leaves everything as it was and says what to wait for.
     ///
     /// # Errors
@@ -326,6 +355,7 @@ impl Core {
                     commit: begin.commit,
                     index: 0,
                 });
+                self.suspect();
             }
             Message::Commit(commit) => {
                 self.watermark.commit(commit.commit, commit.end)?;
@@ -521,6 +551,7 @@ impl Core {
     fn counted(&mut self, step: Step) -> Result<Step, PipelineError> {
         if step == Step::Done {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
+            self.suspect();
         }
         Ok(step)
     }

@@ -72,6 +72,7 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
         PipelineError::Sink(_)
         | PipelineError::Produce { .. }
         | PipelineError::DeadLetter { .. }
+        | PipelineError::Passed { .. }
         | PipelineError::Delivery(_) => ErrorKind::Kafka,
     }
 }
@@ -90,7 +91,9 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::DeadLetter { error, .. } => of_sink(error),
         PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
-        PipelineError::Delivery(_) | PipelineError::Outrun(_) => Remedy::RebuildSink,
+        PipelineError::Delivery(_) | PipelineError::Passed { .. } | PipelineError::Outrun(_) => {
+            Remedy::RebuildSink
+        }
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
@@ -203,6 +206,7 @@ pub fn of_sink(error: &SinkError) -> Remedy {
         | SinkError::TopicNotCreated { .. }
         | SinkError::TopicDenied { .. }
         | SinkError::TooLarge { .. }
+        | SinkError::RecordRefused { .. }
         | SinkError::NoPartition { .. }
         | SinkError::Refused { .. }
         | SinkError::Checkpoint { .. }

@@ -621,16 +621,24 @@ impl Session<'_> {
             {
                 return Err(PipelineError::Delivery(failure));
             }
+            if !self.is_committing()
+                && drain_until.is_none()
+                && let Some(suspects) = core.passed()
+            {
+                return Err(PipelineError::Passed {
+                    from: *suspects.start(),
+                    until: *suspects.end(),
+                });
+            }
             let now = Instant::now();
             if let Some(until) = drain_until
                 && (now >= until || copies || !core.is_open())
             {
                 return Ok(until);
             }
-            let (confirmed, mut next) = self.keep_in_touch(core, memory, now).await?;
-            let waits = !matches!(wait, Wait::Nothing)
-                || self.is_committing()
-                || core.watermark.in_flight().records > 0;
+            let has_more = !matches!(wait, Wait::Nothing);
+            let (confirmed, mut next) = self.keep_in_touch(core, memory, now, has_more).await?;
+            let waits = has_more || self.is_committing() || core.watermark.in_flight().records > 0;
             let stats = core.watermark.stats();
             stats.progressed(&core.watermark.progress(confirmed, waits));
             stats.received_bytes(self.connection.take_received());
@@ -755,12 +763,13 @@ impl Session<'_> {
     }
 
     /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and lets go of a
-    /// server that shuts down.
+    /// server that shuts down. There is more that waits for Kafka if it `has_more` than what is in flight.
     async fn keep_in_touch(
         &mut self,
         core: &mut Core,
         memory: &mut Memory,
         now: Instant,
+        has_more: bool,
     ) -> Result<(Confirmed, Instant), PipelineError> {
         let limit = self.settings.link_timeout;
         if now.duration_since(self.connection.last_heard()) > limit {
@@ -768,7 +777,7 @@ impl Session<'_> {
         }
         let confirmed = core.watermark.confirmed();
         let in_flight = core.watermark.in_flight().records > 0;
-        if in_flight
+        if (in_flight || has_more)
             && self
                 .stopping_since
                 .is_some_and(|since| now >= since + LAST_CONFIRM)

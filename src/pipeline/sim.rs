@@ -123,6 +123,7 @@ impl Look for SimDatabase {
                 active_pid: world.database.active.map(|_| 1),
                 confirmed: world.database.confirmed,
                 wal_status: Some("reserved".to_owned()),
+                invalidation_reason: None,
                 temporary: false,
                 two_phase: false,
             }),
@@ -233,7 +234,7 @@ impl Instance {
         let database = SimDatabase(shared.clone());
         let run = async move {
             let stats = Arc::default();
-            run_into(&settings, &database, receiver, stats, |deliveries| {
+            run_into(&settings, &database, receiver, stats, |deliveries, _| {
                 Ok(SimSink::new(
                     shared.clone(),
                     settings.window_records,

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use super::checkpoint::{Checkpoint, CheckpointError};
 use super::watermark::Tag;
 use crate::outbox::Record;
+use crate::postgres::lsn::Position;
 
 /// A place for records that reports their delivery by tag, to the
 /// [`Deliveries`](super::watermark::Deliveries) it was made with.
@@ -138,6 +139,23 @@ pub enum SinkError {
         topic: String,
         /// Bytes of key, value and headers.
         bytes: usize,
+    },
+    /// A broker has refused the record alone.
+    #[error(
+        "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}. To leave \
+         out the transaction that has it: walpost skip --to {at}"
+    )]
+    RecordRefused {
+        /// The topic.
+        topic: String,
+        /// Bytes of key and value.
+        bytes: usize,
+        /// What the broker says, and what a person can do.
+        reason: String,
+        /// Position of the row.
+        at: Position,
+        /// It is too large for the topic.
+        is_oversize: bool,
     },
     /// The topic has no such partition.
     #[error(

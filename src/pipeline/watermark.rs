@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::isolation::RefusedRecord;
 use crate::observe::stats::{PipelineStats, Progress, unix_micros};
-use crate::postgres::lsn::Lsn;
+use crate::postgres::lsn::{Lsn, Position};
 
 /// An LSN such that every record of every transaction ending at or before it is durable in the
 /// sink. Made by [`Watermark::confirmed`] alone.
@@ -102,6 +103,8 @@ impl Tag {
 pub struct Watermark {
     deliveries: Arc<Deliveries>,
     window: Window,
+    /// See [`Watermark::one_at_a_time`].
+    one_at_a_time: bool,
     /// Ends of the transactions that have a counter and are complete, oldest first.
     ends: VecDeque<Lsn>,
     /// Counter of the oldest transaction.
@@ -187,6 +190,7 @@ impl Watermark {
                 failure: Mutex::new(None),
             }),
             window,
+            one_at_a_time: false,
             ends: VecDeque::new(),
             head: 0,
             open: None,
@@ -427,6 +431,11 @@ impl Watermark {
         self.deliveries.stats.allowed(window);
     }
 
+    /// From now on nothing is in flight beside a record, or again what the window allows.
+    pub fn one_at_a_time(&mut self, one: bool) {
+        self.one_at_a_time = one;
+    }
+
     /// Records and bytes that the sink has and that aren't durable.
     #[must_use]
     pub fn in_flight(&self) -> Window {
@@ -437,7 +446,8 @@ impl Watermark {
     fn fits(&self, cost: u64) -> bool {
         let in_flight = self.sent.minus(self.delivered);
         in_flight.records == 0
-            || in_flight.records < self.window.records
+            || !self.one_at_a_time
+                && in_flight.records < self.window.records
                 && in_flight.bytes.saturating_add(cost) <= self.window.bytes
     }
 
@@ -445,6 +455,9 @@ impl Watermark {
     /// window is waited for until a quarter of it is free, so that many records share the cost of
     /// a sleep and a wake.
     pub async fn room(&self) {
+        if self.one_at_a_time {
+            return self.empty().await;
+        }
         let in_flight = self.in_flight();
         let three_quarters = |all: u64| all - all / 4;
         let some_progress = in_flight.records.saturating_sub(1);
@@ -530,6 +543,10 @@ pub struct DeliveryFailure {
     pub reason: String,
     /// The same record would fail again.
     pub permanent: bool,
+    /// The record, or the first of its batch, where a broker has refused it for what it is.
+    pub refused: Option<Box<RefusedRecord>>,
+    /// The last row of that batch.
+    pub refused_until: Option<Position>,
 }
 
 /// Records of one transaction that came in a row.
@@ -604,6 +621,11 @@ impl Deliveries {
     pub fn failed_with(&self, failure: DeliveryFailure) {
         {
             let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            if let (Some(first), Some(also)) = (&mut *first, &failure.refused)
+                && first.refused.is_some()
+            {
+                first.refused_until = first.refused_until.max(Some(also.at));
+            }
             if first
                 .as_ref()
                 .is_none_or(|first| failure.permanent && !first.permanent)

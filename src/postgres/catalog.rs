@@ -386,7 +386,9 @@ impl Catalog {
             .client
             .query_opt(
                 "SELECT plugin::text, database::text, active_pid, confirmed_flush_lsn::text, \
-                 wal_status, temporary, two_phase FROM pg_replication_slots WHERE slot_name = $1",
+                 wal_status, temporary, two_phase, \
+                 pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason' \
+                 FROM pg_replication_slots s WHERE slot_name = $1",
                 &[&slot],
             )
             .await?;
@@ -404,6 +406,7 @@ impl Catalog {
             wal_status: row.try_get(4)?,
             temporary: row.try_get(5)?,
             two_phase: row.try_get(6)?,
+            invalidation_reason: row.try_get(7)?,
         }))
     }
 }

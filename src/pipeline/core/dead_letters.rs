@@ -58,7 +58,10 @@ impl Failure {
     /// The sink does not take its record; `None` where that is not for the record's sake.
     pub(crate) fn of_record(error: &SinkError) -> Option<Self> {
         let kind = match error {
-            SinkError::TooLarge { .. } => Kind::Oversize,
+            SinkError::TooLarge { .. }
+            | SinkError::RecordRefused {
+                is_oversize: true, ..
+            } => Kind::Oversize,
             SinkError::NoPartition { .. } => Kind::Unroutable,
             _ => return None,
         };

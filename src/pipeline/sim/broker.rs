@@ -123,6 +123,8 @@ impl Producer {
     fn fail(&self, state: &mut State, reason: &str) {
         state.has_failed = true;
         self.deliveries.failed_with(DeliveryFailure {
+            refused: None,
+            refused_until: None,
             reason: reason.to_owned(),
             permanent: false,
         });

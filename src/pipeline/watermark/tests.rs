@@ -199,6 +199,8 @@ fn a_failed_delivery_freezes_the_watermark() {
     let first = transaction(&mut watermark, 200, 1);
     let second = transaction(&mut watermark, 300, 2);
     let failure = DeliveryFailure {
+        refused: None,
+        refused_until: None,
         reason: "refused".to_owned(),
         permanent: true,
     };

@@ -79,6 +79,8 @@ pub struct ObservedSlot {
     pub confirmed: Lsn,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
+    /// `invalidation_reason`, why it is lost; from PostgreSQL 17 on.
+    pub invalidation_reason: Option<String>,
     /// It goes away with its session.
     pub temporary: bool,
     /// Prepared transactions are sent when they are prepared.
@@ -260,9 +262,9 @@ pub enum Problem {
         /// The command that makes one.
         init: &'static str,
     },
-    /// The log that the slot needs is gone.
+    /// What the slot needs is gone.
     #[error(
-        "replication slot {slot:?} is lost: the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see max_slot_wal_keep_size). Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
+        "replication slot {slot:?} is lost: {reason}. Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
         /// The slot.
@@ -273,7 +275,30 @@ pub enum Problem {
         resend: &'static str,
         /// What was confirmed last.
         confirmed: Lsn,
+        /// Why, and what keeps that from coming again.
+        reason: String,
     },
+}
+
+/// Why a slot is lost, as the server calls it, for a person.
+fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
+    match reason {
+        Some("wal_removed") | None => format!(
+            "the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see \
+             max_slot_wal_keep_size)"
+        ),
+        Some("idle_timeout") => "nobody streamed from it for longer than idle_replication_slot_timeout (invalidation_reason = \
+             idle_timeout). Let that be longer than Walpost is ever stopped for, or turn it off, and bound the log with \
+             max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
+            .to_owned(),
+        Some("rows_removed") => "rows of the system catalog that it needs were removed (invalidation_reason = rows_removed). On a \
+             standby, keep the primary from that: ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf()"
+            .to_owned(),
+        Some("wal_level_insufficient") => "wal_level was set below logical (invalidation_reason = wal_level_insufficient). Put it \
+             back, on the primary, and restart that: ALTER SYSTEM SET wal_level = logical"
+            .to_owned(),
+        Some(other) => format!("the server has invalidated it (invalidation_reason = {other})"),
+    }
 }
 
 impl Observed {
@@ -382,6 +407,7 @@ impl Observed {
                 init,
                 resend: target.outbox.resend(),
                 confirmed: found.confirmed,
+                reason: lost(found.invalidation_reason.as_deref(), found.confirmed),
             }),
             _ => None,
         }
@@ -437,6 +463,7 @@ mod tests {
                 database: Some(text("shop")),
                 confirmed: Lsn(1),
                 wal_status: Some(text("reserved")),
+                invalidation_reason: None,
                 ..ObservedSlot::default()
             }),
         }
@@ -513,6 +540,20 @@ mod tests {
             |o| slot(o).wal_status = Some("lost".to_owned()),
             &["0/1", "pg_drop_replication_slot"],
         );
+        for (reason, word) in [
+            ("wal_removed", "max_slot_wal_keep_size"),
+            ("idle_timeout", "idle_replication_slot_timeout = 0"),
+            ("rows_removed", "hot_standby_feedback = on"),
+            ("wal_level_insufficient", "wal_level = logical"),
+            ("of_a_later_version", "of_a_later_version"),
+        ] {
+            let mut observed = sound();
+            let slot = slot(&mut observed);
+            slot.wal_status = Some("lost".to_owned());
+            slot.invalidation_reason = Some(reason.to_owned());
+            let text = observed.problems(&target())[0].to_string();
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
     }
 
     #[test]

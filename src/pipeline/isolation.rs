@@ -1,0 +1,200 @@
+//! Which record it is for that the brokers refuse a batch.
+//!
+//! A broker refuses a batch as a whole, for one record in it or for the size of all, and librdkafka
+//! gives up the producer with everything that it has. So the records are produced again by a new
+//! producer: in batches of one record, and from the first one that was refused on each only when
+//! the one before it is durable. A record that is refused alone is the culprit. The next pass halts
+//! right before it, or delivers a dead letter in its place, with everything before it durable. Where
+//! none is refused alone, the batch was too large, and batches are smaller from then on.
+
+use std::ops::RangeInclusive;
+
+use super::sink::SinkError;
+use super::watermark::{DeliveryFailure, Window};
+use crate::postgres::lsn::{Lsn, Position};
+
+/// Batches are that much smaller after one that was too large only as a whole.
+const SMALLER: u32 = 4;
+/// No smaller than that, in bytes.
+const BATCH_BYTES_MIN: u32 = 1000;
+
+/// A record that a broker has refused for what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedRecord {
+    /// Where its row is.
+    pub at: Position,
+    /// Its topic.
+    pub topic: String,
+    /// Bytes of its key and its value. Together with the rest it says that it is the same record.
+    pub bytes: usize,
+    /// It, or its batch, was too large.
+    pub is_oversize: bool,
+    /// What the broker says, and what a person can do about it.
+    pub reason: String,
+}
+
+impl RefusedRecord {
+    /// The error in the place of producing it.
+    #[must_use]
+    pub fn error(&self) -> SinkError {
+        SinkError::RecordRefused {
+            topic: self.topic.clone(),
+            bytes: self.bytes,
+            reason: self.reason.clone(),
+            at: self.at,
+            is_oversize: self.is_oversize,
+        }
+    }
+}
+
+/// How a sink is to produce.
+#[derive(Clone, Debug, Default)]
+pub struct Batching {
+    /// Each record in a batch of its own.
+    pub single: bool,
+    /// Batches are smaller by this factor than the configuration says; zero is one.
+    pub divisor: u32,
+    /// Records that the brokers do not take. They must not be produced.
+    pub refused: Vec<RefusedRecord>,
+}
+
+impl Batching {
+    /// `configured` is the size of batches in bytes that the configuration asks for.
+    #[must_use]
+    pub fn batch_bytes(&self, configured: u32) -> u32 {
+        (configured / self.divisor.max(1)).max(BATCH_BYTES_MIN.min(configured))
+    }
+}
+
+/// What is known of refused batches, across producers.
+#[derive(Debug, Default)]
+pub(super) struct Isolation {
+    batching: Batching,
+    /// The rows of the refused batch.
+    suspects: Option<RangeInclusive<Position>>,
+}
+
+impl Isolation {
+    /// How the next sink is to produce.
+    pub(super) fn batching(&self) -> &Batching {
+        &self.batching
+    }
+
+    /// Rows of which each is to be produced only when the one before it is durable.
+    pub(super) fn suspects(&self) -> Option<RangeInclusive<Position>> {
+        self.suspects.clone()
+    }
+
+    /// A delivery has failed with that much in flight. Says whether a new sink, made by
+    /// [`Isolation::batching`], gets further: else a person has to be called.
+    pub(super) fn failed(&mut self, failure: &DeliveryFailure, in_flight: Window) -> bool {
+        let Some(record) = &failure.refused else {
+            return false;
+        };
+        let known = |known: &RefusedRecord| known.at == record.at && known.topic == record.topic;
+        if self.batching.refused.iter().any(known) {
+            return false;
+        }
+        let until = failure.refused_until.unwrap_or(record.at).max(record.at);
+        match &self.suspects {
+            // It was alone: nothing but the record can be the reason.
+            Some(suspects) if *suspects.start() <= record.at => {
+                if in_flight.records != 1 {
+                    return false;
+                }
+                self.batching.refused.push(RefusedRecord::clone(record));
+                self.batching.single = false;
+                self.suspects = None;
+            }
+            // Another one before those.
+            _ => {
+                self.batching.single = true;
+                self.suspects = Some(record.at..=until);
+            }
+        }
+        true
+    }
+
+    /// Every suspect was accepted alone.
+    pub(super) fn passed(&mut self) {
+        self.batching.single = false;
+        self.batching.divisor = self.batching.divisor.max(1).saturating_mul(SMALLER);
+        self.suspects = None;
+    }
+
+    /// PostgreSQL does not send again what ends before `confirmed`.
+    pub(super) fn forget(&mut self, confirmed: Lsn) {
+        self.batching
+            .refused
+            .retain(|record| record.at.commit >= confirmed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(index: u64) -> Position {
+        Position {
+            commit: Lsn(100),
+            index,
+        }
+    }
+
+    fn failure(index: u64) -> DeliveryFailure {
+        DeliveryFailure {
+            reason: "too large".to_owned(),
+            permanent: true,
+            refused: Some(Box::new(RefusedRecord {
+                at: at(index),
+                topic: "t".to_owned(),
+                bytes: 1,
+                is_oversize: true,
+                reason: "too large".to_owned(),
+            })),
+            refused_until: Some(at(index + 10)),
+        }
+    }
+
+    fn in_flight(records: u64) -> Window {
+        Window { records, bytes: 1 }
+    }
+
+    #[test]
+    fn record_that_is_refused_alone_is_the_culprit_and_a_second_time_calls_a_person() {
+        let mut isolation = Isolation::default();
+        assert!(isolation.failed(&failure(5), in_flight(40)));
+        assert!(isolation.batching().single);
+        assert_eq!(isolation.suspects(), Some(at(5)..=at(15)));
+        // One before them, amid others: it is looked for among those.
+        assert!(isolation.failed(&failure(2), in_flight(40)));
+        assert_eq!(isolation.suspects(), Some(at(2)..=at(12)));
+        assert!(isolation.failed(&failure(7), in_flight(1)));
+        assert_eq!(isolation.batching().refused[0].at, at(7));
+        assert!(!isolation.batching().single);
+        assert!(!isolation.failed(&failure(7), in_flight(1)));
+        isolation.forget(Lsn(100));
+        assert_eq!(isolation.batching().refused.len(), 1);
+        isolation.forget(Lsn(101));
+        assert!(isolation.batching().refused.is_empty());
+    }
+
+    #[test]
+    fn batch_whose_records_are_accepted_alone_was_too_large() {
+        let mut isolation = Isolation::default();
+        assert!(isolation.failed(&failure(5), in_flight(40)));
+        isolation.passed();
+        assert!(!isolation.batching().single);
+        assert_eq!(isolation.batching().batch_bytes(1_000_000), 250_000);
+        (0..100).for_each(|_| isolation.passed());
+        assert_eq!(isolation.batching().batch_bytes(1_000_000), BATCH_BYTES_MIN);
+        assert_eq!(isolation.batching().batch_bytes(10), 10);
+    }
+
+    #[test]
+    fn what_is_no_matter_of_one_record_calls_a_person() {
+        let mut failure = failure(5);
+        failure.refused = None;
+        assert!(!Isolation::default().failed(&failure, in_flight(1)));
+    }
+}
