@@ -18,7 +18,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Everybody, Observed, Statement};
+use crate::postgres::catalog::{Catalog, Everybody, Observed, Problem, Statement};
 use crate::postgres::connection::Connection;
 use crate::postgres::retention::{self, RetentionError};
 use crate::postgres::target::Outbox;
@@ -181,7 +181,11 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     }
     let problems = observed.problems(&settings.target);
     for problem in &problems {
-        report.add("database", Outcome::Failure, problem);
+        let outcome = match problem {
+            Problem::InRecovery { .. } => Outcome::Unreachable,
+            _ => Outcome::Failure,
+        };
+        report.add("database", outcome, problem);
     }
     if problems.is_empty() {
         report.add(

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::{ConfigError, Given};
 use crate::kafka::properties::is_secret;
@@ -135,8 +136,7 @@ pub struct FileLag {
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.
-#[derive(Clone, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone)]
 pub enum Scalar {
     /// In quotes.
     Text(String),
@@ -144,6 +144,42 @@ pub enum Scalar {
     Integer(i64),
     /// true or false.
     Boolean(bool),
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ScalarVisitor;
+
+        impl<'de> Visitor<'de> for ScalarVisitor {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text in quotes, a whole number, true or false")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar::Text(text.to_owned()))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar::Integer(number))
+            }
+
+            fn visit_bool<E: de::Error>(self, truth: bool) -> Result<Scalar, E> {
+                Ok(Scalar::Boolean(truth))
+            }
+
+            // A dot without quotes makes a table in TOML, and librdkafka's names are full of them.
+            fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Scalar, A::Error> {
+                Err(de::Error::custom(
+                    "found a table, expected a text in quotes, a whole number, true or false. A name with dots is written in \
+                     quotes: \"bootstrap.servers\" = \"...\"",
+                ))
+            }
+        }
+
+        deserializer.deserialize_any(ScalarVisitor)
+    }
 }
 
 impl fmt::Display for Scalar {

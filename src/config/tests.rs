@@ -348,6 +348,24 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
 }
 
 #[test]
+fn a_name_with_dots_that_is_not_in_quotes_is_told_as_such() {
+    for line in [
+        "bootstrap.servers = \"b:9092\"",
+        "ssl.ca.location = \"/ca\"",
+    ] {
+        let text = error(&format!("[kafka]\n{line}\n"));
+        let key = line.split('.').next().expect("a key");
+        for word in [
+            "line 2",
+            &format!("kafka.{key}"),
+            "in quotes: \"bootstrap.servers\"",
+        ] {
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
+    }
+}
+
+#[test]
 fn a_value_that_can_not_be_used_is_named_by_its_key() {
     let check = |line: &str, words: &[&str]| {
         let text = error(&format!("{MINIMAL}\n    {line}"));

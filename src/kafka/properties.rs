@@ -77,17 +77,17 @@ pub fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
             });
         }
     }
+    // That a name is unknown, as a misspelled one, is said before that one is missing.
+    client_config(properties, "walpost")
+        .create_native_config()
+        .map_err(|error| PropertyError::Invalid(describe(&error)))?;
     match properties
         .get("bootstrap.servers")
         .or(properties.get("metadata.broker.list"))
     {
-        Some(brokers) if !brokers.trim().is_empty() => {}
-        _ => return Err(PropertyError::NoBrokers),
+        Some(brokers) if !brokers.trim().is_empty() => Ok(()),
+        _ => Err(PropertyError::NoBrokers),
     }
-    client_config(properties, "walpost")
-        .create_native_config()
-        .map(drop)
-        .map_err(|error| PropertyError::Invalid(describe(&error)))
 }
 
 /// The name without the prefix that librdkafka leaves out where it knows the rest: `topic.acks` is
@@ -530,6 +530,12 @@ mod tests {
         assert!(error.to_string().contains("compresion.type"), "{error}");
         let error = check(&properties(&[("linger.ms", "soon")])).expect_err("no number");
         assert!(error.to_string().contains("linger.ms"), "{error}");
+        let misspelled = [("bootstrap.server".to_owned(), "b:9092".to_owned())];
+        let error = check(&misspelled.into()).expect_err("unknown");
+        assert!(
+            error.to_string().contains("\"bootstrap.server\""),
+            "{error}"
+        );
         assert_eq!(check(&Properties::new()), Err(PropertyError::NoBrokers));
     }
 }

@@ -6,7 +6,7 @@ use super::PipelineError;
 use super::sink::SinkError;
 use super::snapshot::SnapshotError;
 use crate::observe::stats::ErrorKind;
-use crate::postgres::catalog::CatalogError;
+use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::connection::ConnectionError;
 use crate::postgres::dial::{DialError, ServerError};
 
@@ -86,7 +86,8 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
         PipelineError::ServerStopping
         | PipelineError::TwoServers { .. }
-        | PipelineError::OverBudget { .. } => Remedy::Reconnect,
+        | PipelineError::OverBudget { .. }
+        | PipelineError::Problem(Problem::InRecovery { .. }) => Remedy::Reconnect,
         PipelineError::Snapshot(error) => of_snapshot(error),
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::DeadLetter { error, .. } => of_sink(error),
@@ -150,6 +151,8 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::Timeout { .. }
         | DialError::Io { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
+        // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
+        DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } => of_server(error),
         DialError::Tls { .. }
         | DialError::TlsFile { .. }

@@ -823,8 +823,14 @@ impl Session<'_> {
         if let Ok(Err(error)) = &settled {
             warn!(pipeline, %error, "the last Kafka transaction was not committed");
         }
-        if !matches!(settled, Ok(Ok(()))) || core.watermark.deliveries().failed() {
-            let left = core.watermark.in_flight().records;
+        let left = core.watermark.in_flight().records;
+        if core.watermark.deliveries().failed() {
+            warn!(
+                pipeline,
+                left,
+                "not all records were delivered: Kafka has refused one. They will be sent again at the next start"
+            );
+        } else if settled.is_err() {
             let limit = self.settings.drain_timeout;
             warn!(
                 pipeline,

@@ -94,6 +94,7 @@ impl Look for SimDatabase {
             user: "sim".to_owned(),
             may_replicate: true,
             wal_level: "logical".to_owned(),
+            in_recovery: false,
             slot_wal_keep: None,
             table: Some(ObservedTable {
                 kind: "r".to_owned(),
@@ -124,6 +125,7 @@ impl Look for SimDatabase {
                 confirmed: world.database.confirmed,
                 wal_status: Some("reserved".to_owned()),
                 invalidation_reason: None,
+                synced: false,
                 temporary: false,
                 two_phase: false,
             }),

@@ -222,7 +222,7 @@ impl Catalog {
                 "SELECT current_setting('server_version_num')::int4, current_database()::text, \
                  current_user::text, current_setting('wal_level'), \
                  (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), \
-                 current_setting('max_slot_wal_keep_size', true)",
+                 current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery()",
                 &[],
             )
             .await?;
@@ -233,6 +233,7 @@ impl Catalog {
             wal_level: server.try_get(3)?,
             may_replicate: server.try_get::<_, Option<bool>>(4)?.unwrap_or(false),
             slot_wal_keep: server.try_get(5)?,
+            in_recovery: server.try_get(6)?,
             table: match &target.outbox {
                 Outbox::Table(table) => self.table(table).await?,
                 Outbox::Log { .. } => None,
@@ -387,7 +388,8 @@ impl Catalog {
             .query_opt(
                 "SELECT plugin::text, database::text, active_pid, confirmed_flush_lsn::text, \
                  wal_status, temporary, two_phase, \
-                 pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason' \
+                 pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason', \
+                 coalesce(pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'synced' = 'true', false) \
                  FROM pg_replication_slots s WHERE slot_name = $1",
                 &[&slot],
             )
@@ -407,6 +409,7 @@ impl Catalog {
             temporary: row.try_get(5)?,
             two_phase: row.try_get(6)?,
             invalidation_reason: row.try_get(7)?,
+            synced: row.try_get(8)?,
         }))
     }
 }

@@ -257,13 +257,15 @@ impl Attempt<'_> {
         if tls.mode != SslMode::Prefer || !refused_for_tls {
             return Err(error);
         }
-        tracing::warn!(host = self.label, %error, "trying without TLS, as sslmode=prefer allows");
         let plain = Tls {
             mode: SslMode::Disable,
             ..tls.clone()
         };
         match within(self.conninfo, self.label, self.open(&plain)).await {
-            Ok(Ok(session)) => Ok(session),
+            Ok(Ok(session)) => {
+                tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
+                Ok(session)
+            }
             // What was kept from being sent says more than why there is no TLS.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
             // The first refusal is the one to mend.

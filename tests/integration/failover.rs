@@ -42,8 +42,8 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
     [at_least_once, exactly_once.exactly_once()]
 }
 
-/// A standby that has the slots, and both modes at work on the primary.
-fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [UnderLoad<'a>; 2] {
+/// Waits until the standby has the slots.
+fn wait_for_slots(standby: &Server) {
     let session = standby.session("postgres");
     let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
     let found = poll_until(PATIENCE, || (session.number(synced) == 4).then_some(()));
@@ -52,6 +52,11 @@ fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [
         "no slots on the standby:\n{}",
         standby.log()
     );
+}
+
+/// A standby that has the slots, and both modes at work on the primary.
+fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [UnderLoad<'a>; 2] {
+    wait_for_slots(standby);
     scenes.map(|mut scene| {
         scene.reconnect();
         let conninfo = format!(
@@ -166,4 +171,52 @@ fn standby_that_lacks_what_was_published_is_promoted() {
     assert!(positions.iter().all(|(commit, _)| *commit >= from));
     assert_eq!(positions.iter().max(), Some(&to));
     settle(streams, 1);
+}
+
+/// A virtual address or a name can lead to the standby before that is promoted.
+#[test]
+fn standby_is_waited_for_until_it_is_promoted() {
+    let primary = Server::private(18, "");
+    let scenes = scenes(&primary);
+    let standby = primary.standby(STANDBY, OF_STANDBY);
+    wait_for_slots(&standby);
+    let mut scenes = scenes;
+    let mut running = Vec::new();
+    for scene in &mut scenes {
+        scene.reconnect();
+        let aggregate = scene.aggregate(1);
+        scene.insert(&aggregate, "before");
+        let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+        walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
+        running.push((aggregate, walpost));
+    }
+    primary.stop(Stop::Fast);
+    standby.promote();
+    for (scene, (aggregate, mut walpost)) in scenes.iter_mut().zip(running) {
+        scene.fail_over(&standby, []);
+        walpost.wait_for_log("streaming");
+        scene.insert(&aggregate, "after");
+        let records = scene.wait_for_records(2);
+        let keys: Vec<_> = records.iter().map(|record| record.key()).collect();
+        assert_eq!(keys, ["before", "after"]);
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
+    let primary = Server::private(15, "");
+    let scene = Scene::on(&primary, Broker::shared());
+    let standby = primary.standby(STANDBY, "");
+    let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+    walpost.wait_for_log("is not there: waiting until it is promoted");
+    let check = scene.invoke_as("check", &standby.conninfo(&scene.name));
+    check
+        .args(["--kafka", &scene.broker.address()])
+        .finish()
+        .expect_says(&["NO WORD", "standby in recovery"]);
+    primary.stop(Stop::Fast);
+    standby.promote();
+    let halted = walpost.finish().expect_code(3);
+    halted.expect_says(&["does not exist", "walpost init"]);
 }

@@ -1,5 +1,9 @@
 //! What can't heal while the stream runs: the pipeline halts, and nothing is skipped.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -288,4 +292,29 @@ fn partition_that_the_topic_has_not_is_named() {
         .expect_code(3)
         .expect_says(&["halted", &aggregate, "partition"]);
     assert!(scene.confirmed() < scene.history()[0].end);
+}
+
+/// PgBouncer passes on neither replication nor the settings that a session starts with.
+#[test]
+fn connection_pooler_is_named() {
+    const REFUSAL: &[u8] = b"SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let mut startup = [0; 512];
+            let _ = client.read(&mut startup);
+            let length = u32::try_from(REFUSAL.len() + 4).unwrap().to_be_bytes();
+            let _ = client.write_all(&[b"E", &length[..], REFUSAL].concat());
+        }
+    });
+    let scene = Scene::bare();
+    let conninfo = format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable");
+    let halted = scene.run_as(&conninfo).finish().expect_code(3);
+    halted.expect_says(&[
+        "unsupported startup parameter",
+        "connection pooler",
+        "its own address",
+    ]);
 }

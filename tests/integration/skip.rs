@@ -218,7 +218,9 @@ fn every_version_of_the_server_can_skip_and_replay() {
         skip.expect_code(0)
             .expect_says(&["1 event would never be delivered"]);
         assert_eq!(scene.confirmed(), end, "{major}");
-        let replay = scene.replay(&["--all", "--yes", "--sink", "stdout"]).finish();
+        let replay = scene
+            .replay(&["--all", "--yes", "--sink", "stdout"])
+            .finish();
         let sent = replay.expect_code(0).stdout;
         let sent = sent.lines().filter(|line| line.starts_with('{')).count();
         assert_eq!(sent, 2, "{major}");

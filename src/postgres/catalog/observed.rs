@@ -20,6 +20,8 @@ pub struct Observed {
     pub may_replicate: bool,
     /// `wal_level`
     pub wal_level: String,
+    /// The server is a standby that was not promoted (`pg_is_in_recovery`).
+    pub in_recovery: bool,
     /// `max_slot_wal_keep_size`; -1 is without bound.
     pub slot_wal_keep: Option<String>,
     /// The table, if the outbox is one and it is there.
@@ -81,6 +83,8 @@ pub struct ObservedSlot {
     pub wal_status: Option<String>,
     /// `invalidation_reason`, why it is lost; from PostgreSQL 17 on.
     pub invalidation_reason: Option<String>,
+    /// It is a copy of the primary's, which the server keeps up to date (`synced`); from PostgreSQL 17 on.
+    pub synced: bool,
     /// It goes away with its session.
     pub temporary: bool,
     /// Prepared transactions are sent when they are prepared.
@@ -103,6 +107,17 @@ pub enum Problem {
     WalLevel {
         /// The setting.
         found: String,
+    },
+    /// Nothing can be streamed before the server is promoted.
+    #[error(
+        "the server is a standby in recovery, and slot {slot:?} {found}: waiting until it is promoted. To have another host \
+         of the connection string tried meanwhile: target_session_attrs=primary"
+    )]
+    InRecovery {
+        /// The slot.
+        slot: String,
+        /// What of it.
+        found: &'static str,
     },
     /// The role has no right to use slots.
     #[error(
@@ -311,6 +326,11 @@ impl Observed {
                 found: self.version,
             });
         }
+        // A standby can be behind in all that follows.
+        if let Some(problem) = self.recovery_problem(target) {
+            problems.push(problem);
+            return problems;
+        }
         if self.wal_level != "logical" {
             problems.push(Problem::WalLevel {
                 found: self.wal_level.clone(),
@@ -325,6 +345,19 @@ impl Observed {
         problems.extend(self.publication_problem(target));
         problems.extend(self.slot_problem(target));
         problems
+    }
+
+    /// From PostgreSQL 16 on a standby can have a slot of its own, and stream from it.
+    fn recovery_problem(&self, target: &Target) -> Option<Problem> {
+        let found = match &self.slot {
+            _ if !self.in_recovery => return None,
+            None => "is not there",
+            // It is temporary until it is first in step.
+            Some(slot) if slot.synced || slot.temporary => "is a copy of the primary's",
+            Some(_) => return None,
+        };
+        let slot = target.slot.clone();
+        Some(Problem::InRecovery { slot, found })
     }
 
     /// What of the publication would leave rows out.
@@ -445,6 +478,7 @@ mod tests {
             user: text("walpost"),
             may_replicate: true,
             wal_level: text("logical"),
+            in_recovery: false,
             slot_wal_keep: Some(text("-1")),
             has_publish: false,
             has_journal: true,
@@ -472,6 +506,11 @@ mod tests {
     #[test]
     fn a_sound_database_has_no_problems() {
         assert_eq!(sound().problems(&target()), []);
+        let standby = Observed {
+            in_recovery: true,
+            ..sound()
+        };
+        assert_eq!(standby.problems(&target()), [], "with a slot of its own");
     }
 
     #[test]
@@ -523,6 +562,14 @@ mod tests {
         check(
             |o| o.table.as_mut().expect("table").kind = "p".to_owned(),
             &["via_partition_root"],
+        );
+        check(
+            |o| (o.in_recovery, o.slot, o.publication) = (true, None, None),
+            &["standby in recovery", "\"slot\" is not there", "promoted"],
+        );
+        check(
+            |o| (o.in_recovery, slot(o).synced) = (true, true),
+            &["is a copy of the primary's", "target_session_attrs"],
         );
         check(|o| o.slot = None, &["\"slot\"", "walpost init"]);
         check(

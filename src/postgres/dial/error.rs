@@ -58,9 +58,11 @@ impl ServerError {
     /// Whether the same question can have another answer in a while: the server starts, stops, is
     /// full or lost a peer.
     fn passes(&self) -> bool {
-        ["08", "53", "57"]
-            .iter()
-            .any(|class| self.code.starts_with(class))
+        // What the other side does not understand it will not understand next time.
+        self.code != "08P01"
+            && ["08", "53", "57"]
+                .iter()
+                .any(|class| self.code.starts_with(class))
     }
 }
 
@@ -275,6 +277,17 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
+        // PgBouncer, of what it does not pass on: replication, or a setting that every session of ours has.
+        "08P01" if says("unsupported startup parameter") => Some(
+            "This is a connection pooler. Replication and the settings of a session need PostgreSQL itself: connect to its \
+             own address and port"
+                .to_owned(),
+        ),
+        "53300" if says("max_wal_senders") => Some(
+            "Each pipeline has a walsender. SELECT pid, application_name, client_addr FROM pg_stat_replication shows who has \
+             them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
+                .to_owned(),
+        ),
         // Up to PostgreSQL 15, and from 16 on.
         "42501" if says("walsender") || says("WAL sender") => {
             Some(format!("ALTER ROLE {role} REPLICATION"))
