@@ -42,6 +42,7 @@ use crate::pipeline::sink::{Sink, SinkError};
 use crate::pipeline::watermark::{DeliveryFailure, OrderError, Watermark};
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::copy::{self, CopyError, Key};
+use crate::postgres::dial::ServerError;
 use crate::postgres::journal::{Action, Entry};
 use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::table::TableName;
@@ -96,7 +97,7 @@ pub enum ReplayError {
         /// What it says.
         text: String,
         /// Why it is no id.
-        error: CatalogError,
+        error: Box<ServerError>,
     },
     /// A flag names a position that no record has.
     #[error(

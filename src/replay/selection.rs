@@ -259,7 +259,7 @@ async fn key_of(
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {
             flag,
             text: id.to_owned(),
-            error: CatalogError::Server(server),
+            error: server,
         },
         error => ReplayError::wrong(flag, error),
     })?;
