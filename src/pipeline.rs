@@ -26,7 +26,7 @@ pub mod stdout;
 pub mod watermark;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use tokio::sync::watch;
@@ -325,6 +325,9 @@ pub enum Order {
     Drain,
 }
 
+/// How long a broken producer may take to tell which delivery has failed.
+const REASON: Duration = Duration::from_secs(1);
+
 /// Runs a pipeline until it is told to drain, or can't go on; writes down in `stats` how it gets
 /// on.
 ///
@@ -451,6 +454,7 @@ async fn run_into<S: Sink>(
                         return stopped(pipeline, &memory, &carrier.core);
                     }
                     Err(error) => {
+                        let error = with_reason(error, core).await;
                         isolates = match &error {
                             PipelineError::Delivery(failure) => {
                                 isolation.failed(failure, core.watermark.in_flight())
@@ -556,6 +560,26 @@ async fn run_into<S: Sink>(
             () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
             () = tokio::time::sleep(delay) => {}
         }
+    }
+}
+
+/// The refusal of a batch where that is why `error` says that the producer is broken. A producer takes
+/// no more records as soon as it knows, which can be before it has told whose batch it was; without
+/// that the next producer would meet the same refusal, and so on for ever.
+async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
+    let broken = match &error {
+        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => error,
+        PipelineError::DeadLetter { error, .. } => error,
+        _ => return error,
+    };
+    if !matches!(broken, SinkError::Broken(_)) {
+        return error;
+    }
+    // In vain where nothing but the connection is broken: then all is in flight until it times out.
+    let _ = timeout(REASON, core.watermark.empty()).await;
+    match core.watermark.deliveries().failure() {
+        Some(failure) => PipelineError::Delivery(failure),
+        None => error,
     }
 }
 

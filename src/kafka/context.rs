@@ -165,6 +165,7 @@ impl Context {
             at: record.position.as_deref()?.parse().ok()?,
             topic: record.topic.clone(),
             bytes: record.bytes,
+            content: record.content,
             is_oversize,
             reason: format!("{code}{}", self.remedy(code, &record.topic)),
         }))
@@ -302,6 +303,8 @@ pub(super) struct Refused {
     pub(super) position: Option<String>,
     /// Bytes of its key and its value.
     pub(super) bytes: usize,
+    /// See [`isolation::content`](crate::pipeline::isolation::content).
+    pub(super) content: u64,
 }
 
 /// The same record would fail again: a person has to change something.

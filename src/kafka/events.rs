@@ -8,7 +8,7 @@
     reason = "librdkafka is a C library, and this is the border to it"
 )]
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
 use super::context::{Context, Refused};
 use crate::outbox::route::POSITION_HEADER;
+use crate::pipeline::isolation::content;
 use crate::pipeline::watermark::Tag;
 
 /// Until there is an event, or [`Events::wake`] is called.
@@ -147,12 +148,27 @@ impl Drop for Event {
 fn refused(message: &RDKafkaMessage) -> Refused {
     // SAFETY: a delivery report has the record's topic, which is there as long as it.
     let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
+    // SAFETY: it has its key and its payload too.
+    let (key, payload) = unsafe {
+        (
+            bytes(message.key, message.key_len),
+            bytes(message.payload, message.len),
+        )
+    };
     Refused {
         topic,
         partition: message.partition,
         position: position(message),
         bytes: message.len + message.key_len,
+        content: content(key, payload),
     }
+}
+
+/// # Safety
+/// Null, or so many bytes that are there for as long as the result.
+unsafe fn bytes<'b>(at: *const c_void, len: usize) -> Option<&'b [u8]> {
+    // SAFETY: as the caller says.
+    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) })
 }
 
 /// The row's position, from the record's own header.

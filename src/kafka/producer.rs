@@ -18,7 +18,6 @@ use super::properties::{Properties, client_config, describe, leaves_linger};
 use super::topics::{CreateTopics, Topics};
 use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
-use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::checkpoint::Checkpoint;
 use crate::pipeline::isolation::{Batching, RefusedRecord};
 use crate::pipeline::sink::{
@@ -168,16 +167,6 @@ impl KafkaSink {
     }
 }
 
-/// The record is the one that was refused.
-fn is_it(refused: &RefusedRecord, record: &Record<'_>) -> bool {
-    let at = refused.at.text();
-    let mut headers = record.headers.iter();
-    let len = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
-    refused.topic == record.topic
-        && refused.bytes == len(record.key) + len(record.payload)
-        && headers.any(|(name, value)| name == POSITION_HEADER && value == Some(&at[..]))
-}
-
 impl Drop for KafkaSink {
     fn drop(&mut self) {
         self.producer.context().abandon();
@@ -190,7 +179,7 @@ impl Sink for KafkaSink {
             return Ok(Produced::NewTopic);
         };
         if !self.refused.is_empty()
-            && let Some(refused) = self.refused.iter().find(|refused| is_it(refused, record))
+            && let Some(refused) = self.refused.iter().find(|refused| refused.is(record))
         {
             return Err(refused.error());
         }
@@ -517,6 +506,7 @@ mod tests {
             partition: 0,
             position: None,
             bytes: 0,
+            content: 0,
         });
         let refused = commit().await;
         let Err(SinkError::Broken(reason)) = refused else {

@@ -7,10 +7,13 @@
 //! right before it, or delivers a dead letter in its place, with everything before it durable. Where
 //! none is refused alone, the batch was too large, and batches are smaller from then on.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 
 use super::sink::SinkError;
 use super::watermark::{DeliveryFailure, Window};
+use crate::outbox::Record;
+use crate::outbox::route::POSITION_HEADER;
 use crate::postgres::lsn::{Lsn, Position};
 
 /// Batches are that much smaller after one that was too large only as a whole.
@@ -25,15 +28,35 @@ pub struct RefusedRecord {
     pub at: Position,
     /// Its topic.
     pub topic: String,
-    /// Bytes of its key and its value. Together with the rest it says that it is the same record.
+    /// Bytes of its key and its value.
     pub bytes: usize,
+    /// See [`content`]. On another timeline, another record can be in the same place.
+    pub content: u64,
     /// It, or its batch, was too large.
     pub is_oversize: bool,
     /// What the broker says, and what a person can do about it.
     pub reason: String,
 }
 
+/// What tells a record from another one in its place.
+#[must_use]
+pub fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (key.unwrap_or_default(), payload.unwrap_or_default()).hash(&mut hasher);
+    hasher.finish()
+}
+
 impl RefusedRecord {
+    /// `record` is the one that was refused.
+    #[must_use]
+    pub fn is(&self, record: &Record<'_>) -> bool {
+        let at = self.at.text();
+        let mut headers = record.headers.iter();
+        self.topic == record.topic
+            && headers.any(|(name, value)| name == POSITION_HEADER && value == Some(&at[..]))
+            && self.content == content(record.key, record.payload)
+    }
+
     /// The error in the place of producing it.
     #[must_use]
     pub fn error(&self) -> SinkError {
@@ -133,6 +156,7 @@ impl Isolation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbox::dead_letter::{Remains, Writer};
 
     fn at(index: u64) -> Position {
         Position {
@@ -149,6 +173,7 @@ mod tests {
                 at: at(index),
                 topic: "t".to_owned(),
                 bytes: 1,
+                content: 1,
                 is_oversize: true,
                 reason: "too large".to_owned(),
             })),
@@ -189,6 +214,28 @@ mod tests {
         (0..100).for_each(|_| isolation.passed());
         assert_eq!(isolation.batching().batch_bytes(1_000_000), BATCH_BYTES_MIN);
         assert_eq!(isolation.batching().batch_bytes(10), 10);
+    }
+
+    #[test]
+    fn record_is_the_refused_one_by_place_and_content() {
+        let refused = RefusedRecord {
+            content: content(Some(b"key"), Some(b"payload")),
+            ..*failure(5).refused.expect("a record")
+        };
+        let mut writer = Writer::default();
+        let mut is = |topic, index, payload: &[u8]| {
+            let mark = (POSITION_HEADER, &at(index).text()[..]);
+            let letter = writer.write(topic, Remains::Unread(0), mark, &[], true);
+            refused.is(&Record {
+                key: Some(b"key"),
+                payload: Some(payload),
+                ..letter
+            })
+        };
+        assert!(is("t", 5, b"payload"));
+        assert!(!is("t", 5, b"another"));
+        assert!(!is("t", 6, b"payload"));
+        assert!(!is("u", 5, b"payload"));
     }
 
     #[test]

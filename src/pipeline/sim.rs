@@ -5,8 +5,9 @@
 //! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
 //! whose answers are lost, links too slow for what may be in flight, instances that are taken for
-//! dead and come back, a database that is put back to an earlier copy of itself. Some events can't be delivered, and become dead letters. Rules are checked
-//! while it runs and in the end.
+//! dead and come back, a database that is put back to an earlier copy of itself, batches that are refused
+//! for one record or for their size. Some events can't be delivered, and become dead letters. Rules are
+//! checked while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
 
@@ -23,6 +24,7 @@ use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared};
 use super::budget::LagBudget;
 use super::checkpoint::{Checkpoint, Standing};
+use super::isolation::Batching;
 use super::session::{Database, Look};
 use super::settings::{
     CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
@@ -236,14 +238,12 @@ impl Instance {
         let database = SimDatabase(shared.clone());
         let run = async move {
             let stats = Arc::default();
-            run_into(&settings, &database, receiver, stats, |deliveries, _| {
-                Ok(SimSink::new(
-                    shared.clone(),
-                    settings.window_records,
-                    deliveries,
-                ))
-            })
-            .await
+            let make_sink = |deliveries, batching: &Batching| {
+                let window_records = settings.window_records;
+                let shared = shared.clone();
+                Ok(SimSink::new(shared, window_records, batching, deliveries))
+            };
+            run_into(&settings, &database, receiver, stats, make_sink).await
         };
         Self {
             run: Box::pin(run),
@@ -429,6 +429,8 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         world.cluster.checkpoint = Some(Checkpoint::first(1, &standing));
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
+            // Each refused record has everything that is not confirmed sent twice more.
+            world.cluster.batch_max = None;
         }
         let is_slow = world.cluster.rate.is_some();
         settings(exactly_once, is_slow, &mut world.dice)

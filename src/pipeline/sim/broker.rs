@@ -5,11 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use super::world::{DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_unroutable};
+use super::world::{
+    Cluster, DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
+};
 use crate::outbox::Record;
+use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::checkpoint::Checkpoint;
+use crate::pipeline::isolation::{Batching, RefusedRecord, content};
 use crate::pipeline::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
 
@@ -18,9 +22,12 @@ pub(super) struct SimSink {
     producer: Arc<Producer>,
     window_records: usize,
     known: BTreeSet<String>,
+    refused: Vec<RefusedRecord>,
 }
 
 struct Producer {
+    /// Records of a partition that it sends together.
+    batch: usize,
     shared: Shared,
     deliveries: Arc<Deliveries>,
     state: Mutex<State>,
@@ -30,18 +37,41 @@ struct Producer {
 #[derive(Default)]
 struct State {
     /// Taken and not appended, by partition.
-    queued: [VecDeque<(u64, Tag)>; PARTITIONS],
+    queued: [VecDeque<Queued>; PARTITIONS],
     /// Appended, and not yet told.
     appended: Vec<Tag>,
     /// Exactly-once: the epoch it has taken over with, and its open transaction.
     epoch: u64,
     transaction: Option<u64>,
     has_failed: bool,
+    /// A batch was refused: what is told of it, and when. Until then it only takes nothing more.
+    untold: Option<(Instant, DeliveryFailure)>,
 }
 
+struct Queued {
+    id: u64,
+    tag: Tag,
+    is_dead_letter: bool,
+    /// What would be told of it.
+    record: RefusedRecord,
+}
+
+/// Records in a batch as the configuration has it.
+const BATCH: u32 = 16;
+
 impl SimSink {
-    pub(super) fn new(shared: Shared, window_records: u64, deliveries: Arc<Deliveries>) -> Self {
+    pub(super) fn new(
+        shared: Shared,
+        window_records: u64,
+        batching: &Batching,
+        deliveries: Arc<Deliveries>,
+    ) -> Self {
+        let batch = match batching.single {
+            true => 1,
+            false => (BATCH / batching.divisor.max(1)).max(1),
+        };
         let producer = Arc::new(Producer {
+            batch: usize::try_from(batch).expect("few"),
             shared,
             deliveries,
             state: Mutex::default(),
@@ -52,6 +82,7 @@ impl SimSink {
             producer,
             window_records: usize::try_from(window_records).expect("few"),
             known: BTreeSet::new(),
+            refused: batching.refused.clone(),
         }
     }
 }
@@ -67,6 +98,24 @@ async fn work(producer: Arc<Producer>) {
     }
 }
 
+/// The brokers refuse the batch.
+fn is_too_much(batch: &[Queued], cluster: &Cluster) -> bool {
+    cluster.batch_max.is_some_and(|most| {
+        let is_refused = |queued: &Queued| is_refused(queued.id) && !queued.is_dead_letter;
+        batch.len() > most || batch.iter().any(is_refused)
+    })
+}
+
+fn refusal(batch: &[Queued]) -> DeliveryFailure {
+    let (first, last) = (&batch[0].record, &batch[batch.len() - 1].record);
+    DeliveryFailure {
+        reason: first.reason.clone(),
+        permanent: true,
+        refused: Some(Box::new(first.clone())),
+        refused_until: Some(last.at),
+    }
+}
+
 impl Producer {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,6 +126,9 @@ impl Producer {
         {
             let mut state = self.lock();
             let mut world = self.shared.lock();
+            if let Some((_, failure)) = state.untold.take_if(|(at, _)| Instant::now() >= *at) {
+                self.deliveries.failed_with(failure);
+            }
             if state.has_failed || !world.cluster.is_up {
                 return;
             }
@@ -100,9 +152,21 @@ impl Producer {
                 let ready = state.queued[partition].len();
                 let count = world.dice.usize(0..=ready).min(room);
                 room -= count;
-                for (id, tag) in state.queued[partition].drain(..count).collect::<Vec<_>>() {
-                    world.cluster.append(partition, id, state.transaction);
-                    state.appended.push(tag);
+                let mut sent: VecDeque<_> = state.queued[partition].drain(..count).collect();
+                while !sent.is_empty() {
+                    let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
+                    if is_too_much(&batch, &world.cluster) {
+                        state.has_failed = true;
+                        let pause = Duration::from_millis(world.dice.u64(100..300));
+                        state.untold = Some((Instant::now() + pause, refusal(&batch)));
+                        return;
+                    }
+                    for queued in batch {
+                        world
+                            .cluster
+                            .append(partition, queued.id, state.transaction);
+                        state.appended.push(queued.tag);
+                    }
                 }
             }
             if !state.appended.is_empty() && world.dice.u16(0..sound) == 0 {
@@ -179,7 +243,10 @@ impl Producer {
         let Some(number) = state.transaction.take() else {
             return Err(SinkError::Broken("no transaction".to_owned()));
         };
-        if world.cluster.epoch != state.epoch || state.has_failed {
+        if state.has_failed {
+            return Err(SinkError::Broken("abort".to_owned()));
+        }
+        if world.cluster.epoch != state.epoch {
             return Err(SinkError::Fenced("commit".to_owned()));
         }
         let fate = world.dice.u8(0..100);
@@ -218,20 +285,43 @@ impl Sink for SimSink {
         let mut headers = record.headers.iter();
         let id = number(headers.find(|(name, _)| *name == "id").and_then(|id| id.1));
         let is_dead_letter = record.topic == DEAD_LETTERS;
+        if let Some(refused) = self.refused.iter().find(|refused| refused.is(record)) {
+            return Err(refused.error());
+        }
         if is_oversize(id) && !is_dead_letter {
             return Err(SinkError::TooLarge {
                 topic: record.topic.to_owned(),
                 bytes: 0,
             });
         }
-        let is_to_be_one = is_oversize(id) || is_unroutable(id);
+        let is_refused = is_refused(id) && self.producer.shared.lock().cluster.batch_max.is_some();
+        let is_to_be_one = is_oversize(id) || is_unroutable(id) || is_refused && is_dead_letter;
+        let is_too_large = is_oversize(id) || is_refused && is_dead_letter;
         let payload = record.payload.map(|_| number(record.payload));
-        if is_dead_letter != is_to_be_one || payload != (!is_oversize(id)).then_some(id) {
+        if is_dead_letter != is_to_be_one || payload != (!is_too_large).then_some(id) {
             let text = format!("event {id} is in topic {:?} with {payload:?}", record.topic);
             self.producer.shared.lock().break_rule(text);
         }
         let mut state = self.producer.lock();
-        state.queued[partition].push_back((id, tag));
+        if state.has_failed {
+            return Err(SinkError::Broken("it has failed".to_owned()));
+        }
+        let mut headers = record.headers.iter();
+        let at = headers.find(|(name, _)| *name == POSITION_HEADER);
+        let at = std::str::from_utf8(at.and_then(|at| at.1).unwrap_or_default());
+        state.queued[partition].push_back(Queued {
+            id,
+            tag,
+            is_dead_letter,
+            record: RefusedRecord {
+                at: at.ok().and_then(|at| at.parse().ok()).expect("a position"),
+                topic: record.topic.to_owned(),
+                bytes: 0,
+                content: content(record.key, record.payload),
+                is_oversize: true,
+                reason: format!("event {id} was refused"),
+            },
+        });
         let queued = state.queued.iter().map(VecDeque::len).sum::<usize>();
         let held = queued + state.appended.len();
         if held > self.window_records {
@@ -294,8 +384,17 @@ impl Drop for SimSink {
         for partition in 0..PARTITIONS {
             let ready = state.queued[partition].len();
             let count = world.dice.usize(0..=ready);
-            for (id, _) in state.queued[partition].drain(..count).collect::<Vec<_>>() {
-                world.cluster.append(partition, id, state.transaction);
+            let mut sent: VecDeque<_> = state.queued[partition].drain(..count).collect();
+            while !sent.is_empty() {
+                let batch: Vec<_> = sent.drain(..self.producer.batch.min(sent.len())).collect();
+                if is_too_much(&batch, &world.cluster) {
+                    return;
+                }
+                for queued in batch {
+                    world
+                        .cluster
+                        .append(partition, queued.id, state.transaction);
+                }
             }
         }
     }

@@ -45,6 +45,11 @@ pub(super) fn is_oversize(id: u64) -> bool {
     id.is_multiple_of(13) && !is_unroutable(id)
 }
 
+/// The brokers do not take the event's payload, which they say only when they get it.
+pub(super) fn is_refused(id: u64) -> bool {
+    id.is_multiple_of(29) && !is_unroutable(id) && !is_oversize(id)
+}
+
 /// PostgreSQL.
 #[derive(Clone)]
 pub(super) struct Database {
@@ -90,6 +95,8 @@ pub(super) struct Cluster {
     open_since: Option<Instant>,
     /// Behind a slow link, the records a second that come through.
     pub(super) rate: Option<u64>,
+    /// Where records are refused, that many at once are too many in a batch.
+    pub(super) batch_max: Option<usize>,
     /// The epoch of the producer that has taken over last.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
@@ -155,6 +162,7 @@ impl Shared {
                     next_transaction: 1,
                     open_since: None,
                     rate: None,
+                    batch_max: draw_batch_max(seed),
                     epoch: 0,
                     checkpoint: None,
                     is_up: true,
@@ -171,6 +179,12 @@ impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Apart from all other draws.
+fn draw_batch_max(seed: u64) -> Option<usize> {
+    let mut dice = fastrand::Rng::with_seed(seed.rotate_left(32));
+    (dice.u8(0..8) == 0).then(|| dice.usize(1..20))
 }
 
 impl World {
