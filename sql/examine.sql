@@ -9,6 +9,7 @@
 -- of it, or by the outbox table's owner (or a member of that role). What is examined, in the words of `examine`:
 --   owners    who owns the schema walpost, the functions of Walpost and the publication
 --   journal   who owns walpost.journal, and that it has no more to it than journal.sql gives it
+--   slot_state  the same of walpost.slot_state, and that nobody else may add a trigger to it
 --   read      which code of other roles a SELECT from the outbox table, or making a partition of it, can run: it is told in
 --             the setting walpost.code_of_others
 --   write     the same for DELETE
@@ -52,22 +53,28 @@ DECLARE
     may_be_us oid[] := (SELECT array_agg(oid) FROM pg_roles WHERE pg_has_role(oid, current_user, 'MEMBER')
         OR rolcreaterole AND current_setting('server_version_num')::int < 160000
             AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user));
-    journal oid;
+    kept name;
+    its_oid oid;
     tables oid[];
     found record;
     wrong text;
 BEGIN
     SELECT c.oid, c.relowner INTO outbox, outbox_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
-    SELECT c.oid INTO journal FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND c.relname = 'journal';
 
     FOR found IN
         SELECT object, owner, hint FROM (
             SELECT 'schema walpost', nspowner, 'ALTER SCHEMA walpost OWNER TO ...' FROM pg_namespace
-                WHERE nspname = 'walpost' AND what && '{owners,journal}'
-            UNION ALL SELECT 'table walpost.journal', relowner, 'ALTER TABLE walpost.journal OWNER TO ...' FROM pg_class
-                WHERE oid = journal AND what && '{journal}'
+                WHERE nspname = 'walpost' AND what && '{owners,journal,slot_state}'
+            UNION ALL SELECT 'table walpost.' || relname, relowner, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state') AND relname = ANY (what)
+            UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee,
+                    format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
+                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
+                WHERE n.nspname = 'walpost' AND relname = 'slot_state' AND relname = ANY (what)
+                AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner,
                     format('DROP FUNCTION %s', p.oid::regprocedure)
                 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners}' AND (
@@ -80,7 +87,7 @@ BEGIN
             UNION ALL SELECT 'the right to create in schema walpost', grantee, format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                     CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
-                AND what && '{owners,journal}'
+                AND what && '{owners,journal,slot_state}'
         ) AS objects (object, owner, hint)
     LOOP
         CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND (
@@ -94,40 +101,49 @@ BEGIN
                 HINT = 'Have a superuser see what it is and who made it, and then: ' || found.hint;
     END LOOP;
 
-    IF journal IS NOT NULL AND what && '{journal}' THEN
+    FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state') AND relname = ANY (what)
+    LOOP
         SELECT string_agg(list.wrong, ', ') INTO wrong FROM (
-            SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = journal
+            SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = its_oid
                 AND (relkind <> 'r' OR relpersistence <> 'p')
-            UNION ALL SELECT format('trigger %I', tgname) FROM pg_trigger WHERE tgrelid = journal
-            UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class = journal
-            UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = journal
-            UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = journal
-            UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = journal
+            UNION ALL SELECT format('trigger %I', tgname) FROM pg_trigger WHERE tgrelid = its_oid
+            UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class = its_oid
+            UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
+            UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
+            UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
-                WHERE indrelid = journal AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
+                WHERE indrelid = its_oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
             UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint
-                WHERE conrelid = journal AND contype NOT IN ('p', 'n') AND NOT (contype = 'c' AND pg_get_constraintdef(oid)
+                WHERE conrelid = its_oid AND contype NOT IN ('p', 'n') AND NOT (kept = 'journal' AND contype = 'c' AND pg_get_constraintdef(oid)
                     ~ '^CHECK \(\(action = ANY \(ARRAY\[(''[a-z ]+''::text(, )?)+\]\)\)\)$')
             UNION ALL SELECT format('column %I %s%s', attname, format_type(atttypid, atttypmod),
                     coalesce(' DEFAULT ' || pg_get_expr(adbin, adrelid), ''))
                 FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-                WHERE attrelid = journal AND attnum > 0 AND NOT attisdropped AND NOT coalesce(CASE attname
-                    WHEN 'id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
-                    WHEN 'at' THEN atttypid = 'timestamptz'::regtype AND pg_get_expr(adbin, adrelid) = 'now()'
-                    WHEN 'by_role' THEN atttypid = 'text'::regtype AND pg_get_expr(adbin, adrelid) = 'SESSION_USER'
-                    WHEN 'detail' THEN atttypid = 'jsonb'::regtype AND pg_get_expr(adbin, adrelid) = '''{}''::jsonb'
-                    WHEN 'from_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
-                    WHEN 'to_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                WHERE attrelid = its_oid AND attnum > 0 AND NOT attisdropped AND NOT coalesce(CASE kept || '.' || attname
+                    WHEN 'journal.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
+                    WHEN 'journal.at' THEN atttypid = 'timestamptz'::regtype AND pg_get_expr(adbin, adrelid) = 'now()'
+                    WHEN 'journal.by_role' THEN atttypid = 'text'::regtype AND pg_get_expr(adbin, adrelid) = 'SESSION_USER'
+                    WHEN 'journal.detail' THEN atttypid = 'jsonb'::regtype AND pg_get_expr(adbin, adrelid) = '''{}''::jsonb'
+                    WHEN 'journal.from_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'journal.to_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.timeline' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.created_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.confirmed_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.begun' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
+                    WHEN 'slot_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong);
         IF wrong IS NOT NULL THEN
-            RAISE EXCEPTION 'table walpost.journal has what sql/journal.sql does not give it: %', wrong
+            RAISE EXCEPTION 'table walpost.% has what sql/journal.sql does not give it: %', kept, wrong
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
                     'It was not used, and nothing was changed.',
-                    HINT = 'Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.journal RENAME TO ...; '
-                        'then make another one: walpost init, or sql/journal.sql';
+                    HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%s RENAME TO ...; '
+                        'then make another one: walpost init, or sql/journal.sql', kept);
         END IF;
-    END IF;
+    END LOOP;
 
     IF what && '{read,write}' THEN
         -- With partitions, indexes and whatever else inherits.

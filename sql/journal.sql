@@ -1,16 +1,19 @@
+-- What Walpost keeps in the database.
 -- The journal: what was done to a pipeline that the write-ahead log can't tell. Events that a person had skipped, that
 -- were given up, copied at the start or sent again.
+-- The slot's state: one row a slot, with the last place that Walpost may have confirmed. A slot that stands beyond it was moved,
+-- or dropped and made again, by somebody else.
 --
 --   psql -f sql/journal.sql
 --
--- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: a journal that is there
--- already is examined, never changed. One serves all pipelines of the database. sql/role.sql lets Walpost's role read it and
--- add to it, and do neither UPDATE nor DELETE. It is in no publication: what it says is no event.
+-- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: a table that is there
+-- already is examined, never changed. They serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and
+-- add to it, and do neither UPDATE nor DELETE, and change the slots' states. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
-\set examine journal
+\set examine 'journal slot_state'
 \ir examine.sql
 
 DO $walpost$
@@ -18,6 +21,9 @@ DECLARE
     journal oid;
     missing text;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost') THEN
+        CREATE SCHEMA walpost;
+    END IF;
     SELECT c.oid INTO journal FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'walpost' AND c.relname = 'journal';
     IF journal IS NOT NULL THEN
@@ -28,23 +34,43 @@ BEGIN
             RAISE EXCEPTION 'table walpost.journal exists and lacks: %', missing
                 USING HINT = 'Give it another name, and run this again.';
         END IF;
+    ELSE
+        CREATE TABLE walpost.journal (
+            id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            at timestamptz NOT NULL DEFAULT now(),
+            pipeline text NOT NULL,
+            slot text NOT NULL,
+            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'let go', 'replay')),
+            -- What it was done to: after from_lsn, up to to_lsn.
+            from_lsn pg_lsn,
+            to_lsn pg_lsn,
+            by_role text NOT NULL DEFAULT session_user,
+            detail jsonb NOT NULL DEFAULT '{}'
+        );
+        COMMENT ON TABLE walpost.journal IS 'What was done to the pipelines of Walpost that the log can not tell';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'walpost' AND c.relname = 'slot_state') THEN
         RETURN;
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost') THEN
-        CREATE SCHEMA walpost;
-    END IF;
-    CREATE TABLE walpost.journal (
-        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        at timestamptz NOT NULL DEFAULT now(),
+    -- Half of each page stays free, so that an UPDATE needs no new index entry.
+    CREATE TABLE walpost.slot_state (
+        slot text PRIMARY KEY,
         pipeline text NOT NULL,
-        slot text NOT NULL,
-        action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'let go', 'replay')),
-        -- What it was done to: after from_lsn, up to to_lsn.
-        from_lsn pg_lsn,
-        to_lsn pg_lsn,
-        by_role text NOT NULL DEFAULT session_user,
-        detail jsonb NOT NULL DEFAULT '{}'
-    );
-    COMMENT ON TABLE walpost.journal IS 'What was done to the pipelines of Walpost that the log can not tell';
+        -- Of the format of this row.
+        version integer NOT NULL,
+        -- The cluster, the database and the timeline that the LSNs are of: a copy of this table can be in another one.
+        system_id text NOT NULL,
+        database_oid oid NOT NULL,
+        timeline integer NOT NULL,
+        -- Where walpost init made the slot; NULL if something else did.
+        created_lsn pg_lsn,
+        -- Something was read from the slot.
+        begun boolean NOT NULL,
+        -- Nothing beyond this was confirmed by Walpost.
+        confirmed_lsn pg_lsn NOT NULL,
+        at timestamptz NOT NULL
+    ) WITH (fillfactor = 50);
+    COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or made anew';
 END
 $walpost$;

@@ -11,7 +11,8 @@
 -- `replication`.
 -- Rows come from the log, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
 -- what compares or sends what the table has, such as `walpost verify`. An outbox in the log has no table: -v table=
--- Of the journal it reads all, and adds to it; who did what and when is for the server to say.
+-- Of the journal it reads all, and adds to it; who did what and when is for the server to say. What it has confirmed it
+-- writes into walpost.slot_state.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -28,7 +29,7 @@
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
-\set examine journal
+\set examine 'journal slot_state'
 \ir examine.sql
 
 SET walpost.schema = :'schema';
@@ -64,6 +65,11 @@ BEGIN
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA walpost TO %I', name);
     EXECUTE format('GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO %I', name);
+    IF to_regclass('walpost.slot_state') IS NULL THEN
+        RAISE NOTICE 'table walpost.slot_state does not exist' USING HINT = 'Run sql/journal.sql again, and then this file.';
+    ELSE
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %I', name);
+    END IF;
     IF outbox_name = '' THEN
         RETURN;
     END IF;

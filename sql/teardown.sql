@@ -32,6 +32,8 @@
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
+\set examine slot_state
+\ir examine.sql
 
 SET walpost.slot = :'slot';
 
@@ -53,6 +55,12 @@ BEGIN
         RAISE NOTICE 'slot % dropped: delivered up to %, the log ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
+    -- Else a new slot of this name would be taken for one that somebody has moved.
+    IF EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
+        AND c.relname = 'slot_state' AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+        AND has_table_privilege(c.oid, 'DELETE')) THEN
+        EXECUTE 'DELETE FROM walpost.slot_state WHERE slot = $1' USING name;
+    END IF;
 END
 $walpost$;
 
@@ -63,7 +71,7 @@ SELECT :'table' = '' AS is_in_the_log \gset
 \if :is_in_the_log
 \echo '   ' DROP SCHEMA walpost CASCADE ';           -- with the journal of all pipelines in this database'
 \else
-\echo '   ' DROP TABLE IF EXISTS walpost.journal ';  -- of all pipelines in this database'
+\echo '   ' DROP TABLE IF EXISTS walpost.journal, walpost.slot_state ';  -- of all pipelines in this database'
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::args::{ConnectionArgs, RecordArgs};
+use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
@@ -137,7 +138,7 @@ pub fn load(
     {
         tracing::warn!("{exposed}");
     }
-    of_file(file, given, env, env_vars)
+    of_file(path.zip(file), given, env, env_vars)
 }
 
 /// Where metrics, health and status are shown: as the flag or its variable says, or else the file; none
@@ -167,21 +168,21 @@ pub fn http_hosts(given: &[String], file: Option<&Path>) -> Result<Vec<String>, 
 
 /// The settings of every pipeline that was asked for, of the file if there is one.
 fn of_file(
-    file: Option<File>,
+    read: Option<(&Path, File)>,
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
-    let from_file = file.is_some();
-    let file = file.unwrap_or_default();
+    let path = read.as_ref().map(|(path, _)| *path);
+    let file = read.map(|(_, file)| file).unwrap_or_default();
     let from_env = kafka_properties(env_vars);
-    let chosen = choose(file.pipeline, &given.connection.pipeline, from_file)?;
+    let chosen = choose(file.pipeline, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
     }
     let settings: Vec<_> = chosen
         .into_iter()
-        .map(|pipeline| settings(pipeline, &file.kafka, &from_env, given, env))
+        .map(|pipeline| settings(pipeline, path, &file.kafka, &from_env, given, env))
         .collect::<Result<_, _>>()?;
     each_its_own(&settings)?;
     Ok(settings)
@@ -308,6 +309,7 @@ impl Reader {
 
 fn settings(
     mut file: FilePipeline,
+    path: Option<&Path>,
     kafka: &BTreeMap<String, file::Scalar>,
     from_env: &Properties,
     given: &Given<'_>,
@@ -322,7 +324,13 @@ fn settings(
         return Err(reader.error("name", "expected 1 to 48 characters of a-z, 0-9 and _"));
     }
     given.overlay(&mut file);
-    let postgres = postgres(&name, file.postgres.as_deref(), env)?;
+    let mut postgres = postgres(&name, file.postgres.as_deref(), env)?;
+    if let Some(path) = path
+        && file.postgres.is_some()
+        && given.connection.postgres.is_none()
+    {
+        postgres = kept(postgres, path, &name);
+    }
     let target = target(&reader, &file)?;
     let outbox = outbox(&reader, &file)?;
     let default_timeout = Duration::from_secs(60);
@@ -360,7 +368,7 @@ fn settings(
             return Err(reader.error("delivery", reason));
         }
         SinkName::Stdout => SinkSettings::Stdout,
-        SinkName::Kafka => sink(&reader, &file, kafka, from_env, given)?,
+        SinkName::Kafka => sink(&reader, &file, path, kafka, from_env, given)?,
     };
     Ok(PipelineSettings {
         name,
@@ -526,6 +534,31 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
     })
 }
 
+/// The connection string, whose password may change in the file.
+fn kept(postgres: Conninfo, path: &Path, pipeline: &str) -> Conninfo {
+    let place = format!("postgres of pipeline {pipeline:?} in {}", path.display());
+    let (path, pipeline) = (path.to_owned(), pipeline.to_owned());
+    postgres.kept_in(&place, move || {
+        let (_, now) = read_again(&path, &pipeline).map_err(|error| error.to_string())?;
+        let env = |name: &str| std::env::var(name).ok();
+        self::postgres(&pipeline, now.postgres.as_deref(), &env).map_err(|error| error.to_string())
+    })
+}
+
+/// The properties of Kafka that the file has for all by now, and the pipeline.
+fn read_again(
+    path: &Path,
+    pipeline: &str,
+) -> Result<(BTreeMap<String, file::Scalar>, FilePipeline), ConfigError> {
+    let file = file::read(path)?;
+    let asked: &[String] = match file.pipeline.is_empty() {
+        true => &[],
+        false => &[pipeline.to_owned()],
+    };
+    let mut chosen = choose(file.pipeline, asked, true)?;
+    Ok((file.kafka, chosen.remove(0)))
+}
+
 fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
     let default = format!("walpost_{}", reader.pipeline);
     let slot = file.slot.clone().unwrap_or_else(|| default.clone());
@@ -622,17 +655,15 @@ fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, Config
 fn sink(
     reader: &Reader,
     file: &FilePipeline,
+    path: Option<&Path>,
     kafka: &BTreeMap<String, file::Scalar>,
     from_env: &Properties,
     given: &Given<'_>,
 ) -> Result<SinkSettings, ConfigError> {
-    let text = |(name, value): (&String, &file::Scalar)| (name.clone(), value.to_string());
-    let mut properties: Properties = kafka.iter().map(text).collect();
-    properties.extend(file.kafka.iter().flatten().map(text));
-    properties.extend(from_env.clone());
+    let mut over = from_env.clone();
     if let Some(records) = given.records {
         if let Some(brokers) = &records.kafka {
-            properties.insert("bootstrap.servers".to_owned(), brokers.clone());
+            over.insert("bootstrap.servers".to_owned(), brokers.clone());
         }
         for property in &records.kafka_property {
             let (name, value) = property.split_once('=').ok_or_else(|| {
@@ -641,9 +672,11 @@ fn sink(
                 let name: String = property.chars().take_while(is_name).collect();
                 ConfigError::Flag(format!("--kafka-property {name:?}: expected NAME=VALUE"))
             })?;
-            properties.insert(name.trim().to_owned(), value.to_owned());
+            over.insert(name.trim().to_owned(), value.to_owned());
         }
     }
+    let mut properties = properties_of_file(kafka, file);
+    properties.extend(over.clone());
     // Whoever may write the file need not be whoever may run programs as Walpost.
     let may_run_code = given
         .records
@@ -675,6 +708,40 @@ fn sink(
     Ok(SinkSettings::Kafka {
         properties,
         create_topics: file.create_topics,
+        credentials: credentials(path, &reader.pipeline, over),
+    })
+}
+
+/// Properties that the file has for a pipeline.
+fn properties_of_file(
+    kafka: &BTreeMap<String, file::Scalar>,
+    pipeline: &FilePipeline,
+) -> Properties {
+    let own = pipeline.kafka.iter().flatten();
+    kafka
+        .iter()
+        .chain(own)
+        .map(|(name, value)| (name.clone(), value.to_string()))
+        .collect()
+}
+
+/// What proves to the brokers who we are, which may change in the file. What is given `over` that stays.
+fn credentials(path: Option<&Path>, pipeline: &str, over: Properties) -> Credentials {
+    let path = match path {
+        Some(path) if !over.contains_key("sasl.password") => path.to_owned(),
+        _ => {
+            return Credentials::fixed(format!(
+                "-X sasl.password or the environment variable {KAFKA_VARIABLES}SASL_PASSWORD, which are read at the start only"
+            ));
+        }
+    };
+    let origin = format!("\"sasl.password\" in {}", path.display());
+    let pipeline = pipeline.to_owned();
+    Credentials::kept(origin, move || {
+        let (kafka, now) = read_again(&path, &pipeline).map_err(|error| error.to_string())?;
+        let mut now = properties_of_file(&kafka, &now);
+        now.extend(over.clone());
+        Ok(now)
     })
 }
 

@@ -1,6 +1,7 @@
 //! Everything that knows rdkafka.
 
 pub mod context;
+pub mod credentials;
 mod end;
 mod events;
 pub mod examine;

@@ -3,10 +3,12 @@
 //! [`session`] streams over one connection, [`core`] turns its frames into records, [`watermark`]
 //! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
 
+pub(crate) mod access;
 mod allowance;
 pub mod budget;
 pub mod checkpoint;
 mod commits;
+mod confirms;
 pub mod core;
 pub mod dedup;
 pub mod isolation;
@@ -57,6 +59,7 @@ use crate::postgres::connection::ConnectionError;
 use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::pgoutput::DecodeError;
 use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
 
 /// Why a pipeline can't go on. [`recovery::remedy`] says what each calls for.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +70,22 @@ pub enum PipelineError {
     /// The catalog can't be asked.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
+    /// The server refuses the role that it had accepted.
+    #[error(
+        "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
+         password or pg_hba.conf was changed. The password comes from {origin}",
+        .lasts.as_secs()
+    )]
+    Refused {
+        /// What the server says.
+        error: Box<PipelineError>,
+        /// The role.
+        role: String,
+        /// Where its password comes from, for a person.
+        origin: String,
+        /// For how long.
+        lasts: Duration,
+    },
     /// Outbox, publication or slot are not as they have to be.
     #[error(transparent)]
     Problem(#[from] Problem),
@@ -107,7 +126,7 @@ pub enum PipelineError {
     #[error(
         "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
          re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
-         {resend}; then restart walpost"
+         {resend}; {then}"
     )]
     SlotMoved {
         /// The slot.
@@ -118,6 +137,8 @@ pub enum PipelineError {
         confirmed: Lsn,
         /// How the events between are delivered.
         resend: &'static str,
+        /// What a person does then.
+        then: String,
     },
     /// The slot keeps more of the log than it may, and is to be let go.
     #[error("slot {slot:?} keeps more than lag.max, {max}, and could not be let go yet")]
@@ -161,6 +182,19 @@ pub enum PipelineError {
     /// The same may be, or another instance had the slot after the checkpoint was read.
     #[error("the checkpoint was read before the slot was ours, and is read again: {0}")]
     Outrun(HistoryError),
+    /// What is delivered can't be confirmed.
+    #[error(
+        "what is delivered of slot {slot:?} can't be written down, and so not be confirmed: for {lasts:?} no second connection \
+         to the server that streams it came about: {reason}"
+    )]
+    Unwritten {
+        /// The slot.
+        slot: String,
+        /// For so long.
+        lasts: Duration,
+        /// Why.
+        reason: String,
+    },
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
         "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"
@@ -316,6 +350,16 @@ pub enum PipelineError {
     },
 }
 
+impl PipelineError {
+    fn two_servers(target: &Target, walsender: i32, found: Option<i32>) -> Self {
+        Self::TwoServers {
+            slot: target.slot.clone(),
+            walsender,
+            found: found.map_or("none".to_owned(), |pid| pid.to_string()),
+        }
+    }
+}
+
 /// What a pipeline is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -353,6 +397,7 @@ pub async fn run(
         SinkSettings::Kafka {
             properties,
             create_topics,
+            credentials,
         } => {
             run_into(
                 settings,
@@ -367,6 +412,7 @@ pub async fn run(
                         properties,
                         *create_topics,
                         checkpoints,
+                        credentials,
                         deliveries,
                     )
                 },
@@ -430,6 +476,8 @@ async fn run_into<S: Sink>(
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
+    // What has the slot and is no Walpost, by what was said last.
+    let mut said_holder = None;
     loop {
         let mut held = None;
         let mut isolates = false;
@@ -475,6 +523,8 @@ async fn run_into<S: Sink>(
                         }
                         if session.has_progressed() {
                             backoff = Backoff::default();
+                        } else if recovery::kind(&error) == ErrorKind::Postgres {
+                            backoff.answered();
                         }
                         if exactly_once
                             && (isolates || recovery::remedy(&error) == Remedy::RebuildSink)
@@ -497,6 +547,8 @@ async fn run_into<S: Sink>(
             }
             error => error,
         };
+        let now = tokio::time::Instant::now();
+        let error = memory.access.judge(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
             // What is in the open Kafka transaction would be produced once more: it is given up.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
@@ -520,11 +572,20 @@ async fn run_into<S: Sink>(
             }
             remedy @ (Remedy::Reconnect | Remedy::RebuildSink) => {
                 let delay = backoff.next_delay();
+                let holder = match &error {
+                    PipelineError::Problem(Problem::HeldByOther { pid, .. }) => Some(*pid),
+                    _ => None,
+                };
+                // A refusal ends in a halt, unless a person sees it in time.
+                let is_news = matches!(error, PipelineError::Refused { .. })
+                    || holder.is_some() && holder != said_holder;
+                said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
                     Say::Begins => warn!(pipeline, %error, ?delay, "reconnecting"),
                     Say::Lasts(lasts, attempts) => {
                         warn!(pipeline, %error, ?lasts, attempts, "reconnecting, still");
                     }
+                    Say::Nothing if is_news => warn!(pipeline, %error, ?delay, "reconnecting"),
                     Say::Nothing => debug!(pipeline, %error, ?delay, "reconnecting"),
                 }
                 if remedy == Remedy::RebuildSink {

@@ -18,6 +18,7 @@ pub mod peek;
 pub mod pgoutput;
 pub mod provision;
 pub mod retention;
+pub mod slot_state;
 pub mod snapshot;
 pub mod table;
 pub mod target;

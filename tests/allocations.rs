@@ -18,6 +18,7 @@ use dhat::{HeapStats, Profiler};
 use libtest_mimic::{Arguments, Trial};
 use rdkafka::mocking::MockCluster;
 use stream::{Kind, NullSink, Stream, null_pipeline, play, templates};
+use walpost::kafka::credentials::Credentials;
 use walpost::kafka::producer::KafkaSink;
 use walpost::outbox::settings::OutboxSettings;
 use walpost::pipeline::core::{Core, Step};
@@ -189,13 +190,21 @@ fn produced(stream: &Stream) {
     broker.create_topic(TOPIC, 3, 1).unwrap();
     let properties = [("bootstrap.servers".to_owned(), broker.bootstrap_servers())].into();
     let (mut core, deliveries) = stream::core(Kind::Headers, OutboxSettings::default());
-    let mut sink = KafkaSink::new("test", &properties, None, None, deliveries).unwrap();
+    let mut sink = KafkaSink::new(
+        "test",
+        &properties,
+        None,
+        None,
+        &Credentials::default(),
+        deliveries,
+    )
+    .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
-        sink.prepare(TOPIC).await.unwrap();
+        sink.prepare(TOPIC, Vec::new).await.unwrap();
         sink.prepared(TOPIC, 1).unwrap();
         let mut bodies = stream.bodies();
         let warm_up = bodies.by_ref().take(stream.len() / 3);

@@ -15,12 +15,15 @@ use crate::outbox::template::Part;
 use crate::pipeline::budget::AtMax;
 use crate::pipeline::checkpoint::HistoryError;
 use crate::pipeline::recovery::{self, Remedy};
-use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
 use crate::pipeline::sink::SinkError;
-use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Everybody, Observed, Problem, Statement};
+use crate::pipeline::snapshot::{self, Outlook};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
+};
 use crate::postgres::connection::Connection;
 use crate::postgres::retention::{self, RetentionError};
+use crate::postgres::slot_state::FoundState;
 use crate::postgres::target::Outbox;
 
 /// Flags of `walpost check`.
@@ -86,8 +89,9 @@ pub fn run(args: &CheckArgs) -> Exit {
             for open in settings.sink.warnings() {
                 report.add("kafka encryption", Outcome::Warning, open);
             }
-            kafka(settings, &mut report).await;
-            exactly_once(settings, &mut report).await;
+            if kafka(settings, &mut report).await {
+                exactly_once(settings, &mut report).await;
+            }
         });
     }
     runtime.shutdown_background();
@@ -173,11 +177,18 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
             Outcome::Ok,
             "a replication connection is accepted",
         ),
-        Err(error) => report.add(
-            "replication",
-            Outcome::Failure,
-            format!("{error}. The role needs REPLICATION, and pg_hba.conf a line for its database"),
-        ),
+        Err(mut error) => {
+            let mut is_full = false;
+            if let Some(error) = error.server_mut() {
+                catalog.name_users(error).await;
+                is_full = error.code.starts_with("53");
+            }
+            let needs = match is_full {
+                true => "",
+                false => ". The role needs REPLICATION, and pg_hba.conf a line for its database",
+            };
+            report.add("replication", Outcome::Failure, format!("{error}{needs}"));
+        }
     }
     let problems = observed.problems(&settings.target);
     for problem in &problems {
@@ -197,14 +208,27 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     owners(settings, &observed, &catalog, report).await;
     columns(settings, &observed, report);
     budget(settings, &observed, &catalog, report).await;
+    let mut needs_slot = observed.slot.is_none();
     if problems.is_empty() {
         match snapshot::outlook(settings, &catalog, &observed).await {
-            Ok(Some(message)) => report.add("older rows", Outcome::Ok, message),
+            Ok(Some(outlook)) => {
+                // The snapshot takes a temporary one.
+                needs_slot |= matches!(outlook, Outlook::Copies(_));
+                report.add("older rows", Outcome::Ok, outlook);
+            }
             Ok(None) => {}
             Err(error) => report.add("older rows", of(recovery::remedy(&error)), error),
         }
     }
+    if needs_slot {
+        match catalog.used_up(Limit::Slots).await {
+            Ok(Some(used_up)) => report.add("slots", Outcome::Failure, used_up),
+            Ok(None) => {}
+            Err(error) => report.add("slots", of(recovery::of_catalog(&error)), error),
+        }
+    }
     risks(settings, &observed, report);
+    moved(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Log { .. }) {
         match catalog.everybody().await {
             Ok(everybody) => forgery(&everybody, report),
@@ -309,6 +333,32 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
     }
 }
 
+/// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
+async fn moved(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let Some(slot) = observed.slot.as_ref().filter(|_| observed.has_slot_state) else {
+        return;
+    };
+    let asked = async {
+        let of = catalog.slot_of(&settings.name, &settings.target).await?;
+        catalog.moved(&of, slot.confirmed).await
+    };
+    match asked.await {
+        Ok(None) => {}
+        Ok(Some(moved)) if moved.begun && settings.delivery == Delivery::AtLeastOnce => {
+            report.add("slot", Outcome::Failure, moved);
+        }
+        Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
+        // It runs without, and says so.
+        Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
+        Err(error) => report.add("slot state", of(recovery::of_catalog(&error)), error),
+    }
+}
+
 /// What works today and loses or repeats events some day.
 fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
     let target = &settings.target;
@@ -344,6 +394,22 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             format!(
                 "table walpost.journal is not there, so nothing can be skipped or sent again: that is written down in it. \
                  Create it: {}",
+                outbox.init()
+            ),
+        ),
+    }
+    match observed.has_slot_state {
+        true => report.add(
+            "slot state",
+            Outcome::Ok,
+            "table walpost.slot_state is there",
+        ),
+        false => report.add(
+            "slot state",
+            Outcome::Warning,
+            format!(
+                "table walpost.slot_state is not there, so a slot that somebody moves or makes anew while no walpost run has \
+                 it goes unnoticed. Create it: {}",
                 outbox.init()
             ),
         ),
@@ -426,13 +492,15 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     }
 }
 
-async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
+/// Says whether the brokers answer.
+async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
     let SinkSettings::Kafka {
         properties,
         create_topics,
+        ..
     } = &settings.sink
     else {
-        return;
+        return false;
     };
     // A template without columns names the one topic there is; others are known with their rows.
     let topic = match settings.outbox.topic.parts() {
@@ -460,6 +528,7 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) {
             found => broker_finding("dead letters", found, creates, report),
         }
     }
+    is_there
 }
 
 fn broker_finding(
@@ -502,6 +571,11 @@ async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
     };
     brokers_for_transactions(&examined, report);
     let found = checkpoints.look().await;
+    if matches!(found, Ok(None)) && is_untouched(settings).await {
+        let message = "there is no checkpoint, and nothing was read from the slot since walpost init has made it: the first start \
+             makes one";
+        return report.add(EXACTLY_ONCE, Outcome::Ok, message);
+    }
     if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
         let message =
             "the topic for checkpoints is missing and will be created by walpost checkpoint adopt";
@@ -529,6 +603,22 @@ async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
         ),
         Err(error) => report.add(EXACTLY_ONCE, of(recovery::of_sink(&error)), error),
     }
+}
+
+/// A start of this pipeline is the first one. Where that can't be asked, the reason is told elsewhere.
+async fn is_untouched(settings: &PipelineSettings) -> bool {
+    let asked = async {
+        let catalog = Catalog::open(&settings.postgres).await?;
+        let of = catalog.slot_of(&settings.name, &settings.target).await?;
+        let slot = catalog.slot(&settings.target.slot).await?;
+        let state = match catalog.slot_state(&of).await? {
+            FoundState::State(state) => state,
+            FoundState::Unusable(_) => None,
+        };
+        Ok::<_, CatalogError>(slot.zip(state))
+    };
+    let found = asked.await.ok().flatten();
+    found.is_some_and(|(slot, state)| state.is_untouched(slot.confirmed))
 }
 
 fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {

@@ -12,13 +12,11 @@ use crate::kafka::transaction::Checkpoints;
 use crate::pipeline::PipelineError;
 use crate::pipeline::checkpoint::{Checkpoint, Delivered, Standing};
 use crate::pipeline::recovery::{self, Remedy};
-use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::sink::{Sink, SinkError};
 use crate::pipeline::snapshot;
-use crate::pipeline::watermark::{Watermark, Window};
 use crate::postgres::catalog::{Catalog, Problem};
 use crate::postgres::connection::Connection;
-use crate::postgres::lsn::Lsn;
 
 /// What to do with a checkpoint.
 #[derive(Debug, Subcommand)]
@@ -190,27 +188,16 @@ async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>)
 }
 
 async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
-    let SinkSettings::Kafka {
-        properties,
-        create_topics,
-    } = &settings.sink
-    else {
-        return Ok(());
-    };
     let name = &settings.name;
     let (standing, active) = standing(settings).await?;
     if let Some(pid) = active {
         let slot = standing.slot;
         return Err(PipelineError::SlotInUse { slot, pid }.into());
     }
-    let window = Window {
-        records: 1,
-        bytes: 1,
+    let sink = KafkaSink::for_checkpoint(settings).map_err(PipelineError::from)?;
+    let Some(mut sink) = sink else {
+        return Ok(());
     };
-    let deliveries = Watermark::new(window, Lsn::ZERO).deliveries();
-    let checkpoints = Checkpoints::of(settings);
-    let mut sink = KafkaSink::new(name, properties, *create_topics, checkpoints, deliveries)
-        .map_err(PipelineError::from)?;
     let found = match sink.take_over().await {
         Ok(found) => found,
         Err(error @ SinkError::Checkpoint { .. }) => {

@@ -120,7 +120,11 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
         let catalog = Catalog::open(&settings.postgres)
             .await
             .map_err(|error| ("connection".to_owned(), error))?;
-        provision.apply(&catalog).await
+        let mut applied = provision.apply(&catalog).await;
+        if let Err((_, CatalogError::Server(error))) = &mut applied {
+            catalog.name_users(error).await;
+        }
+        applied
     });
     let Err((step, reason)) = applied else {
         let target = &settings.target;

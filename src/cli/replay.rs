@@ -263,9 +263,17 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
         SinkSettings::Kafka {
             properties,
             create_topics,
+            credentials,
         } => {
             // Not the pipeline's own producer, which it would fence.
-            let sink = KafkaSink::new(name, properties, *create_topics, None, deliveries);
+            let sink = KafkaSink::new(
+                name,
+                properties,
+                *create_topics,
+                None,
+                credentials,
+                deliveries,
+            );
             let sink = sink.map_err(ReplayError::from)?;
             send(&plan, name, args.rate, sink, watermark).await
         }

@@ -21,15 +21,15 @@ use crate::pipeline::PipelineError;
 use crate::pipeline::checkpoint::{Checkpoint, Standing};
 use crate::pipeline::core::preview::{Found, Preview, Until};
 use crate::pipeline::recovery::{self, Remedy};
-use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
+use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::sink::Sink;
 use crate::pipeline::snapshot::SnapshotMode;
-use crate::pipeline::watermark::{Watermark, Window};
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Said};
 use crate::postgres::connection::Connection;
 use crate::postgres::copy;
 use crate::postgres::journal::{Action, Entry};
 use crate::postgres::lsn::{Lsn, Position};
+use crate::postgres::slot_state::FoundState;
 use crate::postgres::target::Outbox;
 
 /// No row is larger: PostgreSQL's own limit for a message.
@@ -146,6 +146,8 @@ struct Plan {
     found: Found,
     /// Exactly-once: the checkpoint there is, and the one to be.
     checkpoint: Option<(Checkpoint, Checkpoint)>,
+    /// Somebody else has moved the slot there already.
+    is_moved: bool,
 }
 
 /// Moves the slot of one pipeline.
@@ -207,7 +209,12 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
         return Err(Failure::NotAsked(name.clone()));
     }
 
-    let Plan { confirmed, to, .. } = plan;
+    let Plan {
+        confirmed,
+        to,
+        is_moved,
+        ..
+    } = plan;
     let is_same = |entry: &crate::postgres::journal::Written| {
         entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
     };
@@ -229,7 +236,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     if let Some((found, checkpoint)) = plan.checkpoint {
         move_checkpoint(settings, &found, checkpoint).await?;
     }
-    if !catalog.advance(slot, confirmed, to).await? {
+    if !is_moved && !catalog.advance(slot, confirmed, to).await? {
         let slot = slot.clone();
         return Err(Failure::Moved { slot, confirmed });
     }
@@ -262,6 +269,18 @@ async fn plan(settings: &PipelineSettings, catalog: &Catalog, to: Place) -> Resu
         // A commit record where the slot stands was not sent yet.
         Place::Position(position) => position.commit < confirmed,
     };
+    if let Place::Lsn(lsn) = to
+        && lsn == confirmed
+        && let Some(written) = moved(settings, catalog, lsn).await?
+    {
+        return Ok(Plan {
+            confirmed: written,
+            to: lsn,
+            found: Found::default(),
+            checkpoint: None,
+            is_moved: true,
+        });
+    }
     if is_behind {
         return Err(Failure::Behind {
             slot: slot_name(),
@@ -308,7 +327,26 @@ async fn plan(settings: &PipelineSettings, catalog: &Catalog, to: Place) -> Resu
         to,
         found: preview,
         checkpoint: found.map(|(found, resumed)| (found, resumed.skipped(to))),
+        is_moved: false,
     })
+}
+
+/// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.
+async fn moved(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    to: Lsn,
+) -> Result<Option<Lsn>, CatalogError> {
+    let target = &settings.target;
+    let of = catalog.slot_of(&settings.name, target).await?;
+    let FoundState::State(Some(state)) = catalog.slot_state(&of).await? else {
+        return Ok(None);
+    };
+    let is_known = state.confirmed >= to
+        || catalog
+            .is_accounted_for(target, state.confirmed, to)
+            .await?;
+    Ok((!is_known).then_some(state.confirmed))
 }
 
 /// With exactly-once the checkpoint, and how a start would go on from it now.
@@ -354,7 +392,16 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
         to,
         found,
         checkpoint,
+        is_moved,
     } = plan;
+    if *is_moved {
+        say!(
+            "{name}: slot {} stands at {to}, and Walpost has confirmed it up to {confirmed}: what was committed between is \
+             left out where it was not delivered, and nobody can say what that is",
+            settings.target.slot
+        );
+        return;
+    }
     say!(
         "{name}: slot {} stands at {confirmed}, to be moved to {to}: {} would never be delivered",
         settings.target.slot,
@@ -419,25 +466,13 @@ async fn move_checkpoint(
     found: &Checkpoint,
     mut checkpoint: Checkpoint,
 ) -> Result<(), Failure> {
-    let SinkSettings::Kafka {
-        properties,
-        create_topics,
-    } = &settings.sink
-    else {
-        return Ok(());
-    };
     if *found == checkpoint {
         return Ok(());
     }
-    let window = Window {
-        records: 1,
-        bytes: 1,
+    let sink = KafkaSink::for_checkpoint(settings).map_err(PipelineError::from)?;
+    let Some(mut sink) = sink else {
+        return Ok(());
     };
-    let deliveries = Watermark::new(window, Lsn::ZERO).deliveries();
-    let checkpoints = Checkpoints::of(settings);
-    let name = &settings.name;
-    let mut sink = KafkaSink::new(name, properties, *create_topics, checkpoints, deliveries)
-        .map_err(PipelineError::from)?;
     let now = sink.take_over().await.map_err(PipelineError::from)?;
     if now.as_ref() != Some(found) {
         return Err(Failure::Moved {

@@ -19,7 +19,7 @@ use crate::observe::status::{PipelineStatus, Snapshot, Status};
 use crate::observe::watchdog::Lasting;
 use crate::observe::{client, http};
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, Vitals};
+use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::let_go::LetGo;
 use crate::postgres::lsn::Lsn;
 
@@ -91,6 +91,9 @@ struct Database {
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
     kept_bytes: Option<u64>,
+    /// What has the slot, if that is no Walpost.
+    #[serde(skip)]
+    held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
     /// What was let go and not sent again; not known without a journal that may be read.
@@ -223,13 +226,15 @@ async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
 async fn ask_database(settings: &PipelineSettings) -> Database {
     let asked = async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        catalog.vitals(&settings.name, &settings.target).await
+        let held = catalog.held_by_other(&settings.target.slot).await?;
+        let vitals = catalog.vitals(&settings.name, &settings.target).await?;
+        Ok::<_, CatalogError>((vitals, held))
     };
-    let (vitals, error) = match timeout(ANSWER, asked).await {
-        Ok(Ok(vitals)) => (vitals, None),
-        Ok(Err(error)) => (Vitals::default(), Some(error.to_string())),
+    let ((vitals, held), error) = match timeout(ANSWER, asked).await {
+        Ok(Ok(found)) => (found, None),
+        Ok(Err(error)) => (Default::default(), Some(error.to_string())),
         Err(_) => (
-            Vitals::default(),
+            Default::default(),
             Some(format!("no answer within {ANSWER:?}")),
         ),
     };
@@ -258,6 +263,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         lag_bytes: behind(slot.confirmed),
         kept_bytes: behind(slot.restart),
         wal_status: slot.wal_status,
+        held: held.map(|held| held.to_string()),
         problems,
         let_go: vitals.let_go,
         error,
@@ -305,6 +311,11 @@ fn problems(
     let error = database.error.iter();
     problems.extend(error.map(|error| format!("the database can't be asked: {error}")));
     problems.extend(database.problems.iter().map(Problem::line));
+    if let Some(held) = &database.held
+        && !problems.iter().any(|said| said.contains(held))
+    {
+        problems.push(held.clone());
+    }
     problems
 }
 

@@ -64,7 +64,12 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
         sink: None,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());
-    match of_file(Some(file), &given, &env, std::iter::empty()) {
+    match of_file(
+        Some((Path::new("walpost.toml"), file)),
+        &given,
+        &env,
+        std::iter::empty(),
+    ) {
         Ok(settings) => Ok((read, settings)),
         Err(error) => Err(format!("{read} {error} {error:?}")),
     }

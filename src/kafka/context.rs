@@ -2,19 +2,23 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{DeliveryResult, ProducerContext};
 use tracing::{debug, error, info, warn};
 
+use super::credentials::{Credentials, Login};
 use super::grants::Grants;
 use super::statistics::Statistics;
 use crate::observe::outage::{Outage, Say};
 use crate::observe::stats::ErrorKind;
 use crate::pipeline::isolation::RefusedRecord;
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
+
+/// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
+const REFUSED: Duration = Duration::from_secs(15);
 
 /// Hears of the events of one producer.
 pub struct Context {
@@ -32,6 +36,11 @@ pub struct Context {
     broker: Mutex<Outage>,
     /// Why a broker would not have us, if that is why there is no connection.
     refusal: Mutex<Option<String>>,
+    /// Since when they would not, where they would before.
+    refused: Mutex<Outage>,
+    credentials: Credentials,
+    /// What the producer was told last.
+    login: Mutex<Option<Login>>,
     /// The topic that may not be a part of our transactions.
     denied: Mutex<Option<String>>,
 }
@@ -52,8 +61,32 @@ impl Context {
             cluster: Mutex::default(),
             broker: Mutex::default(),
             refusal: Mutex::default(),
+            refused: Mutex::new(Outage::reminding(REFUSED)),
+            credentials: Credentials::default(),
+            login: Mutex::default(),
             denied: Mutex::default(),
         }
+    }
+
+    /// Has the producer, which has this login, prove who we are with `credentials` as they are by then.
+    #[must_use]
+    pub(super) fn proving(mut self, credentials: Credentials, login: Option<Login>) -> Self {
+        self.credentials = credentials;
+        self.login = Mutex::new(login);
+        self
+    }
+
+    /// The login, if it is another one by now than the producer knows.
+    pub(super) fn new_login(&self) -> Option<Login> {
+        let mut known = lock(&self.login);
+        let before = known.as_ref()?;
+        let mut config = ClientConfig::new();
+        config.set("sasl.username", &before.username);
+        config.set("sasl.password", &before.password);
+        self.credentials.renew(&mut config);
+        let now = Login::of(&config).filter(|now| now != before)?;
+        *known = Some(now.clone());
+        Some(now)
     }
 
     /// How the principal gets what it may not do.
@@ -102,6 +135,10 @@ impl Context {
         }
         lock(&self.broker).ended(Instant::now());
         lock(&self.refusal).take();
+        self.credentials.accepted();
+        if let Some(lasted) = lock(&self.refused).ended(Instant::now()) {
+            info!(pipeline = self.pipeline, lasted = ?lasted, "Kafka accepts the connection again");
+        }
     }
 
     /// No broker has answered.
@@ -199,9 +236,10 @@ impl Context {
         use RDKafkaErrorCode as Code;
         match code {
             Code::AllBrokersDown => self.unreachable(reason),
-            Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL => {
+            code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
+                self.refused_again(reason);
             }
             // Every record that the producer still has is reported as failed now, the one it is
             // about first; without any, the next one is refused.
@@ -270,6 +308,28 @@ impl Context {
         }
     }
 
+    /// Brokers that had accepted us do not.
+    fn refused_again(&self, reason: &str) {
+        if !self.credentials.were_accepted() {
+            return;
+        }
+        let (pipeline, origin) = (&self.pipeline, self.credentials.origin());
+        match lock(&self.refused).failed(Instant::now()) {
+            Say::Begins => warn!(
+                pipeline,
+                reason,
+                "Kafka refuses the connection, and had accepted it since Walpost started: trying again. The password comes from {origin}"
+            ),
+            Say::Lasts(lasts, _) => warn!(
+                pipeline,
+                reason,
+                ?lasts,
+                "Kafka refuses the connection still: trying again. The password comes from {origin}"
+            ),
+            Say::Nothing => {}
+        }
+    }
+
     fn broker_failed(&self, reason: &str) {
         self.deliveries.stats().count(ErrorKind::KafkaBroker);
         let pipeline = &self.pipeline;
@@ -307,6 +367,15 @@ pub(super) struct Refused {
     pub(super) content: u64,
 }
 
+/// A broker does not accept who we are, or we not who it is.
+pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        code,
+        Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL
+    )
+}
+
 /// The same record would fail again: a person has to change something.
 fn is_permanent(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
@@ -321,7 +390,6 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
             | Code::PolicyViolation
             | Code::TopicAuthorizationFailed
             | Code::ClusterAuthorizationFailed
-            | Code::SaslAuthenticationFailed
             | Code::UnsupportedCompressionType
             | Code::UnsupportedForMessageFormat
             | Code::UnknownTopic

@@ -14,17 +14,18 @@ use std::sync::Arc;
 
 use rdkafka::bindings::{
     RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG, RD_KAFKA_EVENT_STATS,
-    RD_KAFKA_OFFSET_INVALID, rd_kafka_event_destroy, rd_kafka_event_error,
+    RD_KAFKA_OFFSET_INVALID, rd_kafka_error_destroy, rd_kafka_event_destroy, rd_kafka_event_error,
     rd_kafka_event_error_string, rd_kafka_event_log, rd_kafka_event_message_next,
     rd_kafka_event_stats, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
     rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_main, rd_kafka_queue_poll,
-    rd_kafka_queue_t, rd_kafka_queue_yield, rd_kafka_topic_name,
+    rd_kafka_queue_t, rd_kafka_queue_yield, rd_kafka_sasl_set_credentials, rd_kafka_topic_name,
 };
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
-use super::context::{Context, Refused};
+use super::context::{Context, Refused, is_refusal};
+use super::credentials::Login;
 use crate::outbox::route::POSITION_HEADER;
 use crate::pipeline::isolation::content;
 use crate::pipeline::watermark::Tag;
@@ -58,7 +59,7 @@ impl Events {
         // SAFETY: the queue lives as long as `self`.
         let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), FOR_EVER) };
         if let Some(event) = NonNull::new(event) {
-            Event(event).tell(self.producer.context());
+            Event(event).tell(&self.producer);
         }
     }
 
@@ -79,7 +80,8 @@ impl Drop for Events {
 struct Event(NonNull<rd_kafka_event_t>);
 
 impl Event {
-    fn tell(mut self, context: &Context) {
+    fn tell(mut self, producer: &BaseProducer<Context>) {
+        let context = producer.context();
         // SAFETY: the event is there.
         match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
             RD_KAFKA_EVENT_DR => {
@@ -91,7 +93,13 @@ impl Event {
                     let code = rd_kafka_event_error(self.0.as_ptr());
                     (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
                 };
-                context.error(code.into(), reason.trim());
+                let code = code.into();
+                context.error(code, reason.trim());
+                if is_refusal(code)
+                    && let Some(login) = context.new_login()
+                {
+                    log_in(producer, &login);
+                }
             }
             RD_KAFKA_EVENT_LOG => {
                 let (mut facility, mut message, mut level) = (null(), null(), 0);
@@ -141,6 +149,27 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is this one's own.
         unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
+    }
+}
+
+/// Has the producer prove with `login` who we are, from its next connection on.
+fn log_in(producer: &BaseProducer<Context>, login: &Login) {
+    let (Ok(username), Ok(password)) = (
+        CString::new(&*login.username),
+        CString::new(&*login.password),
+    ) else {
+        return;
+    };
+    // SAFETY: the producer is there, and the texts are copied; an error is ours to destroy.
+    unsafe {
+        let error = rd_kafka_sasl_set_credentials(
+            producer.client().native_ptr(),
+            username.as_ptr(),
+            password.as_ptr(),
+        );
+        if !error.is_null() {
+            rd_kafka_error_destroy(error);
+        }
     }
 }
 

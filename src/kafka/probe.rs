@@ -6,6 +6,7 @@ use std::time::Duration;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, Producer};
+use tokio::time::{sleep, timeout};
 
 use super::context::Context;
 use super::grants::Grants;
@@ -16,9 +17,12 @@ use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Watermark, Window};
 use crate::postgres::lsn::Lsn;
 
-const METADATA: Duration = Duration::from_secs(10);
+const METADATA: Duration = Duration::from_secs(5);
 /// How long a refusal may take.
 const REFUSAL: Duration = Duration::from_secs(3);
+/// So long another broker, or another address of a name, may take to answer when one has not.
+const OTHERS: Duration = Duration::from_millis(1500);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a look at the brokers gave.
 #[derive(Debug)]
@@ -59,18 +63,24 @@ pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFindi
             topic => (topic, judge(&metadata)),
         })
     });
-    let answer = match asked.await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => {
-            if let Some(reason) = refusal(config).await {
+    let unreachable = |reason: String| {
+        BrokerFinding::Unreachable(format!(
+            "no broker at {brokers} answers: {reason}. Correct bootstrap.servers, or security.protocol, sasl.* and ssl.*"
+        ))
+    };
+    let answer = tokio::select! {
+        biased;
+        answer = asked => match answer {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return unreachable(describe(&error)),
+            Err(error) => return BrokerFinding::Unreachable(error.to_string()),
+        },
+        trouble = trouble(config, METADATA) => match trouble {
+            Trouble::Refused(reason) => {
                 return BrokerFinding::Refused(SinkError::Refused { brokers, reason });
             }
-            return BrokerFinding::Unreachable(format!(
-                "no broker at {brokers} answers: {}. Correct bootstrap.servers, or security.protocol, sasl.* and ssl.*",
-                describe(&error)
-            ));
-        }
-        Err(error) => return BrokerFinding::Unreachable(error.to_string()),
+            Trouble::Down => return unreachable("all of them are down".to_owned()),
+        },
     };
     match answer {
         (None, Lookup::Present(brokers)) => BrokerFinding::Reachable { brokers },
@@ -90,21 +100,58 @@ pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFindi
     }
 }
 
+/// What keeps brokers from answering.
+enum Trouble {
+    /// They don't accept who we are, or we not who they are.
+    Refused(String),
+    /// No connection comes about.
+    Down,
+}
+
 /// Why the brokers don't accept who we are, or we not who they are, if that is why they don't
-/// answer. Only a producer's events tell that.
+/// answer.
 pub(super) async fn refusal(config: ClientConfig) -> Option<String> {
+    match timeout(REFUSAL, trouble(config, REFUSAL)).await {
+        Ok(Trouble::Refused(reason)) => Some(reason),
+        Ok(Trouble::Down) | Err(_) => None,
+    }
+}
+
+/// Resolves with what keeps brokers from answering, if that is told within `limit`. Only a producer's
+/// events tell it.
+async fn trouble(config: ClientConfig, limit: Duration) -> Trouble {
     let nothing = Window {
         records: 1,
         bytes: 1,
     };
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
     let context = Context::new("check", Grants::of(&config), deliveries);
-    let producer: BaseProducer<Context> = config.create_with_context(context).ok()?;
-    let producer = Arc::new(producer);
-    let poller = Poller::start(Arc::clone(&producer)).ok()?;
+    let made: Result<BaseProducer<Context>, _> = config.create_with_context(context);
+    let poller = made.ok().and_then(|producer| {
+        let producer = Arc::new(producer);
+        let poller = Poller::start(Arc::clone(&producer)).ok()?;
+        Some((producer, poller))
+    });
+    let Some((producer, _poller)) = poller else {
+        return std::future::pending().await;
+    };
     let asking = Arc::clone(&producer);
-    let asked = move || asking.client().fetch_metadata(None, REFUSAL).is_err();
-    let failed = tokio::task::spawn_blocking(asked).await.ok()?;
-    drop(poller);
-    producer.client().context().refusal().filter(|_| failed)
+    let asked = tokio::task::spawn_blocking(move || asking.client().fetch_metadata(None, limit));
+    let context = producer.client().context();
+    let heard = async {
+        while context.refusal().is_none() && !context.is_down() {
+            sleep(PAUSE).await;
+        }
+        sleep(OTHERS).await;
+    };
+    let answers = tokio::select! {
+        answer = asked => matches!(answer, Ok(Ok(_))),
+        () = heard => false,
+    };
+    match context.refusal() {
+        _ if answers => std::future::pending().await,
+        Some(reason) => Trouble::Refused(reason),
+        None if context.is_down() => Trouble::Down,
+        None => std::future::pending().await,
+    }
 }

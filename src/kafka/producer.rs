@@ -10,20 +10,23 @@ use rdkafka::producer::{BaseProducer, Producer};
 use tracing::warn;
 
 use super::context::Context;
+use super::credentials::{Credentials, Login};
 use super::flusher::Flusher;
 use super::grants::Grants;
 use super::native::Topic;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leaves_linger};
-use super::topics::{CreateTopics, Topics};
+use super::topics::{CreateTopics, Topics, Wanted};
 use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
 use crate::pipeline::checkpoint::Checkpoint;
 use crate::pipeline::isolation::{Batching, RefusedRecord};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::pipeline::sink::{
     Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
 };
-use crate::pipeline::watermark::{Deliveries, Tag};
+use crate::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
+use crate::postgres::lsn::Lsn;
 
 /// Kafka as a [`Sink`].
 ///
@@ -39,10 +42,12 @@ pub struct KafkaSink {
     producer: Arc<BaseProducer<Context>>,
     topics: Topics,
     /// Those that exist, by name.
-    known: HashMap<Box<str>, Topic>,
+    known: HashMap<Box<str>, Known>,
     /// Exactly-once.
     transactions: Option<Transactions>,
     asked_at: Instant,
+    /// How often [`Sink::read_more`] was called.
+    reads: u64,
     /// Records that must not be produced: the brokers do not take them.
     refused: Vec<RefusedRecord>,
 }
@@ -58,6 +63,33 @@ struct Transactions {
     taken_over: bool,
 }
 
+/// A topic that exists.
+struct Known {
+    topic: Topic,
+    /// A partition that librdkafka does not know, and the brokers are asked for; and [`KafkaSink::reads`] when they
+    /// were asked.
+    doubted: Option<(i32, u64)>,
+    absent: Option<Absent>,
+}
+
+/// The brokers were asked for a partition, and what they have answered.
+struct Absent {
+    /// The first partition that the topic did not have.
+    first: usize,
+    answered: Instant,
+    /// [`KafkaSink::reads`] when they were asked: rows that were read later may name what was added later.
+    reads: u64,
+    /// The row for whose sake they were asked is still to be judged.
+    is_awaited: bool,
+}
+
+/// How long such an answer holds at most.
+const ABSENT: Duration = Duration::from_secs(1);
+/// A broker may take so long to hear of partitions that were added to a topic: the first answer that there is no such
+/// partition is not taken at its word. So that many rows that name none don't hold up all others, it is
+/// where there was an answer so short a time before.
+const NEWS: Duration = Duration::from_millis(250);
+const NEWS_PAUSE: Duration = Duration::from_secs(10);
 /// How often the brokers are asked during an outage whether it has ended.
 const ASK: Duration = Duration::from_secs(2);
 /// librdkafka's properties for batches, and what it has without them.
@@ -67,6 +99,35 @@ const BATCH_BYTES_DEFAULT: u32 = 1_000_000;
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
+    /// One that takes over from every other of the pipeline and writes its checkpoint, and nothing else; none
+    /// where it has no checkpoint.
+    ///
+    /// # Errors
+    /// The producer can't be made from the properties.
+    pub fn for_checkpoint(pipeline: &PipelineSettings) -> Result<Option<Self>, SinkError> {
+        let SinkSettings::Kafka {
+            properties,
+            create_topics,
+            credentials,
+        } = &pipeline.sink
+        else {
+            return Ok(None);
+        };
+        let window = Window {
+            records: 1,
+            bytes: 1,
+        };
+        Self::new(
+            &pipeline.name,
+            properties,
+            *create_topics,
+            Checkpoints::of(pipeline),
+            credentials,
+            Watermark::new(window, Lsn::ZERO).deliveries(),
+        )
+        .map(Some)
+    }
+
     /// A producer for the pipeline with this name, which reports to `deliveries`. With
     /// `checkpoints`, one that delivers exactly once. Connects in the background.
     ///
@@ -77,15 +138,22 @@ impl KafkaSink {
         properties: &Properties,
         create_topics: Option<CreateTopics>,
         checkpoints: Option<Checkpoints>,
+        credentials: &Credentials,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
         let config = match &checkpoints {
             Some(checkpoints) => checkpoints.config.clone(),
-            None => client_config(properties, &format!("walpost-{pipeline}")),
+            None => {
+                let mut config = client_config(properties, &format!("walpost-{pipeline}"));
+                credentials.renew(&mut config);
+                config
+            }
         };
-        let context = Context::new(pipeline, Grants::of(&config), deliveries);
+        let context = Context::new(pipeline, Grants::of(&config), deliveries)
+            .proving(credentials.clone(), Login::of(&config));
         let flush = leaves_linger(properties);
         let mut sink = Self::with_config(config, flush, create_topics, context)?;
+        sink.topics.prove(credentials.clone());
         sink.transactions = checkpoints.map(|checkpoints| Transactions {
             checkpoints,
             topic: None,
@@ -105,6 +173,7 @@ impl KafkaSink {
         properties: &Properties,
         create_topics: Option<CreateTopics>,
         mut checkpoints: Option<Checkpoints>,
+        credentials: &Credentials,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
         let mut properties = properties.clone();
@@ -130,6 +199,7 @@ impl KafkaSink {
             &properties,
             create_topics,
             checkpoints,
+            credentials,
             deliveries,
         )?;
         sink.refused.clone_from(&batching.refused);
@@ -162,6 +232,7 @@ impl KafkaSink {
             known: HashMap::new(),
             transactions: None,
             asked_at: Instant::now(),
+            reads: 0,
             refused: Vec::new(),
         })
     }
@@ -175,7 +246,7 @@ impl Drop for KafkaSink {
 
 impl Sink for KafkaSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        let Some(topic) = self.known.get(record.topic) else {
+        let Some(known) = self.known.get_mut(record.topic) else {
             return Ok(Produced::NewTopic);
         };
         if !self.refused.is_empty()
@@ -183,7 +254,7 @@ impl Sink for KafkaSink {
         {
             return Err(refused.error());
         }
-        let Err(code) = topic.produce(record, Some(tag)) else {
+        let Err(code) = known.topic.produce(record, Some(tag)) else {
             self.unflushed = true;
             return Ok(Produced::Taken);
         };
@@ -201,7 +272,12 @@ impl Sink for KafkaSink {
                         .sum::<usize>(),
             }),
             (RDKafkaErrorCode::UnknownPartition, Some(partition)) => {
-                Err(SinkError::NoPartition { topic, partition })
+                if known.is_absent(partition, self.reads) {
+                    return Err(SinkError::NoPartition { topic, partition });
+                }
+                // librdkafka asks every five minutes: it may have been added since.
+                known.doubted = Some((partition, self.reads));
+                Ok(Produced::NewTopic)
             }
             (RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition, _) => {
                 self.known.remove(record.topic);
@@ -221,21 +297,39 @@ impl Sink for KafkaSink {
         Ok(())
     }
 
-    fn prepare(&mut self, topic: &str) -> Preparation {
-        Box::pin(
-            self.topics
-                .clone()
-                .prepare(Arc::clone(&self.producer), topic.to_owned()),
-        )
+    fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
+        let wanted = self.known.get(topic).and_then(Known::wanted);
+        let mut others = Vec::new();
+        if self.topics.creates() {
+            others = ahead();
+            others.retain(|other| other != topic && !self.known.contains_key(other.as_str()));
+        }
+        let topic = topic.to_owned();
+        let producer = Arc::clone(&self.producer);
+        Box::pin(self.topics.clone().prepare(producer, topic, wanted, others))
     }
 
     fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
-        let opened = open(&self.producer, topic)?;
-        self.known.insert(topic.into(), opened);
+        let doubted = self.known.get(topic).and_then(|known| known.doubted);
+        let known = Known {
+            topic: open(&self.producer, topic)?,
+            doubted: None,
+            absent: doubted.map(|(partition, reads)| Absent {
+                first: partitions,
+                answered: Instant::now(),
+                reads,
+                is_awaited: usize::try_from(partition).is_ok_and(|doubted| doubted >= partitions),
+            }),
+        };
+        self.known.insert(topic.into(), known);
         if let Some(transactions) = &mut self.transactions {
             transactions.partitions.insert(topic.to_owned(), partitions);
         }
         Ok(())
+    }
+
+    fn read_more(&mut self) {
+        self.reads += 1;
     }
 
     fn take_over(&mut self) -> TakeOver {
@@ -301,12 +395,34 @@ fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     !client.context().is_down()
 }
 
+impl Known {
+    /// The brokers have said that the topic has no such partition, and the row was there when they were asked.
+    fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
+        self.absent.as_mut().is_some_and(|absent| {
+            let is_awaited = std::mem::take(&mut absent.is_awaited);
+            usize::try_from(partition).is_ok_and(|partition| partition >= absent.first)
+                && (is_awaited || absent.reads == reads)
+                && absent.answered.elapsed() < ABSENT
+        })
+    }
+
+    /// The partition to ask for.
+    fn wanted(&self) -> Option<Wanted> {
+        let absent = self.absent.as_ref();
+        let was_asked = absent.is_some_and(|absent| absent.answered.elapsed() < NEWS_PAUSE);
+        Some(Wanted {
+            partition: usize::try_from(self.doubted?.0).ok()?,
+            within: if was_asked { Duration::ZERO } else { NEWS },
+        })
+    }
+}
+
 impl Transactions {
     /// Puts the checkpoint at the end of the open transaction.
     fn produce(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
-        known: &HashMap<Box<str>, Topic>,
+        known: &HashMap<Box<str>, Known>,
         checkpoint: &mut Checkpoint,
     ) -> Result<(), SinkError> {
         let bytes_max = self.checkpoints.partitions_bytes_max();
@@ -489,6 +605,7 @@ mod tests {
             settings.sink = SinkSettings::Kafka {
                 properties: [("bootstrap.servers".to_owned(), brokers(config))].into(),
                 create_topics: None,
+                credentials: Credentials::default(),
             };
             config.set("linger.ms", "0");
             *config = transactional(config.clone(), "test");

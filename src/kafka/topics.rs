@@ -10,19 +10,28 @@ use rdkafka::error::{KafkaResult, RDKafkaErrorCode as Code};
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{debug, info, warn};
 
 use super::context::Context;
+use super::credentials::Credentials;
 use super::grants::Grants;
 use super::properties::{brokers, describe, leave_producers};
+use crate::pipeline::access;
 use crate::pipeline::sink::SinkError;
 
-/// How long a broker that creates topics by itself may take for it.
+/// How long brokers may take to create a topic, by themselves or when they are asked to.
 const CREATION: Duration = Duration::from_secs(5);
+/// How often it is told that a topic is waited for.
+const TELL: Duration = Duration::from_secs(60);
+/// The controller makes a record of each topic and of each partition, and takes 10,000 of a request at
+/// most (`MAX_RECORDS_PER_USER_OP`).
+const RECORDS_AT_ONCE: usize = 2000;
 /// How long a broker may refuse us before it is taken at its word.
 const REFUSAL: Duration = Duration::from_secs(10);
 const METADATA: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(200);
+/// Between two questions, the first time and later: a topic that was just created is mostly there at once.
+const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// How topics that don't exist are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -37,6 +46,18 @@ pub struct CreateTopics {
 
 fn broker_default() -> i32 {
     -1
+}
+
+impl CreateTopics {
+    fn new_topic<'n>(&self, name: &'n str) -> NewTopic<'n> {
+        let replication = TopicReplication::Fixed(self.replication);
+        NewTopic::new(name, self.partitions, replication)
+    }
+
+    /// How many topics are made with one request beside the first.
+    fn at_once(&self) -> usize {
+        usize::try_from(self.partitions).map_or(0, |partitions| RECORDS_AT_ONCE / (partitions + 1))
+    }
 }
 
 impl std::str::FromStr for CreateTopics {
@@ -63,6 +84,16 @@ impl std::str::FromStr for CreateTopics {
 pub struct Topics {
     config: ClientConfig,
     create: Option<CreateTopics>,
+    credentials: Credentials,
+}
+
+/// A partition that a topic has to have.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Its number.
+    pub(super) partition: usize,
+    /// How long the brokers may say that it is not there until they are believed.
+    pub(super) within: Duration,
 }
 
 /// What the cluster says of a topic.
@@ -80,10 +111,21 @@ impl Topics {
     /// For the cluster that `config` names.
     #[must_use]
     pub fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
-        Self { config, create }
+        Self {
+            config,
+            create,
+            credentials: Credentials::default(),
+        }
     }
 
-    /// Resolves when `topic` is there. Waits for as long as no broker can be reached.
+    /// Has its clients prove who we are with `credentials` as they are by then.
+    pub(super) fn prove(&mut self, credentials: Credentials) {
+        self.credentials = credentials;
+    }
+
+    /// Resolves when `topic` is there, with its number of partitions, which the brokers are asked for now; or
+    /// when one that is `wanted` stays away. Waits for as long as no broker can be reached, and for a topic that is to
+    /// be created. With it `others` are, as far as they are missing.
     ///
     /// # Errors
     /// The topic is missing and stays so, or the brokers refuse us.
@@ -91,14 +133,29 @@ impl Topics {
         self,
         producer: Arc<BaseProducer<Context>>,
         topic: String,
+        wanted: Option<Wanted>,
+        others: Vec<String>,
     ) -> Result<usize, SinkError> {
+        let mut absent_since = None;
         let mut missing_since = None;
+        let mut creation = Creation {
+            others,
+            asked: None,
+            told: None,
+        };
         let mut refusals = Refusals::default();
+        let mut pause = PAUSE;
         loop {
             match lookup(&producer, &topic).await {
                 Ok(Lookup::Present(partitions)) => {
                     producer.client().context().answered();
-                    return Ok(partitions);
+                    let now = Instant::now();
+                    let since = now.duration_since(*absent_since.get_or_insert(now));
+                    if wanted.is_none_or(|wanted| {
+                        wanted.partition < partitions || since >= wanted.within
+                    }) {
+                        return Ok(partitions);
+                    }
                 }
                 Ok(Lookup::Denied(reason)) => {
                     let grant = Grants::of(&self.config).topic(&topic);
@@ -110,22 +167,29 @@ impl Topics {
                 }
                 Ok(Lookup::Missing) => {
                     producer.client().context().answered();
-                    match (missing_since, self.create) {
-                        (None, Some(create)) => self.create(&topic, create).await?,
-                        (Some(since), _) if Instant::now().duration_since(since) > CREATION => {
+                    let now = Instant::now();
+                    let waited = now.duration_since(*missing_since.get_or_insert(now));
+                    match self.create {
+                        Some(create) => creation.tend(&self, &topic, create, waited).await?,
+                        None if waited > CREATION => {
                             return Err(SinkError::TopicMissing {
                                 topic,
                                 brokers: self.brokers(),
                             });
                         }
-                        _ => {}
+                        None => {}
                     }
-                    missing_since.get_or_insert_with(Instant::now);
                 }
                 Err(()) => refusals.note(&producer, &self)?,
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// Topics that are missing are created.
+    pub(super) fn creates(&self) -> bool {
+        self.create.is_some()
     }
 
     /// The brokers' addresses, for messages.
@@ -134,38 +198,57 @@ impl Topics {
         brokers(&self.config)
     }
 
-    async fn create(&self, topic: &str, create: CreateTopics) -> Result<(), SinkError> {
-        let replication = TopicReplication::Fixed(create.replication);
-        self.make(&NewTopic::new(topic, create.partitions, replication))
-            .await
-    }
-
     /// A client for what is no record.
     pub(super) fn admin(&self) -> KafkaResult<AdminClient<DefaultClientContext>> {
-        leave_producers(self.config.clone()).create()
+        let mut config = leave_producers(self.config.clone());
+        self.credentials.renew(&mut config);
+        config.create()
     }
 
-    /// Makes a topic. That another instance was faster is no failure.
-    pub(super) async fn make(&self, new: &NewTopic<'_>) -> Result<(), SinkError> {
+    /// Makes a topic, and with the same request `others`, whatever comes of those. That another instance was
+    /// faster is no failure.
+    ///
+    /// # Errors
+    /// The brokers do not make it, and would not later.
+    pub(super) async fn make(
+        &self,
+        new: &NewTopic<'_>,
+        others: &[NewTopic<'_>],
+    ) -> Result<Made, SinkError> {
         let (topic, partitions) = (new.name, new.num_partitions);
-        let failed = |reason: String| SinkError::TopicNotCreated {
-            topic: topic.to_owned(),
-            brokers: self.brokers(),
-            reason,
+        let failed = |code: Option<Code>, reason: String| match code {
+            Some(code) if is_of_the_moment(code) => Ok(Made::NotNow(reason)),
+            _ => Err(SinkError::TopicNotCreated {
+                topic: topic.to_owned(),
+                brokers: self.brokers(),
+                reason,
+            }),
         };
-        let admin = self.admin().map_err(|error| failed(describe(&error)))?;
+        let admin = match self.admin() {
+            Ok(admin) => admin,
+            Err(error) => return failed(None, describe(&error)),
+        };
         let options = AdminOptions::new().operation_timeout(Some(METADATA));
-        let answer = admin
-            .create_topics([new], &options)
-            .await
-            .map_err(|error| failed(describe(&error)))?;
-        match answer.into_iter().next() {
-            Some(Ok(_)) => {
-                info!(topic, partitions, "topic created");
-                Ok(())
+        let asked = std::iter::once(new).chain(others);
+        let answers = match admin.create_topics(asked, &options).await {
+            Ok(answers) => answers,
+            Err(error) => return failed(error.rdkafka_error_code(), describe(&error)),
+        };
+        let mut of_topic = None;
+        for answer in answers {
+            match &answer {
+                Ok(topic) => info!(topic, partitions, "topic created"),
+                Err((topic, reason)) => debug!(topic, %reason, "topic not created"),
             }
+            let (Ok(name) | Err((name, _))) = &answer;
+            if name == topic {
+                of_topic = Some(answer);
+            }
+        }
+        match of_topic {
+            Some(Ok(_)) => Ok(Made::Created),
             // Another instance was faster.
-            None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(()),
+            None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(Made::Exists),
             Some(Err((
                 _,
                 code @ (Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed),
@@ -174,8 +257,87 @@ impl Topics {
                 reason: format!("it could not be created: {code}"),
                 grant: Grants::of(&self.config).create(topic),
             }),
-            Some(Err((_, code))) => Err(failed(code.to_string())),
+            Some(Err((_, code))) => failed(Some(code), code.to_string()),
         }
+    }
+}
+
+/// What came of asking the brokers for a topic.
+pub(super) enum Made {
+    Created,
+    /// The brokers say that it is there already.
+    Exists,
+    /// They can't make it at the moment, and why.
+    NotNow(String),
+}
+
+/// A broker that answers so may make the topic later.
+fn is_of_the_moment(code: Code) -> bool {
+    matches!(
+        code,
+        Code::AllBrokersDown
+            | Code::BrokerTransportFailure
+            | Code::NetworkException
+            | Code::NotController
+            | Code::OperationTimedOut
+            | Code::RequestTimedOut
+            | Code::ThrottlingQuotaExceeded
+    )
+}
+
+/// A topic that is made and not there yet.
+struct Creation {
+    /// Those that are made with it, at the first attempt.
+    others: Vec<String>,
+    asked: Option<(Instant, Made)>,
+    told: Option<Instant>,
+}
+
+impl Creation {
+    /// The topic is missing for so long: has it made, now and then, for one that was there may have been
+    /// deleted.
+    ///
+    /// # Errors
+    /// The brokers do not make it.
+    async fn tend(
+        &mut self,
+        topics: &Topics,
+        topic: &str,
+        create: CreateTopics,
+        missing: Duration,
+    ) -> Result<(), SinkError> {
+        let is_due = match &self.asked {
+            None | Some((_, Made::NotNow(_))) => true,
+            Some((at, _)) => at.elapsed() > CREATION,
+        };
+        if is_due {
+            let others = std::mem::take(&mut self.others);
+            let others: Vec<_> = others
+                .iter()
+                .take(create.at_once())
+                .map(|name| create.new_topic(name))
+                .collect();
+            let made = match topics.make(&create.new_topic(topic), &others).await {
+                // It may be for the others' sake.
+                Err(error) if !others.is_empty() => Made::NotNow(error.to_string()),
+                made => made?,
+            };
+            self.asked = Some((Instant::now(), made));
+        }
+        if missing > CREATION && self.told.is_none_or(|told| told.elapsed() > TELL) {
+            self.told = Some(Instant::now());
+            let reason = match &self.asked {
+                Some((_, Made::NotNow(reason))) => reason,
+                _ => "the brokers say that it exists, and their metadata does not show it",
+            };
+            warn!(
+                topic,
+                reason,
+                elapsed = format_args!("{}s", missing.as_secs()),
+                "waiting for a topic to be there"
+            );
+        }
+        Ok(())
     }
 }
 
@@ -199,7 +361,18 @@ impl Refusals {
             self.since = None;
             return Ok(());
         };
-        if self.since.get_or_insert_with(Instant::now).elapsed() > REFUSAL {
+        let tried = self.since.get_or_insert_with(Instant::now).elapsed();
+        let (patience, reason) = match topics.credentials.were_accepted() {
+            false => (REFUSAL, reason),
+            true => (
+                access::PATIENCE,
+                format!(
+                    "{reason}. It had accepted who Walpost is, and was tried for {} s since",
+                    tried.as_secs()
+                ),
+            ),
+        };
+        if tried > patience {
             return Err(SinkError::Refused {
                 brokers: topics.brokers(),
                 reason,

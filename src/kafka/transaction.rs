@@ -17,12 +17,13 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, warn};
 
 use super::context::Context;
+use super::credentials::Credentials;
 use super::end::{self, Ends};
 use super::grants::Grants;
 use super::native::{self, Topic};
 use super::probe;
 use super::properties::{client_config, describe, leave_producers, transactional};
-use super::topics::{Lookup, Refusals, Topics, judge};
+use super::topics::{Lookup, Made, Refusals, Topics, judge};
 use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::pipeline::checkpoint::Checkpoint;
@@ -58,6 +59,7 @@ pub struct Checkpoints {
     settings: CheckpointSettings,
     /// The producer's configuration.
     pub(super) config: ClientConfig,
+    pub(super) credentials: Credentials,
 }
 
 /// A reader of checkpoints: what it asks for has answers of its own, so errors are told there.
@@ -75,18 +77,26 @@ impl ConsumerContext for Reader {}
 impl Checkpoints {
     /// Those of `pipeline`; none where it has none.
     pub fn of(pipeline: &PipelineSettings) -> Option<Self> {
-        let (SinkSettings::Kafka { properties, .. }, Delivery::ExactlyOnce(checkpoint)) =
-            (&pipeline.sink, &pipeline.delivery)
+        let (
+            SinkSettings::Kafka {
+                properties,
+                credentials,
+                ..
+            },
+            Delivery::ExactlyOnce(checkpoint),
+        ) = (&pipeline.sink, &pipeline.delivery)
         else {
             return None;
         };
         let name = &pipeline.name;
-        let config = client_config(properties, &format!("walpost-{name}"));
+        let mut config = client_config(properties, &format!("walpost-{name}"));
+        credentials.renew(&mut config);
         let id = format!("walpost-{name}-{}", pipeline.target.slot);
         Some(Self {
             pipeline: name.clone(),
             settings: checkpoint.clone(),
             config: transactional(config, &id),
+            credentials: credentials.clone(),
         })
     }
 
@@ -163,11 +173,15 @@ impl Checkpoints {
         let partitions = loop {
             let asking = self.clone();
             match blocking(move || asking.lookup()).await? {
-                Some(Lookup::Present(partitions)) => break partitions,
+                Some(Lookup::Present(partitions)) => {
+                    self.credentials.accepted();
+                    break partitions;
+                }
                 Some(Lookup::Denied(reason)) => return Err(self.denied(reason)),
                 Some(Lookup::Missing) if !made => {
-                    self.make_topic(&topics).await?;
-                    made = true;
+                    let asked = self.make_topic(&topics).await?;
+                    made = !matches!(asked, Made::NotNow(_));
+                    tokio::time::sleep(PAUSE).await;
                 }
                 Some(Lookup::Missing) => tokio::time::sleep(PAUSE).await,
                 None => {
@@ -220,7 +234,9 @@ impl Checkpoints {
 
     /// A consumer; unlike a producer's, its questions do not create a topic.
     pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer<Reader>, KafkaError> {
-        end::read_from_leaders(leave_producers(self.config.clone()))
+        let mut config = leave_producers(self.config.clone());
+        self.credentials.renew(&mut config);
+        end::read_from_leaders(config)
             .set("allow.auto.create.topics", "false")
             .set("group.id", format!("walpost-{}", self.pipeline))
             .set("enable.auto.commit", "false")
@@ -234,15 +250,17 @@ impl Checkpoints {
 
     /// The cluster's topics.
     pub(super) fn topics(&self) -> Topics {
-        Topics::new(self.config.clone(), None)
+        let mut topics = Topics::new(self.config.clone(), None);
+        topics.prove(self.credentials.clone());
+        topics
     }
 
-    async fn make_topic(&self, topics: &Topics) -> Result<(), SinkError> {
+    async fn make_topic(&self, topics: &Topics) -> Result<Made, SinkError> {
         let replication = TopicReplication::Fixed(self.settings.replication);
         let new = NewTopic::new(self.topic(), 1, replication)
             .set("cleanup.policy", "compact")
             .set("segment.bytes", SEGMENT_BYTES);
-        topics.make(&new).await
+        topics.make(&new, &[]).await
     }
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::stats::{Seldom, State, Totals};
+use super::life::Outage;
+use super::stats::{ErrorKind, Seldom, State, Totals};
 
 /// So long events may wait without any of them becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
@@ -84,6 +85,26 @@ pub fn why_not_ready(seldom: &Seldom, totals: &Totals) -> Option<NotReady> {
     is_hung(totals).then_some(NotReady::Still(totals.turned_ago))
 }
 
+/// Since when it is not ready for that reason, in microseconds since 1970.
+#[must_use]
+pub fn not_ready_since(reason: &NotReady, seldom: &Seldom, now_micros: u64) -> u64 {
+    let before = |ago: &Duration| {
+        let ago = u64::try_from(ago.as_micros()).unwrap_or(u64::MAX);
+        now_micros.saturating_sub(ago)
+    };
+    match reason {
+        NotReady::State(..) => seldom.since_micros,
+        NotReady::KafkaDown(..) => {
+            let lasts = |outage: &&Outage| {
+                outage.kind == ErrorKind::KafkaBroker && outage.ended_micros.is_none()
+            };
+            let outage = seldom.outages.iter().find(lasts);
+            outage.map_or(seldom.since_micros, |outage| outage.began_micros)
+        }
+        NotReady::Stuck(_, ago) | NotReady::Still(ago) => before(ago),
+    }
+}
+
 /// Events wait, and for long none has become durable.
 #[must_use]
 pub fn is_stuck(totals: &Totals) -> bool {
@@ -115,7 +136,7 @@ pub fn lag_micros(seldom: &Seldom, totals: &Totals, now_micros: u64) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::stats::{ErrorKind, Failure};
+    use crate::observe::stats::Failure;
 
     fn streaming() -> (Seldom, Totals) {
         let seldom = Seldom {
@@ -151,11 +172,32 @@ mod tests {
         totals.waits = true;
         totals.got_on_ago = Duration::from_secs(12);
         assert!(says(&seldom, &totals).contains("7 events are in flight"));
+        // It streams for 99 s by then.
+        let since = |seldom: &Seldom, totals: &Totals| {
+            let why = why_not_ready(seldom, totals).expect("a reason");
+            not_ready_since(&why, seldom, 100_000_000)
+        };
+        assert_eq!(since(&seldom, &totals), 88_000_000);
         seldom.kafka_down = Some("2/2 brokers are down".to_owned());
+        let outage = |began_micros, ended_micros| Outage {
+            kind: ErrorKind::KafkaBroker,
+            reason: String::new(),
+            began_micros,
+            ended_micros,
+            attempts: 1,
+        };
+        seldom.outages = vec![
+            outage(70_000_000, None),
+            outage(20_000_000, Some(30_000_000)),
+        ];
         assert!(says(&seldom, &totals).contains("2/2 brokers are down"));
-        let (seldom, mut totals) = streaming();
+        assert_eq!(since(&seldom, &totals), 70_000_000);
+        let (mut seldom, mut totals) = streaming();
         totals.turned_ago = Duration::from_secs(61);
         assert!(says(&seldom, &totals).contains("61 s"));
+        assert_eq!(since(&seldom, &totals), 39_000_000);
+        seldom.state = State::Halted;
+        assert_eq!(since(&seldom, &totals), 1_000_000);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct PipelineStatus {
     pub ready: bool,
     /// Why it is not.
     pub not_ready: Option<String>,
+    /// Since when it is not.
+    pub not_ready_since: Option<f64>,
     /// What the watchdog finds wrong, ready or not.
     pub problems: Vec<Lasting>,
     /// What went through it.
@@ -257,7 +259,11 @@ impl PipelineStatus {
         now_micros: u64,
     ) -> Self {
         let (totals, seldom) = (stats.totals(), stats.seldom());
-        let not_ready = health::why_not_ready(&seldom, &totals).map(|reason| reason.to_string());
+        let not_ready = health::why_not_ready(&seldom, &totals);
+        let not_ready_since = not_ready
+            .as_ref()
+            .map(|reason| seconds(health::not_ready_since(reason, &seldom, now_micros)));
+        let not_ready = not_ready.map(|reason| reason.to_string());
         let vitals = seldom.database.as_ref().map(|(vitals, _)| vitals);
         let slot = vitals.and_then(|vitals| vitals.slot.as_ref());
         let confirmed = known(totals.confirmed).or_else(|| slot.and_then(|slot| slot.confirmed));
@@ -271,6 +277,7 @@ impl PipelineStatus {
             since: seconds(seldom.since_micros),
             ready: not_ready.is_none(),
             not_ready,
+            not_ready_since,
             problems,
             events: Events {
                 sent: totals.sent,

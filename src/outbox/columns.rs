@@ -110,7 +110,7 @@ pub enum MappingError {
     },
     /// A named column is of a type that can't serve.
     #[error(
-        "column {column:?} of table {table} has the type with OID {type_oid}, but {setting} needs \
+        "column {column:?} of table {table} has type {found}, but {setting} needs \
          {expected}. Name another column in {setting}, or change the type: \
          ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
     )]
@@ -119,8 +119,8 @@ pub enum MappingError {
         table: String,
         /// The column.
         column: String,
-        /// Its type.
-        type_oid: u32,
+        /// Its type: the name, or the OID where that is all that is known.
+        found: String,
         /// The setting that names it.
         setting: &'static str,
         /// Types that can serve.
@@ -174,6 +174,19 @@ mod oid {
     pub(super) const JSONB: u32 = 3802;
     /// The first OID that a type made by a user can have.
     pub(super) const FIRST_OF_USERS: u32 = 16384;
+}
+
+impl MappingError {
+    /// With the name of the type that can't serve, which `name_of` gives for its column.
+    #[must_use]
+    pub fn with_type(mut self, name_of: impl FnOnce(&str) -> Option<String>) -> Self {
+        if let Self::WrongType { column, found, .. } = &mut self
+            && let Some(name) = name_of(column)
+        {
+            *found = name;
+        }
+        self
+    }
 }
 
 impl Mapping {
@@ -398,7 +411,7 @@ impl Binder<'_> {
             Some(table) => MappingError::WrongType {
                 table: table.to_owned(),
                 column,
-                type_oid,
+                found: format!("OID {type_oid}"),
                 setting,
                 expected,
             },

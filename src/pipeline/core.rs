@@ -30,6 +30,7 @@ use crate::postgres::lsn::{Lsn, Position};
 use crate::postgres::pgoutput::{LogicalHead, Message, Relation, Tuple};
 use crate::postgres::target::Outbox;
 
+mod ahead;
 mod books;
 pub mod dead_letters;
 mod log;

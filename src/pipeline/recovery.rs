@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::PipelineError;
 use super::sink::SinkError;
 use super::snapshot::SnapshotError;
+use super::{PipelineError, access};
 use crate::observe::stats::ErrorKind;
 use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::connection::ConnectionError;
@@ -45,8 +45,10 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
     match error {
         PipelineError::Connection(_)
         | PipelineError::Catalog(_)
+        | PipelineError::Refused { .. }
         | PipelineError::SlotInUse { .. }
         | PipelineError::TwoServers { .. }
+        | PipelineError::Unwritten { .. }
         | PipelineError::ServerStopping => ErrorKind::Postgres,
         PipelineError::Problem(_)
         | PipelineError::NoKey { .. }
@@ -83,11 +85,16 @@ pub fn remedy(error: &PipelineError) -> Remedy {
     match error {
         PipelineError::Connection(error) => of_connection(error),
         PipelineError::Catalog(error) => of_catalog(error),
+        PipelineError::Refused { lasts, .. } if *lasts < access::PATIENCE => Remedy::Reconnect,
+        PipelineError::Refused { .. } => Remedy::Halt,
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
         PipelineError::ServerStopping
         | PipelineError::TwoServers { .. }
+        | PipelineError::Unwritten { .. }
         | PipelineError::OverBudget { .. }
-        | PipelineError::Problem(Problem::InRecovery { .. }) => Remedy::Reconnect,
+        | PipelineError::Problem(Problem::InRecovery { .. } | Problem::HeldByOther { .. }) => {
+            Remedy::Reconnect
+        }
         PipelineError::Snapshot(error) => of_snapshot(error),
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::DeadLetter { error, .. } => of_sink(error),
@@ -138,6 +145,7 @@ pub fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_) => Remedy::Reconnect,
         CatalogError::NoJournal
+        | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unexpected(_) => Remedy::Halt,
@@ -220,14 +228,13 @@ pub fn of_sink(error: &SinkError) -> Remedy {
     }
 }
 
-/// The server is shutting down, or has.
+/// The server is shutting down, or has. Of several hosts, one of them: the others would not do.
 #[must_use]
 pub fn is_stopping(error: &DialError) -> bool {
-    match error.decisive() {
-        DialError::Server { error, .. } => error.code == "57P03",
-        DialError::Connect { .. } => true,
-        _ => false,
-    }
+    let attempts = error.attempts();
+    let refuses = |error: &DialError| matches!(error, DialError::Server { error, .. } if error.code == "57P03");
+    let is_gone = |error: &DialError| matches!(error, DialError::Connect { .. });
+    attempts.iter().any(refuses) || attempts.iter().all(is_gone)
 }
 
 /// Delays between attempts: doubling, with jitter so that many pipelines don't come back at once.
@@ -238,6 +245,8 @@ pub struct Backoff {
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
+/// A server that lets us stream, and then ends it, is neither away nor overloaded.
+const BACKOFF_ANSWERED: Duration = Duration::from_secs(1);
 /// How soon a hot standby sees that the slot is free.
 const STAND_BY: Duration = Duration::from_secs(1);
 
@@ -253,6 +262,11 @@ impl Backoff {
         let delay = self.next;
         self.next = (delay * 2).min(BACKOFF_MAX);
         jittered(delay)
+    }
+
+    /// What failed last had begun: the next delay is short.
+    pub fn answered(&mut self) {
+        self.next = self.next.min(BACKOFF_ANSWERED);
     }
 }
 
@@ -284,6 +298,8 @@ mod tests {
             expected = (expected * 2).min(BACKOFF_MAX);
         }
         assert_eq!(expected, BACKOFF_MAX);
+        backoff.answered();
+        assert!(backoff.next_delay() <= BACKOFF_ANSWERED);
     }
 
     #[test]

@@ -4,18 +4,20 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
+use super::access::Access;
 use super::allowance::Allowance;
 use super::checkpoint::{Checkpoint, HistoryError, Phantom, Standing};
+use super::confirms::{Confirms, Writer};
 use super::core::{Core, Step};
 use super::lag::{self, Watched};
 use super::ledger::{Committed, Ledger};
 use super::pace::Pace;
 use super::settings::{Delivery, PipelineSettings};
 use super::sink::{Preparation, Sink, SinkError};
-use super::snapshot::{self, Copying, Known, Read, Snapshot};
+use super::snapshot::{self, Copying, Known, Read, Snapshot, SnapshotError};
 use super::watermark::{Confirmed, Window};
 use super::{Order, PipelineError, drain_ordered, recovery};
 use crate::observe::stats::{SnapshotPhase, State, unix_micros};
@@ -24,9 +26,11 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::connection::{Connection, ConnectionError, Identity};
 use crate::postgres::conninfo::Conninfo;
+use crate::postgres::dial::ServerError;
 use crate::postgres::journal::Entry;
 use crate::postgres::let_go::{LetGo, Outcome};
 use crate::postgres::lsn::Lsn;
+use crate::postgres::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -41,16 +45,18 @@ const PUBLICATION: u32 = 6;
 /// With more records in flight than this, others have company anyway: times are busy.
 const COMPANY: u64 = 100;
 const REOPEN: Duration = Duration::from_secs(1);
+/// So long the connection that confirmed LSNs are written down with may be away.
+const UNWRITTEN: Duration = Duration::from_secs(10);
 /// How long the last status update may take to be sent.
 const LAST_WORD: Duration = Duration::from_secs(2);
-/// While a Kafka transaction is committed nothing can be produced, but the log is read on: this much
-/// is kept meanwhile.
+/// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
+/// this much is kept meanwhile.
 const READ_AHEAD: usize = 4 << 20;
 /// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
 const LAST_CONFIRM: Duration = Duration::from_secs(2);
 
 /// The database, as a session needs it.
-pub(super) trait Database: Clone + Send + 'static {
+pub(super) trait Database: Clone + Send + Sync + 'static {
     /// A connection for questions.
     type Catalog: Look;
 
@@ -121,6 +127,30 @@ pub(super) trait Look: Send + Sync + 'static {
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
+    /// What was written down of its slot.
+    fn slot_state(
+        &self,
+        of: &SlotOf,
+    ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
+
+    /// Writes down that nothing beyond `confirmed` is confirmed.
+    fn write_slot_state(
+        &self,
+        of: &SlotOf,
+        confirmed: Lsn,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
+
+    /// The journal says why the slot stands at `found`, beyond `confirmed`.
+    fn is_accounted_for(
+        &self,
+        target: &Target,
+        confirmed: Lsn,
+        found: Lsn,
+    ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
+
+    /// Says of an error that the server gives for want of walsenders or slots who has them.
+    fn name_users(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
+
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
@@ -189,6 +219,27 @@ impl Look for Catalog {
         Catalog::write_journal(self, entry).await.map(drop)
     }
 
+    async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+        Catalog::slot_state(self, of).await
+    }
+
+    async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+        Catalog::write_slot_state(self, of, confirmed).await
+    }
+
+    async fn is_accounted_for(
+        &self,
+        target: &Target,
+        confirmed: Lsn,
+        found: Lsn,
+    ) -> Result<bool, CatalogError> {
+        Catalog::is_accounted_for(self, target, confirmed, found).await
+    }
+
+    async fn name_users(&self, error: &mut ServerError) {
+        Catalog::name_users(self, error).await;
+    }
+
     async fn closed(&mut self) {
         Catalog::closed(self).await;
     }
@@ -204,10 +255,16 @@ pub(super) struct Memory {
     doubted: Option<Checkpoint>,
     /// Rows that are older than the slot are dealt with.
     snapshot_done: bool,
+    /// Some were to be copied at the last start.
+    copies: bool,
     /// What was let go was said.
     has_reminded: bool,
+    /// It was said that what is confirmed is not written down.
+    has_warned_unwritten: bool,
     /// Exactly-once: what may be in flight.
     allowance: Allowance,
+    /// Whether PostgreSQL accepts who we are.
+    pub(super) access: Access,
     watched: Watched,
 }
 
@@ -221,8 +278,11 @@ impl Memory {
             another_owner: false,
             doubted: None,
             snapshot_done: false,
+            copies: false,
             has_reminded: false,
+            has_warned_unwritten: false,
             allowance: Allowance::new(window),
+            access: Access::default(),
             watched,
         }
     }
@@ -273,20 +333,42 @@ impl Memory {
         }
     }
 
-    fn check_slot(&mut self, target: &Target, found: Lsn) -> Result<(), PipelineError> {
-        match self.confirmed.map(Confirmed::lsn) {
-            Some(confirmed) if found > confirmed && !self.another_owner => {
-                Err(PipelineError::SlotMoved {
-                    slot: target.slot.clone(),
-                    found,
-                    confirmed,
-                    resend: target.outbox.resend(),
-                })
-            }
-            _ => {
-                self.another_owner = false;
-                Ok(())
-            }
+    fn warn_unwritten(&mut self, of: &SlotOf, why: &str) {
+        if !std::mem::replace(&mut self.has_warned_unwritten, true) {
+            warn!(
+                pipeline = of.pipeline,
+                slot = of.target.slot,
+                "what is confirmed can't be written down, so a slot that somebody moves or makes anew while another \
+                 process has it, or none, goes unnoticed: {why}"
+            );
+        }
+    }
+
+    /// `written` is what was written down of the slot. Whoever has had it meanwhile has written that too;
+    /// without it, another owner may rightly have moved it.
+    fn check_slot(
+        &mut self,
+        of: &SlotOf,
+        written: Option<Lsn>,
+        found: Lsn,
+    ) -> Result<(), PipelineError> {
+        let another_owner = std::mem::take(&mut self.another_owner);
+        let ours = self.confirmed.map(Confirmed::lsn);
+        match written.or(ours.filter(|_| !another_owner)) {
+            Some(confirmed) if found > confirmed => Err(PipelineError::SlotMoved {
+                slot: of.target.slot.clone(),
+                found,
+                confirmed,
+                resend: of.target.outbox.resend(),
+                then: match written {
+                    Some(_) => format!(
+                        "then say that this is known: walpost skip --pipeline {} --to {found}; and start walpost",
+                        of.pipeline
+                    ),
+                    None => "then restart walpost".to_owned(),
+                },
+            }),
+            _ => Ok(()),
         }
     }
 }
@@ -298,6 +380,7 @@ pub(super) struct Session<'s> {
     resume: Lsn,
     /// Looks at the database from the side; ended with the session.
     lookout: JoinSet<Sighting>,
+    confirms: Confirms,
     told: Option<Confirmed>,
     told_at: Instant,
     status_due: Instant,
@@ -307,6 +390,97 @@ pub(super) struct Session<'s> {
     copying: Option<Copying>,
     /// Exactly-once.
     ledger: Option<Ledger>,
+}
+
+/// A connection that is to stream, and then a session's.
+struct Link {
+    connection: Connection,
+    identity: Identity,
+    /// The server process on the other side.
+    walsender: i32,
+    /// Where the slot stands, once it is ours.
+    resume: Option<Lsn>,
+}
+
+impl Link {
+    async fn open(
+        settings: &PipelineSettings,
+        database: &impl Database,
+        catalog: &impl Look,
+        memory: &mut Memory,
+    ) -> Result<Self, PipelineError> {
+        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+        let mut connection = match database.connect(limit, row_bytes).await {
+            Ok(connection) => connection,
+            Err(error) => return Err(with_users(error.into(), catalog).await),
+        };
+        memory.access.granted();
+        let identity = connection.identify().await?;
+        memory.check_cluster(&identity)?;
+        let walsender = connection.process_id().await?;
+        Ok(Self {
+            connection,
+            identity,
+            walsender,
+            resume: None,
+        })
+    }
+
+    /// Starts replication, and gives where the slot stands: only once it is ours does nobody else move it.
+    async fn take_slot(
+        &mut self,
+        settings: &PipelineSettings,
+        catalog: &impl Look,
+        from: Lsn,
+    ) -> Result<Lsn, PipelineError> {
+        let target = &settings.target;
+        let messages = matches!(target.outbox, Outbox::Log { .. });
+        self.connection
+            .start(&target.slot, from, &target.publication, messages)
+            .await?;
+        let slot = catalog.look(target).await?.slot;
+        let slot = slot.ok_or_else(|| Problem::NoSlot {
+            slot: target.slot.clone(),
+            init: target.outbox.init(),
+        })?;
+        // An address can go over to another server between two connections, and what that one's slot has
+        // confirmed says nothing of this one's.
+        if slot.active_pid != Some(self.walsender) {
+            let (walsender, found) = (self.walsender, slot.active_pid);
+            return Err(PipelineError::two_servers(target, walsender, found));
+        }
+        self.resume = Some(slot.confirmed);
+        Ok(slot.confirmed)
+    }
+}
+
+/// Keeps the slot of a link that has it, reading nothing, until the link is lost. `confirmed` is where the
+/// slot stands.
+async fn hold(
+    link: &mut Option<Link>,
+    confirmed: Confirmed,
+    link_timeout: Duration,
+) -> ConnectionError {
+    let Some(link) = link.as_mut().filter(|link| link.resume.is_some()) else {
+        return std::future::pending().await;
+    };
+    loop {
+        // The link is read on when the slot is no longer only held.
+        link.connection.pause();
+        sleep(status_pause(link_timeout)).await;
+        if let Err(error) = link
+            .connection
+            .confirm(confirmed, false, link_timeout)
+            .await
+        {
+            return error;
+        }
+    }
+}
+
+/// The server hears from us that often.
+fn status_pause(link_timeout: Duration) -> Duration {
+    STATUS_MAX.min(link_timeout / 3)
 }
 
 /// What the stream waits for before it goes on with the next frame.
@@ -341,7 +515,8 @@ async fn start<'s>(
     memory: &mut Memory,
 ) -> Result<Session<'s>, PipelineError> {
     let target = &settings.target;
-    let catalog = database.catalog().await?;
+    let mut catalog = database.catalog().await?;
+    memory.access.accepted();
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
         return Err(lag::explain(settings, &catalog, problem).await);
@@ -354,34 +529,47 @@ async fn start<'s>(
     // As the table is now; rows say again what it was like when they were written.
     settings.check_columns(&observed)?;
     if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
+        memory.access.granted();
         return Err(PipelineError::SlotInUse {
             slot: target.slot.clone(),
             pid,
         });
     }
 
-    // Whoever had the slot before can't produce from here on; only then is it known what it has
-    // produced.
+    let mut link = None;
     let checkpoint = match &settings.delivery {
         Delivery::AtLeastOnce => None,
         Delivery::ExactlyOnce(checkpoint) => {
+            // What the slot has sent says later that nothing is to be copied.
+            if !memory.copies && snapshot::has_nothing_to_copy(settings, &catalog, &observed).await
+            {
+                let mut open = Link::open(settings, database, &catalog, memory).await?;
+                let resume = open.take_slot(settings, &catalog, Lsn::ZERO).await?;
+                core.reconnected(resume);
+                link = Some(open);
+            }
+            // Whoever had the slot before can't produce from here on; only then is it known what it has
+            // produced.
             let found = tokio::select! {
                 found = sink.take_over() => found?,
                 // It waits for Kafka, for as long as that is away.
-                error = ask_for_ever(&catalog, &memory.watched) => return Err(error),
+                error = ask_for_ever(&mut catalog, &memory.watched) => return Err(error),
+                error = hold(&mut link, core.watermark.confirmed(), settings.link_timeout) => return Err(error.into()),
             };
             Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
                 pipeline: settings.name.clone(),
                 topic: checkpoint.topic.clone(),
                 slot: target.slot.clone(),
-            })?)
+            }))
         }
     };
 
-    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
-    let mut connection = database.connect(limit, row_bytes).await?;
-    let identity = connection.identify().await?;
-    memory.check_cluster(&identity)?;
+    let mut link = match link {
+        Some(link) => link,
+        None => Link::open(settings, database, &catalog, memory).await?,
+    };
+    link.connection.pause();
+    let identity = link.identity.clone();
     if memory.system_id.is_some() && memory.timeline != identity.timeline {
         let (from, to) = (memory.timeline, identity.timeline);
         warn!(
@@ -389,14 +577,30 @@ async fn start<'s>(
             from, to, "PostgreSQL has a new timeline: a standby was promoted"
         );
     }
+    memory.system_id = Some(identity.system_id.clone());
+    memory.timeline = identity.timeline;
+    let of = SlotOf {
+        pipeline: settings.name.clone(),
+        target: target.clone(),
+        system_id: identity.system_id.clone(),
+        timeline: identity.timeline,
+    };
+    let checkpoint = match checkpoint {
+        Some(Err(missing)) => {
+            let first = first_checkpoint(&catalog, &of, &observed, &identity, memory).await?;
+            Some(first.ok_or(missing)?)
+        }
+        found => found.transpose()?,
+    };
     let history = match &checkpoint {
         Some(checkpoint) if checkpoint.timeline != identity.timeline => {
-            connection.timeline_history(identity.timeline).await?
+            // The first one may stream already.
+            let mut beside = Link::open(settings, database, &catalog, memory).await?;
+            let timeline = identity.timeline;
+            beside.connection.timeline_history(timeline).await?
         }
         _ => Vec::new(),
     };
-    memory.system_id = Some(identity.system_id.clone());
-    memory.timeline = identity.timeline;
 
     let standing = Standing {
         system_id: identity.system_id.clone(),
@@ -418,46 +622,45 @@ async fn start<'s>(
         true => None,
         false => snapshot::plan(settings, &catalog, &observed, known.as_ref()).await?,
     };
+    memory.copies = plan.is_some();
+    if memory.copies && link.resume.is_some() {
+        // The stream has to begin elsewhere.
+        return Err(SnapshotError::Outrun.into());
+    }
     let snapshot = match plan {
         Some(plan) => {
             let stats = core.watermark.stats();
             stats.snapshot_entered(SnapshotPhase::Making, None);
-            Some(Snapshot::make(settings, database, &identity, plan).await?)
+            match Snapshot::make(settings, database, &identity, plan).await {
+                Ok(snapshot) => Some(snapshot),
+                Err(error) => return Err(with_users(error, &catalog).await),
+            }
         }
         None => None,
     };
     memory.snapshot_done |= snapshot.is_none();
-    // The server itself leaves out what the snapshot has.
-    let from = snapshot.as_ref().map_or(Lsn::ZERO, Snapshot::stream_from);
-    let messages = matches!(target.outbox, Outbox::Log { .. });
-    let walsender = connection.process_id().await?;
-    connection
-        .start(&target.slot, from, &target.publication, messages)
-        .await?;
-    // Only now that the slot is ours does nobody else move it.
-    let slot = catalog.look(target).await?.slot;
-    let slot = slot.ok_or_else(|| Problem::NoSlot {
-        slot: target.slot.clone(),
-        init: target.outbox.init(),
-    })?;
-    // An address can go over to another server between two connections, and what that one's slot has
-    // confirmed says nothing of this one's.
-    if slot.active_pid != Some(walsender) {
-        let found = slot
-            .active_pid
-            .map_or("none".to_owned(), |pid| pid.to_string());
-        return Err(PipelineError::TwoServers {
-            slot: target.slot.clone(),
-            walsender,
-            found,
-        });
-    }
-    let resume = slot.confirmed;
+    let resume = match link.resume {
+        Some(resume) => resume,
+        None => {
+            // The server itself leaves out what the snapshot has.
+            let from = snapshot.as_ref().map_or(Lsn::ZERO, Snapshot::stream_from);
+            let resume = link.take_slot(settings, &catalog, from).await?;
+            core.reconnected(resume);
+            resume
+        }
+    };
+    let state = slot_state(&catalog, &of, memory).await?;
     if checkpoint.is_none() {
         // A checkpoint knows better than our memory, which another instance may have outrun.
-        memory.check_slot(target, resume)?;
+        let begun = state.flatten().filter(|state| state.begun);
+        let written = begun.map(|state| state.confirmed);
+        if let Err(moved) = memory.check_slot(&of, written, resume) {
+            match written {
+                Some(written) if catalog.is_accounted_for(target, written, resume).await? => {}
+                _ => return Err(moved),
+            }
+        }
     }
-    core.reconnected(resume);
     let now = Instant::now();
     let ledger = match checkpoint {
         None => None,
@@ -483,20 +686,43 @@ async fn start<'s>(
     let copying = match snapshot {
         Some(snapshot) => Some(snapshot.copy(settings, &catalog, resume, core).await?),
         None => {
-            info!(pipeline = settings.name, slot = target.slot, from = %resume, host = connection.host, "streaming");
+            info!(pipeline = settings.name, slot = target.slot, from = %resume, host = link.connection.host, "streaming");
             None
         }
     };
 
+    let (confirms, writer) = match state {
+        None => (Confirms::unwritten(), None),
+        Some(before) => match catalog.write_slot_state(&of, resume).await {
+            Ok(()) => {
+                let (confirms, writer) = Confirms::written(of, core.watermark.confirmed(), now);
+                (confirms, Some(writer))
+            }
+            // What is there would be taken for all that was confirmed.
+            Err(error) if before.is_some() => return Err(error.into()),
+            Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
+                memory.warn_unwritten(&of, &error.to_string());
+                (Confirms::unwritten(), None)
+            }
+            Err(error) => return Err(error.into()),
+        },
+    };
     let mut lookout = JoinSet::new();
     core.watermark.stats().entered(State::Streaming);
-    lookout.spawn(look_out(database.clone(), memory.watched.clone(), catalog));
+    lookout.spawn(look_out(
+        database.clone(),
+        memory.watched.clone(),
+        catalog,
+        link.walsender,
+        writer,
+    ));
     Ok(Session {
         settings,
-        connection,
+        connection: link.connection,
         resume,
         lookout,
         ledger,
+        confirms,
         told: None,
         told_at: now,
         status_due: now,
@@ -506,35 +732,103 @@ async fn start<'s>(
     })
 }
 
+/// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the
+/// slot, and nothing was read from it.
+async fn first_checkpoint(
+    catalog: &impl Look,
+    of: &SlotOf,
+    observed: &Observed,
+    identity: &Identity,
+    memory: &mut Memory,
+) -> Result<Option<Checkpoint>, PipelineError> {
+    let Some(slot) = &observed.slot else {
+        return Ok(None);
+    };
+    let state = slot_state(catalog, of, memory).await?.flatten();
+    if !state.is_some_and(|state| state.is_untouched(slot.confirmed)) {
+        return Ok(None);
+    }
+    info!(
+        pipeline = of.pipeline,
+        slot = of.target.slot,
+        from = %slot.confirmed,
+        "the first start since walpost init has made the slot: nothing of it is in Kafka"
+    );
+    let standing = Standing {
+        system_id: of.system_id.clone(),
+        timeline: of.timeline,
+        history: Vec::new(),
+        slot: of.target.slot.clone(),
+        confirmed: slot.confirmed,
+        flushed: identity.flushed,
+    };
+    Ok(Some(Checkpoint::first(1, &standing)))
+}
+
+/// What was written down of the slot; nothing where that can't be done, which is said once.
+async fn slot_state(
+    catalog: &impl Look,
+    of: &SlotOf,
+    memory: &mut Memory,
+) -> Result<Option<Option<SlotState>>, PipelineError> {
+    match catalog.slot_state(of).await? {
+        FoundState::State(state) => Ok(Some(state)),
+        FoundState::Unusable(why) => {
+            memory.warn_unwritten(of, &why);
+            Ok(None)
+        }
+    }
+}
+
+/// The error, with who has the walsenders or slots if the server has no more.
+async fn with_users(mut error: PipelineError, catalog: &impl Look) -> PipelineError {
+    if let PipelineError::Connection(error) = &mut error
+        && let Some(error) = error.server_mut()
+    {
+        catalog.name_users(error).await;
+    }
+    error
+}
+
 /// What can be seen of the database from beside the stream.
 enum Sighting {
     /// The publication would leave rows out.
     Problem(Problem),
     /// The server ends its sessions and takes no new ones.
     Stopping,
+    /// Nothing can be written down, for this reason.
+    Unwritten(String),
     /// The slot keeps more of the log than it may, and is to be let go.
     OverBudget,
 }
 
 /// Asks how the slot is every few seconds, until it is to be let go or nobody answers.
-async fn ask_for_ever(catalog: &impl Look, watched: &Watched) -> PipelineError {
+async fn ask_for_ever(catalog: &mut impl Look, watched: &Watched) -> PipelineError {
     loop {
-        match watched.ask(catalog).await {
+        match watched.ask(&*catalog).await {
             Ok(true) => return watched.over(),
             Ok(false) => {}
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "the slot can't be looked at now"),
         }
-        tokio::time::sleep(VITALS).await;
+        // A server that stops waits for whoever has a slot, and ends this connection first.
+        let _ = timeout(VITALS, catalog.closed()).await;
     }
 }
 
-/// Asks how the slot is, and resolves when there is something to be seen.
+/// Asks how the slot is, and resolves when there is something to be seen. Has what may be confirmed
+/// written down beside that.
 ///
 /// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
 /// halts the pipeline by itself; looking at the catalog is the second line. That a server is
 /// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
-async fn look_out<D: Database>(database: D, watched: Watched, mut catalog: D::Catalog) -> Sighting {
+async fn look_out<D: Database>(
+    database: D,
+    watched: Watched,
+    mut catalog: D::Catalog,
+    walsender: i32,
+    mut writer: Option<Writer>,
+) -> Sighting {
     let target = &watched.target;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
@@ -542,26 +836,36 @@ async fn look_out<D: Database>(database: D, watched: Watched, mut catalog: D::Ca
             Ok(false) => {}
             Err(error) => debug!(%error, "the slot can't be looked at now"),
         }
-        let mut reopen = timeout(VITALS, catalog.closed()).await.is_ok();
+        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
+            .await
+            .is_ok();
         if !reopen && !turn.is_multiple_of(PUBLICATION) {
             continue;
         }
-        while reopen {
-            match database.catalog().await {
-                Ok(open) => {
+        let since = Instant::now();
+        let looked = loop {
+            if !reopen {
+                break catalog.look(target).await;
+            }
+            let reason = match reopened(&database, target, walsender).await {
+                Ok((open, observed)) => {
                     catalog = open;
-                    reopen = false;
+                    break Ok(observed);
                 }
-                Err(CatalogError::Dial(error)) if recovery::is_stopping(&error) => {
+                Err(PipelineError::Catalog(CatalogError::Dial(error)))
+                    if recovery::is_stopping(&error) =>
+                {
                     return Sighting::Stopping;
                 }
-                Err(error) => {
-                    debug!(%error, "the catalog can't be looked at now");
-                    tokio::time::sleep(REOPEN).await;
-                }
+                Err(error) => error.to_string(),
+            };
+            debug!(reason, "the catalog can't be looked at now");
+            if writer.is_some() && since.elapsed() > UNWRITTEN {
+                return Sighting::Unwritten(reason);
             }
-        }
-        match catalog.look(target).await {
+            sleep(REOPEN).await;
+        };
+        match looked {
             Ok(observed) => {
                 if let Some(problem) = observed.publication_problem(target) {
                     return Sighting::Problem(problem);
@@ -571,6 +875,49 @@ async fn look_out<D: Database>(database: D, watched: Watched, mut catalog: D::Ca
         }
     }
     std::future::pending().await
+}
+
+/// A new connection for questions, to the server that streams: its address can lead to another one by now.
+async fn reopened<D: Database>(
+    database: &D,
+    target: &Target,
+    walsender: i32,
+) -> Result<(D::Catalog, Observed), PipelineError> {
+    let catalog = database.catalog().await?;
+    let observed = catalog.look(target).await?;
+    let pid = observed.slot.as_ref().and_then(|slot| slot.active_pid);
+    match pid == Some(walsender) {
+        true => Ok((catalog, observed)),
+        false => Err(PipelineError::two_servers(target, walsender, pid)),
+    }
+}
+
+/// Resolves when the connection has ended; until then, writes down what may be confirmed.
+async fn closed(catalog: &mut impl Look, writer: &mut Option<Writer>) {
+    let Some(writer) = writer else {
+        return catalog.closed().await;
+    };
+    let mut has_warned = false;
+    loop {
+        let wanted = tokio::select! {
+            biased;
+            () = catalog.closed() => return,
+            wanted = writer.wanted() => wanted,
+        };
+        match catalog.write_slot_state(&writer.of, wanted).await {
+            Ok(()) => writer.has_written(wanted),
+            Err(CatalogError::Lost(_)) => return catalog.closed().await,
+            Err(error) => {
+                if !std::mem::replace(&mut has_warned, true) {
+                    warn!(
+                        pipeline = writer.of.pipeline, %error,
+                        "what is delivered can't be written down in walpost.slot_state, and is not confirmed before it is"
+                    );
+                }
+                sleep(REOPEN).await;
+            }
+        }
+    }
 }
 
 impl Session<'_> {
@@ -604,13 +951,13 @@ impl Session<'_> {
             if takes {
                 sink.flush(busy)?;
             }
-            let reads = matches!(wait, Wait::Nothing)
-                && (!self.is_committing() || self.connection.unread() < READ_AHEAD);
+            let has_room = self.connection.unread() < READ_AHEAD;
+            let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
             // While rows are copied the stream is not gone on with, but heard, for it tells whether
-            // the server is there.
+            // the server is there. While a topic is created, the next ones that are missing may come.
             let copies = self.is_copying();
-            let hears = match copies {
-                true => self.connection.unread() < READ_AHEAD,
+            let hears = match copies || matches!(wait, Wait::Topic(..)) {
+                true => has_room,
                 false => reads,
             };
             if !hears {
@@ -665,6 +1012,13 @@ impl Session<'_> {
                     match sighting {
                         Sighting::Problem(problem) => return Err(problem.into()),
                         Sighting::Stopping => self.stopping_since = Some(Instant::now()),
+                        Sighting::Unwritten(reason) => {
+                            return Err(PipelineError::Unwritten {
+                                slot: self.settings.target.slot.clone(),
+                                lasts: UNWRITTEN,
+                                reason,
+                            });
+                        }
                         // Not while it drains: what is in flight may be all that there is.
                         Sighting::OverBudget if drain_until.is_none() => {
                             return Err(memory.watched.over());
@@ -684,8 +1038,12 @@ impl Session<'_> {
                     sink.prepared(topic, partitions)?;
                     wait = Wait::Nothing;
                 }
+                () = self.confirms.changed() => {}
                 filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
-                filled = self.connection.fill(), if hears => filled?,
+                filled = self.connection.fill(), if hears => {
+                    filled?;
+                    sink.read_more();
+                }
                 () = sleep_until(drained) => {}
             }
         }
@@ -711,7 +1069,8 @@ impl Session<'_> {
                 }
                 Step::Full => return Ok(Wait::Room),
                 Step::NewTopic(topic) => {
-                    let preparation = sink.prepare(&topic);
+                    let ahead = || core.topics_ahead(self.connection.buffered());
+                    let preparation = sink.prepare(&topic, ahead);
                     return Ok(Wait::Topic(topic, preparation));
                 }
             }
@@ -738,11 +1097,13 @@ impl Session<'_> {
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
                     info!(pipeline = self.settings.name, slot, from = %core.watermark.received(), host, "streaming");
+                    // The stream was read meanwhile.
+                    sink.read_more();
                     return Ok(Wait::Nothing);
                 }
                 Read::Full => return Ok(Wait::Room),
                 Read::NewTopic(topic) => {
-                    let preparation = sink.prepare(&topic);
+                    let preparation = sink.prepare(&topic, || copying.topics_ahead(core));
                     return Ok(Wait::Topic(topic, preparation));
                 }
             }
@@ -775,18 +1136,22 @@ impl Session<'_> {
         if now.duration_since(self.connection.last_heard()) > limit {
             return Err(ConnectionError::Silent(limit).into());
         }
-        let confirmed = core.watermark.confirmed();
+        let durable = core.watermark.confirmed();
         let in_flight = core.watermark.in_flight().records > 0;
-        if (in_flight || has_more)
-            && self
-                .stopping_since
-                .is_some_and(|since| now >= since + LAST_CONFIRM)
+        let (carried, copies) = (core.watermark.carried(), self.copying.is_some());
+        let events = |written| copies || carried > written;
+        let (confirmed, worth) = self.confirms.may(durable, events, now);
+        if (in_flight || has_more || confirmed < durable)
+            && self.stopping_since.is_some_and(|since| {
+                // A server that stops takes nothing more to be written.
+                now >= since + LAST_CONFIRM || self.confirms.are_over()
+            })
         {
             return Err(PipelineError::ServerStopping);
         }
         let risen = self.told != Some(confirmed);
         if now >= self.status_due || (risen && now >= self.told_at + CONFIRM) {
-            let status = STATUS_MAX.min(limit / 3);
+            let status = status_pause(limit);
             // Frequent status updates keep the server from asking us, so we ask it.
             let ask = now.duration_since(self.connection.last_heard()) >= status;
             self.connection.confirm(confirmed, ask, limit).await?;
@@ -802,6 +1167,7 @@ impl Session<'_> {
         } else {
             self.status_due
         };
+        let next = worth.map_or(next, |worth| next.min(worth));
         Ok((confirmed, next.min(self.status_due)))
     }
 
@@ -839,7 +1205,9 @@ impl Session<'_> {
                 "not all records were acknowledged in time; they will be sent again at the next start"
             );
         }
-        let confirmed = core.watermark.confirmed();
+        let durable = core.watermark.confirmed();
+        let last = timeout(LAST_WORD, self.confirms.last(durable)).await;
+        let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
         let stats = core.watermark.stats();
         stats.progressed(&core.watermark.progress(confirmed, false));
         memory.confirmed = Some(confirmed);
@@ -864,12 +1232,15 @@ impl Session<'_> {
                 if self.connection.confirm(told, false, limit).await.is_err() {
                     return;
                 }
-                self.status_due = Instant::now() + STATUS_MAX.min(limit / 3);
+                self.status_due = Instant::now() + status_pause(limit);
             }
         };
         let released = async {
             while let Some(sighting) = self.lookout.join_next().await {
-                if matches!(sighting, Ok(Sighting::Stopping | Sighting::OverBudget)) {
+                if matches!(
+                    sighting,
+                    Ok(Sighting::Stopping | Sighting::Unwritten(_) | Sighting::OverBudget)
+                ) {
                     return;
                 }
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::PipelineError;
 use super::budget::{AtMax, LagBudget};
 use super::snapshot::SnapshotMode;
+use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::stats::About;
@@ -125,7 +126,12 @@ impl PipelineSettings {
                 type_oid: *type_oid,
             })
             .collect();
-        Mapping::bind(&self.outbox, &table.to_string(), &columns)
+        Mapping::bind(&self.outbox, &table.to_string(), &columns).map_err(|error| {
+            error.with_type(|column| {
+                let at = columns.iter().position(|found| found.name == column)?;
+                observed.table.as_ref()?.types.get(at).cloned()
+            })
+        })
     }
 }
 
@@ -198,7 +204,7 @@ pub enum Undeliverable {
 }
 
 /// Where records go.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum SinkSettings {
     /// Kafka.
     Kafka {
@@ -206,6 +212,8 @@ pub enum SinkSettings {
         properties: Properties,
         /// How topics that don't exist are made, if they are.
         create_topics: Option<CreateTopics>,
+        /// Those of the properties that prove who we are.
+        credentials: Credentials,
     },
     /// Standard output, one JSON object a line.
     Stdout,
@@ -230,6 +238,7 @@ impl std::fmt::Debug for SinkSettings {
             Self::Kafka {
                 properties,
                 create_topics,
+                ..
             } => f
                 .debug_struct("Kafka")
                 .field("properties", &properties.keys())

@@ -6,7 +6,7 @@
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
 //! whose answers are lost, links too slow for what may be in flight, instances that are taken for
 //! dead and come back, a database that is put back to an earlier copy of itself, batches that are refused
-//! for one record or for their size. Some events can't be delivered, and become dead letters. Rules are
+//! for one record or for their size, a slot that somebody makes anew. Some events can't be delivered, and become dead letters. Rules are
 //! checked while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
-use self::world::{SYSTEM_ID, Shared};
+use self::world::{SYSTEM_ID, Shared, World};
 use super::budget::LagBudget;
 use super::checkpoint::{Checkpoint, Standing};
 use super::isolation::Batching;
@@ -30,7 +30,7 @@ use super::settings::{
     CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
 };
 use super::snapshot::SnapshotMode;
-use super::{Order, PipelineError, run_into};
+use super::{Order, PipelineError, access, run_into};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{
     CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past,
@@ -38,10 +38,12 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
-use crate::postgres::dial::{self, ServerError, Socket};
+use crate::postgres::dial::{self, DialError, ServerError, Socket};
 use crate::postgres::journal::Entry;
 use crate::postgres::let_go::{LetGo, Outcome};
+use crate::postgres::lsn::Lsn;
 use crate::postgres::retention::Retention;
+use crate::postgres::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -61,6 +63,15 @@ impl Database for SimDatabase {
     type Catalog = Self;
 
     async fn catalog(&self) -> Result<Self, CatalogError> {
+        if self.0.lock().database.refuses {
+            return Err(CatalogError::Dial(DialError::Server {
+                host: "sim".to_owned(),
+                error: Box::new(ServerError {
+                    code: "28P01".to_owned(),
+                    ..ServerError::default()
+                }),
+            }));
+        }
         if self.0.lock().database.is_up {
             return Ok(self.clone());
         }
@@ -94,6 +105,7 @@ impl Look for SimDatabase {
             version: 150_000,
             database: "sim".to_owned(),
             user: "sim".to_owned(),
+            application_name: "walpost".to_owned(),
             may_replicate: true,
             wal_level: "logical".to_owned(),
             in_recovery: false,
@@ -109,11 +121,13 @@ impl Look for SimDatabase {
                 ]
                 .map(column)
                 .to_vec(),
+                types: Vec::new(),
                 refuses_update: true,
                 has_key: true,
             }),
             has_publish: false,
             has_journal: false,
+            has_slot_state: true,
             publication: Some(ObservedPublication {
                 inserts: true,
                 has_table: true,
@@ -124,6 +138,7 @@ impl Look for SimDatabase {
                 plugin: Some("pgoutput".to_owned()),
                 database: Some("sim".to_owned()),
                 active_pid: world.database.active.map(|_| 1),
+                holder: None,
                 confirmed: world.database.confirmed,
                 wal_status: Some("reserved".to_owned()),
                 invalidation_reason: None,
@@ -171,6 +186,44 @@ impl Look for SimDatabase {
     async fn write_journal(&self, _: &Entry<'_>) -> Result<(), CatalogError> {
         Ok(())
     }
+
+    async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+        let world = self.0.lock();
+        let state = world
+            .database
+            .state
+            .filter(|(timeline, _)| *timeline == of.timeline);
+        Ok(FoundState::State(state.map(|(_, confirmed)| SlotState {
+            created: None,
+            begun: true,
+            confirmed,
+        })))
+    }
+
+    async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+        let pause = self.0.lock().dice.u64(100..5000);
+        sleep(Duration::from_micros(pause)).await;
+        let mut world = self.0.lock();
+        if !world.database.is_up {
+            return Err(CatalogError::Server(Box::new(ServerError {
+                code: "57P01".to_owned(),
+                ..ServerError::default()
+            })));
+        }
+        let same = world
+            .database
+            .state
+            .filter(|(timeline, _)| *timeline == of.timeline);
+        let confirmed = same.map_or(confirmed, |(_, before)| before.max(confirmed));
+        world.database.state = Some((of.timeline, confirmed));
+        Ok(())
+    }
+
+    async fn is_accounted_for(&self, _: &Target, _: Lsn, _: Lsn) -> Result<bool, CatalogError> {
+        Ok(false)
+    }
+
+    async fn name_users(&self, _: &mut ServerError) {}
 
     async fn closed(&mut self) {
         std::future::pending().await
@@ -282,7 +335,11 @@ impl Simulation {
         for instance in &self.instances {
             if let Some(Err(error)) = &instance.ended {
                 let is_expected = self.shared.lock().put_back.is_some();
-                if is_expected && matches!(error, PipelineError::History(_)) {
+                let is_halt = matches!(
+                    error,
+                    PipelineError::History(_) | PipelineError::SlotMoved { .. }
+                );
+                if is_expected && is_halt {
                     self.has_halted = true;
                     continue;
                 }
@@ -391,6 +448,13 @@ impl Rewind {
     }
 }
 
+/// Draws whether the slot is made anew in the end; apart from all other draws. Exactly once, the checkpoint
+/// tells.
+fn draw_anew(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
+    let mut dice = fastrand::Rng::with_seed(seed.rotate_left(16));
+    (!exactly_once && dice.u8(0..6) == 0).then_some(dice)
+}
+
 /// Commits now and then.
 async fn write(shared: Shared) {
     let count = {
@@ -414,19 +478,23 @@ async fn write(shared: Shared) {
     }
 }
 
+fn first_checkpoint(world: &World) -> Checkpoint {
+    let standing = Standing {
+        system_id: SYSTEM_ID.to_owned(),
+        timeline: 1,
+        history: Vec::new(),
+        slot: "sim".to_owned(),
+        confirmed: world.database.confirmed,
+        flushed: world.database.end,
+    };
+    Checkpoint::first(1, &standing)
+}
+
 async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     let shared = Shared::new(seed, exactly_once);
     let settings = {
         let mut world = shared.lock();
-        let standing = Standing {
-            system_id: SYSTEM_ID.to_owned(),
-            timeline: 1,
-            history: Vec::new(),
-            slot: "sim".to_owned(),
-            confirmed: world.database.confirmed,
-            flushed: world.database.end,
-        };
-        world.cluster.checkpoint = Some(Checkpoint::first(1, &standing));
+        world.cluster.checkpoint = Some(first_checkpoint(&world));
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
             // Each refused record has everything that is not confirmed sent twice more.
@@ -466,6 +534,24 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
             simulation.start();
         }
     }
+    if let (Some(mut dice), None) = (draw_anew(seed, exactly_once), &rewind) {
+        simulation.run_a_while().await;
+        match dice.bool() {
+            true => simulation.instances.clear(),
+            false => simulation
+                .instances
+                .iter_mut()
+                .for_each(|instance| instance.is_frozen = true),
+        }
+        shared.lock().make_slot_anew(&mut dice);
+        match simulation.instances.is_empty() {
+            true => simulation.start(),
+            false => simulation
+                .instances
+                .iter_mut()
+                .for_each(|instance| instance.is_frozen = false),
+        }
+    }
     // Nothing breaks any more: all has to come to an end.
     let began = tokio::time::Instant::now();
     while !simulation.has_halted && (!writer.is_finished() || !shared.lock().is_settled()) {
@@ -498,6 +584,60 @@ fn simulate(seed: u64, exactly_once: bool) {
     if let Err(broken) = outcome {
         let mode = if exactly_once { "exactly" } else { "at-least" };
         panic!("{broken}\nreplay: ./dev sim --seed {seed} ({mode}-once)");
+    }
+}
+
+/// PostgreSQL refuses the role after a while, for so long; how long the instance lived on after the refusal,
+/// and how it ended, if it did.
+fn refused_for(
+    exactly_once: bool,
+    lasts: Duration,
+) -> Option<(Duration, Result<(), PipelineError>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let shared = Shared::new(1, exactly_once);
+        let settings = {
+            let mut world = shared.lock();
+            world.cluster.checkpoint = Some(first_checkpoint(&world));
+            settings(exactly_once, false, &mut world.dice)
+        };
+        let mut instance = Instance::start(&shared, &settings);
+        let lived = timeout(Duration::from_secs(60), &mut instance.run).await;
+        assert!(lived.is_err(), "it streams: {lived:?}");
+        {
+            let mut world = shared.lock();
+            world.database.refuses = true;
+            world.database.active = None;
+        }
+        let began = tokio::time::Instant::now();
+        if let Ok(ended) = timeout(lasts, &mut instance.run).await {
+            return Some((began.elapsed(), ended));
+        }
+        shared.lock().database.refuses = false;
+        let ended = timeout(PATIENCE, &mut instance.run).await.ok()?;
+        Some((began.elapsed(), ended))
+    })
+}
+
+#[test]
+fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
+    for exactly_once in [false, true] {
+        let ended = refused_for(exactly_once, access::PATIENCE - Duration::from_secs(1));
+        assert!(ended.is_none(), "it goes on: {ended:?}");
+        let ended = refused_for(exactly_once, 2 * access::PATIENCE);
+        let (lived, ended) = ended.expect("an end");
+        let most = access::PATIENCE + Duration::from_secs(30);
+        assert!((access::PATIENCE..most).contains(&lived), "{lived:?}");
+        let error = ended.expect_err("a halt");
+        assert!(matches!(error, PipelineError::Refused { .. }), "{error}");
+        let text = error.to_string();
+        for words in ["28P01", "had accepted role \"sim\"", "refused it for 6"] {
+            assert!(text.contains(words), "{words} in {text}");
+        }
     }
 }
 

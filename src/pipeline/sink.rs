@@ -25,8 +25,9 @@ pub trait Sink {
     fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
     /// Sees to it that `topic` exists, before its first record. A sink that never asks for that
-    /// with [`Produced::NewTopic`] needs none.
-    fn prepare(&mut self, _topic: &str) -> Preparation {
+    /// with [`Produced::NewTopic`] needs none. `ahead` tells which topics records are likely to come for next, for a sink
+    /// that can prepare many at once.
+    fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         Box::pin(std::future::ready(Ok(1)))
     }
 
@@ -37,6 +38,10 @@ pub trait Sink {
     fn prepared(&mut self, _topic: &str, _partitions: usize) -> Result<(), SinkError> {
         Ok(())
     }
+
+    /// More was read from the stream: what the brokers have said before of its rows' partitions says nothing of
+    /// what is written after that.
+    fn read_more(&mut self) {}
 
     /// For exactly-once: keeps every earlier producer of the same pipeline from producing any more,
     /// ends what it left open, and resolves with how far the records in Kafka reach, if that is

@@ -6,6 +6,7 @@
 //! other instance has it meanwhile, and nothing beyond where it stands is confirmed until the copy
 //! is durable.
 
+use std::fmt;
 use std::time::Duration;
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
@@ -238,8 +239,48 @@ pub(super) async fn plan(
     }))
 }
 
-/// What a start would do about older rows now, as a sentence; nothing where the outbox has none or
-/// they are left out.
+/// It is certain, before it is known what Kafka has, that a start has nothing to copy.
+pub(super) async fn has_nothing_to_copy(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+    observed: &Observed,
+) -> bool {
+    let (pipeline, target) = (&settings.name, &settings.target);
+    let (SnapshotMode::Initial, Some(table), Some(slot)) =
+        (settings.snapshot, target.outbox.table(), &observed.slot)
+    else {
+        return true;
+    };
+    // A start that goes on with it says what is wrong.
+    let Ok(past) = catalog.past(pipeline, target, table).await else {
+        return false;
+    };
+    let decision = decide(&past, slot.confirmed, table, &target.slot);
+    decision.is_ok_and(|decision| decision != Decision::Copy)
+}
+
+/// What a start would do about rows that are older than the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// Deliver about so many.
+    Copies(u64),
+    /// Nothing more.
+    Nothing,
+}
+
+impl fmt::Display for Outlook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Copies(rows) => write!(
+                f,
+                "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\" it does not"
+            ),
+            Self::Nothing => f.write_str("rows that are older than the slot are dealt with"),
+        }
+    }
+}
+
+/// What a start would do about older rows now; nothing where the outbox has none or they are left out.
 ///
 /// # Errors
 /// The catalog can't be asked, or a start would halt.
@@ -247,7 +288,7 @@ pub async fn outlook(
     settings: &PipelineSettings,
     catalog: &Catalog,
     observed: &Observed,
-) -> Result<Option<String>, PipelineError> {
+) -> Result<Option<Outlook>, PipelineError> {
     let (target, mode) = (&settings.target, settings.snapshot);
     let (SnapshotMode::Initial, Some(table), Some(slot)) =
         (mode, target.outbox.table(), &observed.slot)
@@ -257,10 +298,8 @@ pub async fn outlook(
     let past = catalog.past(&settings.name, target, table).await?;
     let decision = decide(&past, slot.confirmed, table, &target.slot)?;
     Ok(Some(match (decision, past.rows) {
-        (Decision::Copy, Rows::About(rows)) => format!(
-            "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\" it does not"
-        ),
-        _ => "rows that are older than the slot are dealt with".to_owned(),
+        (Decision::Copy, Rows::About(rows)) => Outlook::Copies(rows),
+        _ => Outlook::Nothing,
     }))
 }
 
@@ -577,6 +616,14 @@ impl Copying {
                 }
                 Ok(Read::End)
             }
+        }
+    }
+
+    /// The topics of the rows that have come.
+    pub(super) fn topics_ahead(&self, core: &Core) -> Vec<String> {
+        match &self.connection {
+            Some(connection) => core.snapshot_topics_ahead(connection.buffered()),
+            None => Vec::new(),
         }
     }
 

@@ -116,6 +116,8 @@ pub struct Watermark {
     delivered: Window,
     /// The highest LSN of a keepalive, an empty transaction or a commit.
     received: Lsn,
+    /// Of this connection, the end of the last transaction that had records.
+    carried: Lsn,
     confirmed: Confirmed,
     /// Exactly-once: what a committed checkpoint covers. Nothing beyond it may be confirmed.
     checkpointed: Option<Lsn>,
@@ -197,6 +199,7 @@ impl Watermark {
             sent: Window::default(),
             delivered: Window::default(),
             received: resume,
+            carried: Lsn::ZERO,
             confirmed: Confirmed(resume),
             checkpointed: None,
             uncovered: VecDeque::new(),
@@ -225,6 +228,7 @@ impl Watermark {
         self.ends.iter_mut().for_each(|end| *end = Lsn::ZERO);
         self.uncovered.clear();
         self.received = resume;
+        self.carried = Lsn::ZERO;
         self.confirmed = Confirmed(resume);
     }
 
@@ -312,6 +316,7 @@ impl Watermark {
                 read: self.now_micros,
             };
             self.last_micros = times.committed;
+            self.carried = end;
             self.seal(records, end, times);
         }
         Ok(())
@@ -423,6 +428,12 @@ impl Watermark {
     #[must_use]
     pub fn received(&self) -> Lsn {
         self.received
+    }
+
+    /// The end of the last transaction that had records, of those received on this connection.
+    #[must_use]
+    pub fn carried(&self) -> Lsn {
+        self.carried
     }
 
     /// From now on that much may be in flight; what is more by then stays.

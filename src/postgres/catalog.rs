@@ -14,11 +14,15 @@ use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 
 pub use self::everybody::Everybody;
-pub use self::observed::{Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem};
+pub use self::limits::Limit;
+pub use self::observed::{
+    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
+};
 pub use self::past::{KeyColumn, Past, Rows, Said};
 pub use self::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
 
 mod everybody;
+mod limits;
 mod observed;
 mod past;
 mod vitals;
@@ -56,6 +60,19 @@ pub enum CatalogError {
     /// There is no journal.
     #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
     NoJournal,
+    /// What the journal says was written by a later version.
+    #[error(
+        "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \
+         one has written it. Nothing was done. Run that version, or a later one"
+    )]
+    NewerJournal {
+        /// The entry.
+        id: i64,
+        /// Its version.
+        version: String,
+        /// The highest that is read.
+        newest: u64,
+    },
     /// A policy would leave rows out, and its functions run as us.
     #[error(
         "table {table} has row-level security, which hides rows from {role}. Let it see all: ALTER ROLE {role} BYPASSRLS"
@@ -222,7 +239,8 @@ impl Catalog {
                 "SELECT current_setting('server_version_num')::int4, current_database()::text, \
                  current_user::text, current_setting('wal_level'), \
                  (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), \
-                 current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery()",
+                 current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
+                 current_setting('application_name')",
                 &[],
             )
             .await?;
@@ -234,6 +252,7 @@ impl Catalog {
             may_replicate: server.try_get::<_, Option<bool>>(4)?.unwrap_or(false),
             slot_wal_keep: server.try_get(5)?,
             in_recovery: server.try_get(6)?,
+            application_name: server.try_get(7)?,
             table: match &target.outbox {
                 Outbox::Table(table) => self.table(table).await?,
                 Outbox::Log { .. } => None,
@@ -242,10 +261,22 @@ impl Catalog {
                 Outbox::Table(_) => false,
                 Outbox::Log { .. } => self.has_publish().await?,
             },
-            has_journal: self.has_journal().await?,
+            has_journal: self.has_own_table("journal").await?,
+            has_slot_state: self.has_own_table("slot_state").await?,
             publication: self.publication(target, server.try_get(0)?).await?,
             slot: self.slot(&target.slot).await?,
         })
+    }
+
+    /// What has the slot, if that is no Walpost.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn held_by_other(&self, slot: &str) -> Result<Option<Problem>, CatalogError> {
+        let name = "SELECT current_setting('application_name')";
+        let name: String = self.client.query_one(name, &[]).await?.try_get(0)?;
+        let found = self.slot(slot).await?;
+        Ok(found.and_then(|found| found.held_by_other(slot, &name)))
     }
 
     async fn table(&self, table: &TableName) -> Result<Option<ObservedTable>, CatalogError> {
@@ -265,7 +296,7 @@ impl Catalog {
         let columns = self
             .client
             .query(
-                "SELECT attname::text, atttypid FROM pg_attribute WHERE attrelid = $1 \
+                "SELECT attname::text, atttypid, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = $1 \
                  AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
                 &[&found.try_get::<_, u32>(0)?],
             )
@@ -277,6 +308,10 @@ impl Catalog {
             columns: columns
                 .iter()
                 .map(column)
+                .collect::<Result<_, tokio_postgres::Error>>()?,
+            types: columns
+                .iter()
+                .map(|row| row.try_get(2))
                 .collect::<Result<_, tokio_postgres::Error>>()?,
             refuses_update: found.try_get(3)?,
             has_key: found.try_get(4)?,
@@ -292,11 +327,11 @@ impl Catalog {
         .await
     }
 
-    async fn has_journal(&self) -> Result<bool, CatalogError> {
+    async fn has_own_table(&self, name: &str) -> Result<bool, CatalogError> {
         self.is_there(
             "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'walpost' AND c.relname = 'journal'",
-            &[],
+             WHERE n.nspname = 'walpost' AND c.relname = $1",
+            &[&name],
         )
         .await
     }
@@ -386,11 +421,13 @@ impl Catalog {
         let found = self
             .client
             .query_opt(
-                "SELECT plugin::text, database::text, active_pid, confirmed_flush_lsn::text, \
-                 wal_status, temporary, two_phase, \
+                "SELECT s.plugin::text, s.database::text, s.active_pid, s.confirmed_flush_lsn::text, \
+                 s.wal_status, s.temporary, s.two_phase, \
                  pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason', \
-                 coalesce(pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'synced' = 'true', false) \
-                 FROM pg_replication_slots s WHERE slot_name = $1",
+                 coalesce(pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'synced' = 'true', false), \
+                 a.application_name, a.usename::text, host(a.client_addr) \
+                 FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid \
+                 WHERE s.slot_name = $1",
                 &[&slot],
             )
             .await?;
@@ -402,6 +439,14 @@ impl Catalog {
             plugin: row.try_get(0)?,
             database: row.try_get(1)?,
             active_pid: row.try_get(2)?,
+            holder: match row.try_get(9)? {
+                Some(application_name) => Some(Holder {
+                    application_name,
+                    role: row.try_get(10)?,
+                    address: row.try_get(11)?,
+                }),
+                None => None,
+            },
             confirmed: confirmed.parse().map_err(|error| {
                 CatalogError::Unexpected(format!("confirmed_flush_lsn: {error}"))
             })?,

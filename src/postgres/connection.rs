@@ -73,6 +73,17 @@ pub enum ConnectionError {
     Protocol(String),
 }
 
+impl ConnectionError {
+    /// What the server has said, or the one that has the last word among several.
+    pub fn server_mut(&mut self) -> Option<&mut ServerError> {
+        match self {
+            Self::Server(error) => Some(error),
+            Self::Dial(error) => error.server_mut(),
+            _ => None,
+        }
+    }
+}
+
 /// What `IDENTIFY_SYSTEM` answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -375,6 +386,19 @@ impl Connection {
     pub fn consume(&mut self) {
         self.consumed += std::mem::take(&mut self.wanted);
         self.skipped += std::mem::take(&mut self.large);
+    }
+
+    /// The bodies of the `CopyData` messages that are complete in the buffer, from the one on that was given last,
+    /// up to a message of another kind.
+    pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.buffer[self.consumed..];
+        std::iter::from_fn(move || {
+            let header = Header::parse(rest).ok().flatten()?;
+            let len = usize::try_from(header.len()).ok()? + 1;
+            let (message, behind) = rest.split_at_checked(len)?;
+            rest = behind;
+            (header.tag() == b'd').then(|| &message[5..])
+        })
     }
 
     /// Reads what has come, at least one byte. Nothing is lost if the future is dropped.

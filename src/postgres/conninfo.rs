@@ -58,7 +58,24 @@ pub struct Conninfo {
     /// Clones share it: each kind is told once.
     pub(super) exposures: Arc<Exposures>,
     password: Option<Secret>,
+    /// The environment variable that has given the password, if one has.
+    password_variable: Option<&'static str>,
     passfile: Option<PathBuf>,
+    kept: Option<Kept>,
+}
+
+/// A file that has the connection string in it.
+#[derive(Clone)]
+struct Kept {
+    /// What messages call it.
+    place: Arc<str>,
+    read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.place)
+    }
 }
 
 /// One server to try.
@@ -307,11 +324,28 @@ impl Conninfo {
             password: settings
                 .text("password")
                 .map(|text| Secret(text.as_bytes().to_vec())),
+            password_variable: settings.variable("password"),
             passfile: settings
                 .text("passfile")
                 .map(PathBuf::from)
                 .or_else(|| in_home(".pgpass")),
+            kept: None,
         })
+    }
+
+    /// Has the password be read again for each connection, by `read`, from the file that the string comes
+    /// from; `place` is what messages call that. Whoever is to be connected to stays the same.
+    #[must_use]
+    pub fn kept_in(
+        mut self,
+        place: &str,
+        read: impl Fn() -> Result<Conninfo, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.kept = Some(Kept {
+            place: place.into(),
+            read: Arc::new(read),
+        });
+        self
     }
 
     /// Whether a connection string has a password in it.
@@ -354,9 +388,55 @@ impl Conninfo {
         &self.dbname
     }
 
+    /// Where the password comes from, for a person who has to change it there.
+    #[must_use]
+    pub fn password_origin(&self) -> String {
+        let again = self.read_again();
+        let now = again.as_ref().unwrap_or(self);
+        match (&now.password, now.password_variable, &self.kept) {
+            (Some(_), Some(variable), _) => {
+                format!("the environment variable {variable}, which is read at the start only")
+            }
+            (Some(_), None, Some(kept)) => kept.place.to_string(),
+            (Some(_), None, None) => {
+                "the connection string of the command line or the environment, which is read at the start only"
+                    .to_owned()
+            }
+            (None, ..) => match &now.passfile {
+                Some(file) => format!("the password file {}", file.display()),
+                None => "nowhere: PGPASSFILE is not set, and there is no home folder".to_owned(),
+            },
+        }
+    }
+
+    /// As the string is by now in the file that has it; none where there is no such file, or it does not
+    /// have it any more.
+    fn read_again(&self) -> Option<Conninfo> {
+        let Kept { place, read } = self.kept.as_ref()?;
+        let reason = match read() {
+            Ok(now)
+                if (&now.hosts, &now.user, &now.dbname)
+                    == (&self.hosts, &self.user, &self.dbname) =>
+            {
+                return Some(now);
+            }
+            Ok(_) => "its host, user or database is another one by now: restart walpost".to_owned(),
+            Err(reason) => reason,
+        };
+        tracing::warn!("{place} can't be read again, the password of before is used: {reason}");
+        None
+    }
+
     /// The password for one of the hosts: from the string or PGPASSWORD, else from the password
     /// file.
     pub(super) fn password(&self, host: &Host) -> Option<Secret> {
+        match self.read_again() {
+            Some(now) => now.password_for(host),
+            None => self.password_for(host),
+        }
+    }
+
+    fn password_for(&self, host: &Host) -> Option<Secret> {
         if let Some(password) = &self.password {
             return Some(password.clone());
         }

@@ -96,6 +96,9 @@ pub struct Written {
     pub detail: Value,
 }
 
+/// Of the entries' format, in `detail`. Those without are of the first.
+const VERSION: u64 = 1;
+
 /// Read with [`Catalog::entries`].
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
@@ -106,6 +109,10 @@ impl Catalog {
     /// The server can't be asked, or the journal is not there or may not be trusted.
     pub async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let mut detail = entry.detail.clone();
+        if let Some(detail) = detail.as_object_mut() {
+            detail.insert("version".to_owned(), VERSION.into());
+        }
         let insert = format!(
             "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
              VALUES ({}, {}, {}, {}, {}, {}) RETURNING id",
@@ -114,7 +121,7 @@ impl Catalog {
             escape_literal(entry.action.name()),
             lsn(entry.from),
             lsn(entry.to),
-            escape_literal(&entry.detail.to_string()),
+            escape_literal(&detail.to_string()),
         );
         let rows = self.of_journal(entry.target, &insert).await?;
         let id = rows.first().and_then(|row| row.get(0)?.parse().ok());
@@ -210,17 +217,27 @@ fn written(row: &SimpleQueryRow) -> Result<Written, CatalogError> {
         let read = row.try_get(column)?.map(str::parse).transpose();
         read.map_err(|error| unexpected(column, &error))
     };
+    let id = text("id")?
+        .parse()
+        .map_err(|error| unexpected("id", &error))?;
+    let detail: Value =
+        serde_json::from_str(text("detail")?).map_err(|error| unexpected("detail", &error))?;
+    let version = detail.get("version").map_or(Some(1), Value::as_u64);
+    if version.is_none_or(|version| version > VERSION) {
+        return Err(CatalogError::NewerJournal {
+            id,
+            version: detail["version"].to_string(),
+            newest: VERSION,
+        });
+    }
     Ok(Written {
-        id: text("id")?
-            .parse()
-            .map_err(|error| unexpected("id", &error))?,
+        id,
         at: text("at")?.to_owned(),
         action: text("action")?.parse()?,
         from: lsn("from_lsn")?,
         to: lsn("to_lsn")?,
         by_role: text("by_role")?.to_owned(),
-        detail: serde_json::from_str(text("detail")?)
-            .map_err(|error| unexpected("detail", &error))?,
+        detail,
     })
 }
 

@@ -120,12 +120,27 @@ impl Provision {
             .batch_execute(&timeout)
             .await
             .map_err(|error| ("session".to_owned(), error.into()))?;
+        let failed = |makes: &str| {
+            let makes = makes.to_owned();
+            move |error| (makes, error)
+        };
+        let slot = format!("slot {}", self.target.slot);
+        let is_new = match catalog.slot(&self.target.slot).await {
+            Ok(found) => found.is_none(),
+            Err(error) => return Err((slot, error)),
+        };
         for script in self.scripts() {
             tracing::info!("making sure of {}", script.makes);
             client
                 .batch_execute(&script.sql)
                 .await
-                .map_err(|error| (script.makes, CatalogError::from(error)))?;
+                .map_err(|error| failed(&script.makes)(error.into()))?;
+            if script.makes == slot && is_new {
+                catalog
+                    .slot_was_made(&self.pipeline, &self.target)
+                    .await
+                    .map_err(failed("a note of the new slot"))?;
+            }
         }
         Ok(())
     }

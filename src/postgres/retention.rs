@@ -31,6 +31,7 @@ use self::plan::{Detached, Found, Partition, Range, Step, Wait};
 use super::catalog::{Catalog, CatalogError, Problem, Statement};
 use super::let_go::LetGo;
 use super::lsn::Lsn;
+use super::slot_state::Moved;
 use super::table::{TableName, identifier};
 use super::target::Target;
 
@@ -177,6 +178,9 @@ pub enum RetentionError {
         /// What may be missing.
         what: String,
     },
+    /// The slot does not say what is delivered.
+    #[error("what may not be delivered is kept: {0}")]
+    Moved(Moved),
     /// Somebody else does the same.
     #[error("another walpost is at work on the partitions of table {0}; nothing was done")]
     Claimed(TableName),
@@ -346,11 +350,11 @@ impl Pass<'_> {
         Ok(found)
     }
 
-    /// The slot that is furthest behind; nothing where none says what is delivered, because one was
-    /// let go.
+    /// The slot that is furthest behind, and where: no slot stands for more than Walpost has confirmed of it.
+    /// Nothing where none says what is delivered, because one was let go.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
-        let slot = look::slowest_slot(self.client, target, table).await?;
+        let slots = look::slots(self.client, target, table).await?;
         // After the slot: one that another was let go for is there only when that is written down.
         let entries = match self.catalog.let_go_of_table(target, table).await {
             Ok(entries) => entries,
@@ -361,7 +365,7 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         if entries.is_empty() {
-            return Ok(slot);
+            return self.least(target, slots).await;
         }
         let what: Vec<_> = entries.iter().map(LetGo::describe).collect();
         self.report.troubles.push(RetentionError::LetGo {
@@ -369,6 +373,36 @@ impl Pass<'_> {
             what: what.join("; "),
         });
         Ok(None)
+    }
+
+    async fn least(
+        &mut self,
+        target: &Target,
+        mut slots: Vec<(String, Lsn)>,
+    ) -> Result<Option<(String, Lsn)>, CatalogError> {
+        for (slot, confirmed) in &mut slots {
+            let target = Target {
+                slot: slot.clone(),
+                ..target.clone()
+            };
+            let moved = async {
+                let of = self.catalog.slot_of("", &target).await?;
+                self.catalog.moved(&of, *confirmed).await
+            };
+            match moved.await {
+                Ok(None) => {}
+                Ok(Some(moved)) => {
+                    *confirmed = moved.confirmed;
+                    self.report.troubles.push(RetentionError::Moved(moved));
+                }
+                Err(error @ CatalogError::Server(_)) => {
+                    self.report.troubles.push(error.into());
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(slots.into_iter().min_by_key(|(_, confirmed)| *confirmed))
     }
 
     /// Makes the partitions that are missing.

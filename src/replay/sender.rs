@@ -148,7 +148,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                     }
                 }
                 Step::NewTopic(topic) => {
-                    let preparation = self.sink.prepare(&topic);
+                    let preparation = self.sink.prepare(&topic, Vec::new);
                     let partitions = tokio::select! {
                         biased;
                         () = stopped(stop) => return Ok(Waited::Stop),

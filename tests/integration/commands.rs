@@ -1,12 +1,17 @@
 //! `check`, and the small things beside the commands that work.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 use walpost::postgres::table::identifier;
 
 use crate::init::objects;
-use crate::support::kafka::Broker;
+use crate::support::kafka::{Broker, SASL_USER};
 use crate::support::postgres::{MAJORS, Server};
+use crate::support::process::free_port;
+use crate::support::proxy::{Manner, Proxy};
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Invocation;
 
@@ -116,6 +121,54 @@ fn check_finds_a_broker_that_does_not_answer() {
         .finish();
     assert!(matches!(finished.code, Some(1 | 3)), "{finished:?}");
     finished.expect_says(&["127.0.0.1:9"]);
+}
+
+/// The black hole takes the longest: nothing tells that it is one.
+#[test]
+fn check_ends_soon_where_no_broker_answers() {
+    let scene = Scene::new();
+    let address = scene.broker.address();
+    let (_, port) = address.rsplit_once(':').unwrap();
+    let hole = Proxy::start(free_port(), port.parse().unwrap());
+    hole.set(Manner::Swallow);
+    let check = |address: &str| {
+        scene
+            .invoke("check")
+            .args(["--kafka", address, "--exactly-once"])
+    };
+    let by_sasl = check(&scene.broker.sasl_address())
+        .args([
+            "-Xsecurity.protocol=sasl_plaintext",
+            "-Xsasl.mechanism=PLAIN",
+        ])
+        .arg(format!("-Xsasl.username={SASL_USER}"))
+        .arg(format!("-Xsasl.password={SECRET}-wrong"));
+    for (check, code, expected) in [
+        (check("127.0.0.1:9"), 1, "no broker at 127.0.0.1:9 answers"),
+        (by_sasl, 3, "refuses the connection"),
+        (check(&format!("127.0.0.1:{}", hole.port())), 1, "answers: "),
+    ] {
+        let began = Instant::now();
+        check.finish().expect_code(code).expect_says(&[expected]);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(7), "{expected}: {took:?}");
+    }
+}
+
+#[test]
+fn check_finds_that_the_one_topic_is_missing() {
+    let scene = Scene::new();
+    let topic = format!("{}.orders", scene.name);
+    let check = || scene.check().args(["--topic", &topic]);
+    let missing = format!("topic \"{topic}\" does not exist");
+    check().finish().expect_code(3).expect_says(&[&missing]);
+    let created = check().args(["--create-topics", "3"]).finish();
+    created.expect_code(0).expect_says(&["will be created"]);
+    scene.topic(&topic, 1, &[]);
+    check()
+        .finish()
+        .expect_code(0)
+        .expect_says(&["has 1 partition(s)"]);
 }
 
 #[test]

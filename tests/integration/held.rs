@@ -7,12 +7,15 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
+use crate::support::walpost::Walpost;
 
 /// The first version that has it.
 const WITH_IDLE_TIMEOUT: u32 = 18;
 const IDLE_TIMEOUT: &str = "idle_replication_slot_timeout = '2s'\n";
 
 in_both_modes! {
+    slot_is_held_while_kafka_is_away_at_a_start
+    postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start
     slot_that_nobody_streamed_from_for_too_long_is_named_as_such
 }
 
@@ -25,11 +28,10 @@ fn outlasts_checkpoints(scene: &Scene) {
     });
 }
 
-#[test]
-fn slot_is_held_while_kafka_is_away_at_a_start() {
+fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let broker = Broker::private();
-    let scene = Scene::on(&server, &broker);
+    let scene = Scene::on(&server, &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     broker.kill();
     for _ in 0..20 {
@@ -44,11 +46,10 @@ fn slot_is_held_while_kafka_is_away_at_a_start() {
     assert_eq!(scene.records().len(), 20);
 }
 
-#[test]
-fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start() {
+fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let broker = Broker::private();
-    let mut scene = Scene::on(&server, &broker);
+    let mut scene = Scene::on(&server, &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     broker.kill();
     for _ in 0..20 {
@@ -88,6 +89,30 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
     ]);
 }
 
+/// What the slot has sent says that nothing older is to be copied, and whoever only waits for Kafka has not
+/// delivered what it was sent.
+#[test]
+fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
+    let broker = Broker::private();
+    let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
+    scene.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
+    let aggregate = scene.aggregate(1);
+    for _ in 0..20 {
+        scene.insert(&aggregate, "k");
+    }
+    scene.init().finish().expect_code(0);
+    let scene = scene.exactly_once();
+    scene.insert(&aggregate, "k");
+    broker.kill();
+    let mut waiting = scene.run().start();
+    stays("waiting", Duration::from_secs(3), || waiting.is_running());
+    waiting.kill();
+    broker.start();
+    let walpost = scene.start();
+    assert_eq!(scene.wait_for_records(21).len(), 21);
+    walpost.terminate().expect_code(0);
+}
+
 /// Who takes over in Kafka fences whoever has produced before; only who has the slot may.
 #[test]
 fn stand_in_fences_nobody_while_another_has_the_slot() {
@@ -103,4 +128,103 @@ fn stand_in_fences_nobody_while_another_has_the_slot() {
     assert_eq!(first.logged("reconnecting"), 0, "{}", first.log());
     second.terminate().expect_code(0);
     assert_eq!(scene.settle(first, &[], Resends::Never).repeated, 0);
+}
+
+/// A reader of the slot that is no Walpost, by what it calls itself, confirms what it has read, and writes
+/// nothing down.
+fn start_stranger(scene: &Scene) -> Walpost {
+    scene
+        .db
+        .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
+    let conninfo = format!("{} application_name=pg_recvlogical", scene.conninfo());
+    let mut stranger = scene
+        .invoke_as("run", &conninfo)
+        .args(["--sink", "stdout", "--snapshot", "never"])
+        .start();
+    stranger.wait_for_log("streaming");
+    scene
+        .db
+        .run("ALTER TABLE walpost.hidden RENAME TO slot_state");
+    stranger
+}
+
+in_both_modes! {
+    what_something_else_has_read_is_not_passed_over
+}
+
+#[test]
+fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let stranger = start_stranger(&scene);
+    let pid = scene.db.number(&format!(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
+        scene.slot()
+    ));
+    // It may see little of the sessions of others.
+    let role = format!("{}_r", scene.name);
+    scene.db.run(&format!(
+        "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
+         GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT ON walpost.journal TO {role}"
+    ));
+    let conninfo = scene
+        .conninfo()
+        .replace("user=postgres", &format!("user={role}"));
+    let mut walpost = scene
+        .run_as(&conninfo)
+        .args(["--http", "127.0.0.1:0"])
+        .start();
+    let http = walpost.http();
+    let held = format!("is held by PID {pid}, which is no Walpost");
+    let command = format!("pg_terminate_backend({pid})");
+    let name = "application_name \"pg_recvlogical\", role \"postgres\"";
+    let line = walpost.wait_for_log(&held);
+    for text in ["WARN", "reconnecting", name, &command] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    assert_eq!(walpost.logged("standing by"), 0);
+    let ready = http.get("/readyz");
+    assert_eq!(ready.code, 503, "{ready:?}");
+    assert!(ready.body.contains(&held), "{ready:?}");
+    let status = |address: &str| scene.invoke("status").args(["--http", address]).finish();
+    for address in [http.address(), "off"] {
+        status(address)
+            .expect_code(1)
+            .expect_says(&[&held, name, &command]);
+    }
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["FAILED", &held]);
+
+    stranger.terminate().expect_code(0);
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], scene.resends(0));
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+/// Another instance of the pipeline delivers what it confirms, and nothing else does.
+fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_and_confirm_one(&aggregate, "before");
+    walpost.freeze();
+    wait_until("a walsender to end", || scene.end_walsender());
+    wait_until("the slot to be free", || !scene.slot_is_active());
+    let stranger = start_stranger(&scene);
+    scene.insert(&aggregate, "read by something else");
+    scene.wait_until_confirmed();
+    walpost.thaw();
+    walpost.wait_for_log("which is no Walpost");
+    stranger.terminate().expect_code(0);
+    let expected = match exactly_once {
+        true => "re-created, or moved, by someone else",
+        false => "was moved or dropped and re-created by someone else",
+    };
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted", expected]);
+    assert_eq!(scene.records().len(), 1);
 }

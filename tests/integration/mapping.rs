@@ -2,6 +2,7 @@
 
 use crate::support::records::Record;
 use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
 
 fn only(records: Vec<Record>) -> Record {
     assert_eq!(records.len(), 1, "{records:?}");
@@ -26,6 +27,33 @@ fn debezium_table_needs_no_change() {
     assert_eq!(record.header_names(), ["id", "walpost-position"]);
     assert_eq!(record.header("id"), "406c07f3-26f0-4eea-a50c-109940064b8f");
     walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn type_that_can_not_serve_is_named() {
+    let scene = Scene::with_table(
+        "CREATE TYPE order_status AS ENUM ('placed');
+         CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload order_status,
+             shard numeric(3, 0))",
+    );
+    for (settings, found) in [
+        (
+            "",
+            "column \"payload\" of table public.outbox has type public.order_status, but payload needs",
+        ),
+        (
+            "payload = \"aggregateid\"\npartition = \"shard\"\n",
+            "column \"shard\" of table public.outbox has type numeric(3,0), but partition needs",
+        ),
+    ] {
+        let file = scene.file(settings);
+        for subcommand in ["run", "check"] {
+            let walpost = Invocation::new([subcommand, "--config"])
+                .arg(&file)
+                .finish();
+            walpost.expect_code(3).expect_says(&[found]);
+        }
+    }
 }
 
 #[test]

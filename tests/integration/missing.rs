@@ -173,6 +173,30 @@ fn missing_topic_is_made_where_that_is_configured() {
     walpost.terminate().expect_code(0);
 }
 
+in_both_modes! {
+    topic_that_exists_and_is_not_in_the_metadata_is_waited_for
+}
+
+fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool) {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let topic = format!("outbox.event.{aggregate}");
+    let proxy = broker.proxy();
+    proxy.hide_topic(Some(&topic));
+    let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
+    let mut walpost = scene.start_with(&["--create-topics", "3:1", "-X", &far]);
+    scene.insert(&aggregate, "k");
+    let said = walpost.wait_for_log("waiting for a topic to be there");
+    for part in ["WARN", &topic, "the brokers say that it exists"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    proxy.hide_topic(None);
+    scene.wait_until_confirmed();
+    assert_eq!(scene.broker.partitions(&topic), 2);
+    scene.settle(walpost, &[], scene.resends(0));
+}
+
 #[test]
 fn column_that_a_template_names_and_the_table_has_not() {
     let scene = Scene::new();

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::budget;
 use crate::support::browser;
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
@@ -104,6 +105,42 @@ fn page_shows_each_pipeline_and_its_rate() {
     );
     assert!(document.contains(">Ready<"), "{document}");
     walpost.terminate().expect_code(0);
+}
+
+/// It streams for longer than it is stuck.
+#[test]
+fn page_says_for_how_long_a_pipeline_is_stuck() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    let ago = |key: &str| {
+        let at = http.pipeline()[key].as_f64()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        Some(now.as_secs_f64() - at)
+    };
+    wait_until("it to stream for a while", || ago("since") > Some(15.0));
+    broker.kill();
+    let killed = Instant::now();
+    scene.insert(&aggregate, "k");
+    wait_until("it to be stuck", || ago("not_ready_since").is_some());
+    let document = browser::document(&url(&http));
+    let most = killed.elapsed().as_secs_f64() + 1.0;
+    let stuck = card(&document, &scene.name);
+    let (_, lasts) = stuck.split_once("Stuck|for ").expect(&stuck);
+    let (lasts, _) = lasts.split_once('|').unwrap_or((lasts, ""));
+    let (number, unit) = lasts.split_once(' ').expect(lasts);
+    let number: f64 = number.parse().expect(lasts);
+    let seconds = if unit.starts_with("min") {
+        60.0 * number
+    } else {
+        number
+    };
+    assert!(seconds <= most, "{most} s: {stuck}");
+    walpost.kill();
 }
 
 /// What a row has gets into the error, and from there onto the page: as text.

@@ -240,6 +240,7 @@ on_each_version! {
     overloads_of_another_role_are_never_called
     journal_that_another_role_has_made_before_is_refused
     journal_of_the_owner_of_the_outbox_runs_nothing_as_others
+    slot_state_of_the_owner_of_the_outbox_runs_nothing_as_others
     functions_and_a_publication_of_another_role_are_refused
     outbox_runs_no_code_of_its_owner_as_others
     policies_of_the_outbox_are_not_evaluated
@@ -464,6 +465,44 @@ fn journal_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
         }
         shop.init().finish().expect_code(3);
         shop.expect_nothing_ran("init");
+    }
+}
+
+/// The same of the slots' states; nor may anybody else have the right to add to that table what is run.
+fn slot_state_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
+    for (kind, trap) in TRAPS {
+        let shop = Shop::theirs(major);
+        shop.scene.db.run(&format!(
+            "ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.slot_state OWNER TO {0}",
+            shop.mallory
+        ));
+        let trap = trap
+            .replace("journal", "slot_state")
+            .replace("(id)", "(slot)");
+        shop.theirs.run(&format!(
+            "{trap}; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO PUBLIC"
+        ));
+        let run = shop.command(&["run"]).finish().expect_code(3);
+        run.expect_says(&["walpost.slot_state has what", kind]);
+        shop.expect_nothing_ran("run");
+        shop.init().finish().expect_code(3);
+        shop.expect_nothing_ran("init");
+    }
+    let shop = Shop::theirs(major);
+    for right in ["TRIGGER", "REFERENCES"] {
+        for role in ["PUBLIC", "pg_monitor"] {
+            let says = format!("the right {right} on table walpost.slot_state belongs to");
+            let to = format!("ON walpost.slot_state TO {role}");
+            shop.scene.db.run(&format!("GRANT {right} {to}"));
+            let run = shop.command(&["run"]).finish().expect_code(3);
+            run.expect_says(&[
+                &says,
+                role,
+                &format!("REVOKE {right} ON walpost.slot_state FROM {role}"),
+            ]);
+            let from = to.replace(" TO ", " FROM ");
+            shop.scene.db.run(&format!("REVOKE {right} {from}"));
+        }
     }
 }
 

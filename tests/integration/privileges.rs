@@ -128,6 +128,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
         let expected = [
             ["pg_class", "table outbox"],
             ["pg_class", "table walpost.journal"],
+            ["pg_class", "table walpost.slot_state"],
             ["pg_database", ""],
             ["pg_namespace", "schema walpost"],
         ];
@@ -144,7 +145,13 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             "SELECT relname || ' ' || privilege_type FROM pg_class, aclexplode(relacl)
              WHERE grantee = '\"{role}\"'::regrole ORDER BY 1"
         ));
-        let on = ["journal SELECT", "outbox SELECT"];
+        let on = [
+            "journal SELECT",
+            "outbox SELECT",
+            "slot_state INSERT",
+            "slot_state SELECT",
+            "slot_state UPDATE",
+        ];
         assert_eq!(rights, on.map(|right| vec![Some(right.to_owned())]));
         let as_role = |sql: &str| {
             db.try_run(&format!("SET ROLE \"{role}\"; {sql}"))

@@ -1,6 +1,6 @@
 //! Sessions that end again and again, and connections that reach two servers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use procfs::process::Process;
 
@@ -24,6 +24,27 @@ fn reconnected_200_times_under_load_it_needs_no_more_than_before() {
 #[test]
 fn reconnected_200_times_under_load_amid_kafka_transactions_it_needs_no_more_than_before() {
     stays_small(true);
+}
+
+in_both_modes! {
+    server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session
+}
+
+/// Nothing is confirmed meanwhile, so that no session gets any further.
+fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session(
+    exactly_once: bool,
+) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("streaming");
+    for count in 1..=9 {
+        let ended = Instant::now();
+        wait_until("the walsender to end", || scene.end_walsender());
+        walpost.wait_for_logs("streaming", count + 1);
+        let lasted = ended.elapsed();
+        assert!(lasted < Duration::from_secs(5), "{lasted:?} after {count}");
+    }
+    walpost.terminate().expect_code(0);
 }
 
 /// What a process holds.

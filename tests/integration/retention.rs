@@ -440,11 +440,46 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     assert!(is(&scene, "outbox_old", true));
     assert!(tables(&scene).len() >= before);
     scene.init().finish().expect_code(0);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("let go and not sent again yet");
+    let finished = maintain(&scene, &["--retention", "1h"]).expect_code(3);
+    finished.expect_says(&["a slot was let go", "walpost replay --let-go"]);
+    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_ids(&scene.history());
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
     finished.expect_says(&["outbox_old is delivered and kept until"]);
     assert!(is(&scene, "outbox_old", true));
     walpost.terminate().expect_code(0);
+}
+
+/// Nobody has told Walpost: what the new slot stands for is not what was delivered.
+#[test]
+fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    insert_old(&scene, &aggregate, "lost with the slot");
+    let slot = scene.slot();
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+    let moved = "moved or dropped and re-created by someone else";
+    for _ in 0..3 {
+        let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
+        finished.expect_says(&[
+            "what may not be delivered is kept",
+            moved,
+            "walpost skip --to",
+        ]);
+        scene.insert(&aggregate, "k");
+    }
+    assert!(is(&scene, "outbox_old", true));
+    scene.check().finish().expect_code(3).expect_says(&[moved]);
 }
 
 #[test]
@@ -757,7 +792,12 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     scene.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
-    maintain().expect_code(0).expect_says(&["made for"]);
+    // What is delivered is not known without.
+    let grant = format!("GRANT SELECT ON walpost.slot_state TO \"{role}\"");
+    maintain().expect_code(3).expect_says(&[&grant, "made for"]);
+    check(&["WARNING", &grant]);
+    scene.db.run(&grant);
+    maintain().expect_code(0);
     check(&["retention: what is delivered and old enough can be removed"]);
     let foreign = scene.db.number(&format!(
         "SELECT count(*) FROM pg_partition_tree('outbox') JOIN pg_class c ON c.oid = relid

@@ -7,7 +7,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use crate::support::event::Writer;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::oracle::Oracle;
-use crate::support::postgres::{AUTHORITY, MAJORS, Server, Stop};
+use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, Stop};
 use crate::support::scene::{Scene, unique_name};
 use crate::support::wait::PATIENCE;
 
@@ -150,4 +150,57 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
     events.sort_unstable();
     assert!(stored.len() > 100);
     assert_eq!(stored, events);
+}
+
+#[test]
+fn who_has_all_slots_is_named() {
+    // The oracle has one.
+    let server = Server::private(MAJOR, "max_replication_slots = 2\n");
+    let scene = Scene::bare_on(&server, Broker::shared());
+    scene
+        .db
+        .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
+    let named = "max_replication_slots is 2, and all are in use: of_a_standby (not read), oracle_";
+    let remedy = "ALTER SYSTEM SET max_replication_slots = 10";
+    let says = &[named, "pg_drop_replication_slot", remedy];
+    scene.init().finish().expect_code(1).expect_says(says);
+    scene.check().finish().expect_code(3).expect_says(says);
+
+    // With rows that are older than its slot it takes one more.
+    scene.insert(&scene.aggregate(1), "k");
+    scene
+        .db
+        .rows("SELECT pg_drop_replication_slot('of_a_standby')");
+    scene.init().finish().expect_code(0);
+    let own = format!("{} (not read)", scene.slot());
+    let says = &["max_replication_slots is 2, and all are in use: ", &own];
+    scene.check().finish().expect_code(3).expect_says(says);
+    let mut walpost = scene.run().start();
+    let line = walpost.wait_for_log(says[0]);
+    for text in ["WARN", &own] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn who_has_all_walsenders_is_named() {
+    let server = Server::private(MAJOR, "max_wal_senders = 1\n");
+    let first = Scene::on(&server, Broker::shared());
+    let second = Scene::on(&server, Broker::shared());
+    let active = first.start();
+    let pid = first.db.number("SELECT pid FROM pg_stat_replication");
+    let named =
+        format!("max_wal_senders is 1, and all are in use: PID {pid} (application_name walpost)");
+    let remedy = "ALTER SYSTEM SET max_wal_senders = 10";
+    let mut walpost = second.run().start();
+    let line = walpost.wait_for_log(&named);
+    for text in ["WARN", remedy] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    let check = second.check().finish().expect_code(3);
+    check.expect_says(&[&named, remedy]);
+    active.terminate().expect_code(0);
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
 }

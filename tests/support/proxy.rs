@@ -59,6 +59,8 @@ struct State {
     until_cut: Option<usize>,
     /// How often that came true.
     cuts: usize,
+    /// A topic that Kafka is asked about under another name.
+    hidden: Option<String>,
     is_over: bool,
 }
 
@@ -76,6 +78,7 @@ impl Proxy {
                 streams: Vec::new(),
                 until_cut: None,
                 cuts: 0,
+                hidden: None,
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -123,6 +126,11 @@ impl Proxy {
     /// Cuts every connection when so many bytes more have passed.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.shared.lock().until_cut = Some(bytes);
+    }
+
+    /// Kafka's metadata does not show the topic from now on, or again with `None`.
+    pub(crate) fn hide_topic(&self, topic: Option<&str>) {
+        self.shared.lock().hidden = topic.map(str::to_owned);
     }
 
     /// Passes on to another port after so many connections more.
@@ -222,12 +230,37 @@ impl Shared {
             if count == 0 {
                 return Ok(());
             }
+            self.hide(&mut buffer[..count]);
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
                 let part = self.admit(rest.len())?;
                 to.write_all(&rest[..part])?;
                 rest = &rest[part..];
             }
+        }
+    }
+
+    /// Has requests for metadata ask for a topic that is not there instead of the hidden one. Each such
+    /// request is small and is written at once, so that it is here whole.
+    fn hide(&self, mut bytes: &mut [u8]) {
+        /// Behind the length.
+        const METADATA: [u8; 2] = [0, 3];
+        let state = self.lock();
+        let Some(hidden) = state.hidden.as_deref().map(str::as_bytes) else {
+            return;
+        };
+        while let Some(length) = bytes.first_chunk() {
+            let length = 4 + u32::from_be_bytes(*length) as usize;
+            let Some((request, rest)) = bytes.split_at_mut_checked(length) else {
+                return;
+            };
+            let mut windows = request.windows(hidden.len());
+            if request.get(4..6) == Some(&METADATA)
+                && let Some(at) = windows.position(|window| window == hidden)
+            {
+                request[at..at + hidden.len()].fill(b'_');
+            }
+            bytes = rest;
         }
     }
 

@@ -509,7 +509,7 @@ impl<'a> Scene<'a> {
 
     /// Waits for the last event of the history; whether the others are there too is for the
     /// checker.
-    fn wait_for_ids(&self, history: &[Committed]) {
+    pub(crate) fn wait_for_ids(&self, history: &[Committed]) {
         let Some(last) = history.last() else { return };
         let enough = poll_until(PATIENCE, || (self.count() >= history.len()).then_some(()));
         let arrived = enough.and_then(|()| {

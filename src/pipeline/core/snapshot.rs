@@ -78,17 +78,16 @@ impl SnapshotRows {
         &'l mut self,
         line: &'l [u8],
     ) -> Result<(&'l Mapping, Row<'l>), LineError> {
-        let values = self
-            .lines
-            .read(line, self.slots.len() + self.from.key.len())?;
-        let mut row = [None; COLUMNS_MAX];
-        for (index, slot) in self.slots.iter().enumerate() {
-            row[*slot] = values.get(index);
-        }
-        for (index, (_, kind)) in self.from.key.iter().enumerate() {
-            kind.check(values.get(self.slots.len() + index).ok_or(KeyError)?)?;
-        }
-        Ok((&self.from.mapping, row))
+        read(&self.from, &self.slots, line, &mut self.lines)
+    }
+
+    /// As [`SnapshotRows::row`], with room for the values beside it.
+    pub(super) fn read<'l>(
+        &'l self,
+        line: &'l [u8],
+        lines: &'l mut Lines,
+    ) -> Result<(&'l Mapping, Row<'l>), LineError> {
+        read(&self.from, &self.slots, line, lines)
     }
 
     /// The sink has taken the row of the line that was read last.
@@ -132,4 +131,21 @@ impl SnapshotRows {
         });
         copied
     }
+}
+
+fn read<'l>(
+    from: &'l CopyFrom,
+    slots: &[usize],
+    line: &'l [u8],
+    lines: &'l mut Lines,
+) -> Result<(&'l Mapping, Row<'l>), LineError> {
+    let values = lines.read(line, slots.len() + from.key.len())?;
+    let mut row = [None; COLUMNS_MAX];
+    for (index, slot) in slots.iter().enumerate() {
+        row[*slot] = values.get(index);
+    }
+    for (index, (_, kind)) in from.key.iter().enumerate() {
+        kind.check(values.get(slots.len() + index).ok_or(KeyError)?)?;
+    }
+    Ok((&from.mapping, row))
 }

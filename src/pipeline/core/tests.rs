@@ -5,6 +5,7 @@ use crate::pipeline::pieces::Piece;
 use crate::pipeline::sink::SinkError;
 use crate::pipeline::watermark::{Deliveries, Tag, Window};
 
+mod ahead;
 mod dead_letters;
 
 const OUTBOX: u32 = 16_500;

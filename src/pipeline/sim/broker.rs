@@ -137,7 +137,8 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
-            if world.cluster.give_up_late() {
+            // The transaction of another is none of its business.
+            if state.epoch != 0 && world.cluster.give_up_late() {
                 drop(world);
                 self.fail(&mut state, "the transaction was open for too long");
                 return;
@@ -338,7 +339,7 @@ impl Sink for SimSink {
         Ok(())
     }
 
-    fn prepare(&mut self, _topic: &str) -> Preparation {
+    fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         let producer = Arc::clone(&self.producer);
         Box::pin(async move {
             producer.pause(100..5000).await;

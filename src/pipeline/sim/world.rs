@@ -64,10 +64,14 @@ pub(super) struct Database {
     /// The slot, as the server knows it, and as it is on its disk.
     pub(super) confirmed: Lsn,
     pub(super) on_disk: Lsn,
+    /// The timeline and what was written down of the slot.
+    pub(super) state: Option<(u32, Lsn)>,
     /// The walsender that holds the slot.
     pub(super) active: Option<u64>,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,
+    /// It does not accept who asks.
+    pub(super) refuses: bool,
 }
 
 /// A record in a partition.
@@ -118,7 +122,7 @@ pub(super) struct World {
     pub(super) broken: Option<String>,
 }
 
-/// The database was put back to an earlier state, and nothing but its log tells.
+/// The database was put back to an earlier state, or the slot made anew, and nobody has told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PutBack {
     /// Where the slot stood when it was up again.
@@ -152,9 +156,11 @@ impl Shared {
                     next_time: 1,
                     confirmed: start,
                     on_disk: start,
+                    state: None,
                     active: None,
                     next_connection: 1,
                     is_up: true,
+                    refuses: false,
                 },
                 cluster: Cluster {
                     partitions: Default::default(),
@@ -332,7 +338,31 @@ impl World {
         });
     }
 
-    /// Walpost has halted since the database was put back: nothing of it was delivered or confirmed.
+    /// Somebody drops the slot while Walpost does not run, or stands by, and makes it again. What was committed
+    /// meanwhile is in no stream. Where Walpost has never written down how far it was, nobody can know.
+    pub(super) fn make_slot_anew(&mut self, dice: &mut fastrand::Rng) {
+        let database = &self.database;
+        let known = database
+            .state
+            .filter(|(timeline, _)| *timeline == database.timeline);
+        let Some((_, written)) = known else { return };
+        let first_id = self.database.next_id + 1;
+        for _ in 0..dice.usize(1..5) {
+            self.commit();
+        }
+        let database = &mut self.database;
+        // At an end of the log that was confirmed there is nothing to be told.
+        database.end = database.end.max(Lsn(written.0 + 8));
+        database.confirmed = database.end;
+        database.on_disk = database.end;
+        database.active = None;
+        self.put_back = Some(PutBack {
+            confirmed: self.database.confirmed,
+            first_id,
+        });
+    }
+
+    /// Walpost has halted since then: nothing of it was delivered or confirmed.
     pub(super) fn judge_halt(&mut self) {
         let Some(put_back) = self.put_back else {
             return;
@@ -383,12 +413,16 @@ impl World {
             .collect()
     }
 
-    /// Everything that was committed is delivered and confirmed.
+    /// Everything that was committed is delivered and confirmed. Log without events need not be.
     pub(super) fn is_settled(&self) -> bool {
         let visible = self.visible();
-        let mut events = self.database.log.iter().flat_map(|t| &t.events);
+        let log = &self.database.log;
+        let last = log
+            .iter()
+            .rfind(|transaction| !transaction.events.is_empty());
+        let mut events = log.iter().flat_map(|t| &t.events);
         events.all(|event| visible.contains(&event.id))
-            && self.database.confirmed >= self.database.end
+            && last.is_none_or(|last| self.database.confirmed >= last.end)
     }
 
     /// Judges what is in Kafka.

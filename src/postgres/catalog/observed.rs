@@ -1,5 +1,7 @@
 //! What the catalog says, and what of it keeps a pipeline from running. Pure.
 
+use std::fmt;
+
 use crate::postgres::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -16,6 +18,8 @@ pub struct Observed {
     pub database: String,
     /// The role we are.
     pub user: String,
+    /// `application_name` of this session, and of every other one of ours.
+    pub application_name: String,
     /// The role may use slots (`rolreplication`, or a superuser).
     pub may_replicate: bool,
     /// `wal_level`
@@ -30,6 +34,8 @@ pub struct Observed {
     pub has_publish: bool,
     /// The journal is there.
     pub has_journal: bool,
+    /// What is confirmed can be written down.
+    pub has_slot_state: bool,
     /// The publication, if it is there.
     pub publication: Option<ObservedPublication>,
     /// The slot, if it is there.
@@ -45,6 +51,8 @@ pub struct ObservedTable {
     pub persistence: String,
     /// Names and type OIDs of the columns that are published.
     pub columns: Vec<(String, u32)>,
+    /// Names of their types, for a person.
+    pub types: Vec<String>,
     /// The trigger of `sql/no_update.sql` is on it.
     pub refuses_update: bool,
     /// It has a primary key.
@@ -77,6 +85,8 @@ pub struct ObservedSlot {
     pub database: Option<String>,
     /// The process that uses it.
     pub active_pid: Option<i32>,
+    /// Whose process that is, if we may know.
+    pub holder: Option<Holder>,
     /// What was confirmed last.
     pub confirmed: Lsn,
     /// `wal_status`: reserved, extended, unreserved or lost.
@@ -89,6 +99,41 @@ pub struct ObservedSlot {
     pub temporary: bool,
     /// Prepared transactions are sent when they are prepared.
     pub two_phase: bool,
+}
+
+/// Whose session it is that uses a slot, by `pg_stat_activity`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// What it calls itself.
+    pub application_name: String,
+    /// Its role.
+    pub role: Option<String>,
+    /// Where it is; none for a unix-domain socket, and where we may not know.
+    pub address: Option<String>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "application_name {:?}", self.application_name)?;
+        if let Some(role) = &self.role {
+            write!(f, ", role {role:?}")?;
+        }
+        match &self.address {
+            Some(address) => write!(f, ", address {address}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whoever writes another `application_name` into the connection string begins it so.
+const OUR_NAME: &str = "walpost";
+
+impl Holder {
+    /// It may be another instance of the pipeline whose sessions have this `application_name`.
+    #[must_use]
+    pub fn may_be_ours(&self, application_name: &str) -> bool {
+        self.application_name == application_name || self.application_name.starts_with(OUR_NAME)
+    }
 }
 
 /// Something in the database that keeps a pipeline from running.
@@ -277,6 +322,19 @@ pub enum Problem {
         /// The command that makes one.
         init: &'static str,
     },
+    /// The slot is read by something else.
+    #[error(
+        "replication slot {slot:?} is held by PID {pid}, which is no Walpost ({holder}): what it reads is not delivered. End \
+         it: SELECT pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
+    )]
+    HeldByOther {
+        /// The slot.
+        slot: String,
+        /// The server process that has it.
+        pid: i32,
+        /// Whose that is.
+        holder: Holder,
+    },
     /// What the slot needs is gone.
     #[error(
         "replication slot {slot:?} is lost: {reason}. Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
@@ -442,8 +500,21 @@ impl Observed {
                 confirmed: found.confirmed,
                 reason: lost(found.invalidation_reason.as_deref(), found.confirmed),
             }),
-            _ => None,
+            _ => found.held_by_other(&target.slot, &self.application_name),
         }
+    }
+}
+
+impl ObservedSlot {
+    /// The slot by this name is read by what is no Walpost; sessions of ours have this `application_name`.
+    #[must_use]
+    pub fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
+        let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);
+        (!holder.may_be_ours(application_name)).then(|| Problem::HeldByOther {
+            slot: slot.to_owned(),
+            pid,
+            holder: holder.clone(),
+        })
     }
 }
 
@@ -477,11 +548,13 @@ mod tests {
             database: text("shop"),
             user: text("walpost"),
             may_replicate: true,
+            application_name: text("walpost"),
             wal_level: text("logical"),
             in_recovery: false,
             slot_wal_keep: Some(text("-1")),
             has_publish: false,
             has_journal: true,
+            has_slot_state: true,
             table: Some(ObservedTable {
                 kind: text("r"),
                 persistence: text("p"),
@@ -511,6 +584,34 @@ mod tests {
             ..sound()
         };
         assert_eq!(standby.problems(&target()), [], "with a slot of its own");
+    }
+
+    fn held_by(slot: &mut ObservedSlot, application_name: &str) {
+        slot.active_pid = Some(7);
+        slot.holder = Some(Holder {
+            application_name: application_name.to_owned(),
+            ..Holder::default()
+        });
+    }
+
+    #[test]
+    fn another_instance_that_has_the_slot_is_no_problem() {
+        let held = |ours: &str, theirs: Option<&str>| {
+            let mut observed = sound();
+            observed.application_name = ours.to_owned();
+            let slot = observed.slot.as_mut().expect("slot");
+            slot.active_pid = Some(7);
+            if let Some(theirs) = theirs {
+                held_by(slot, theirs);
+            }
+            !observed.problems(&target()).is_empty()
+        };
+        assert!(!held("walpost", Some("walpost")));
+        assert!(!held("shop connector", Some("shop connector")));
+        assert!(!held("walpost-a", Some("walpost-b")));
+        assert!(!held("walpost", None), "not known");
+        assert!(held("walpost", Some("shop connector")));
+        assert!(held("walpost", Some("")));
     }
 
     #[test]
@@ -582,6 +683,10 @@ mod tests {
             &["other", "shop"],
         );
         check(|o| slot(o).temporary = true, &["temporary"]);
+        check(
+            |o| held_by(slot(o), "pg_recvlogical"),
+            &["PID 7", "pg_recvlogical", "pg_terminate_backend(7)"],
+        );
         check(|o| slot(o).two_phase = true, &["two_phase"]);
         check(
             |o| slot(o).wal_status = Some("lost".to_owned()),

@@ -62,6 +62,28 @@ async fn a_message_that_is_too_large_is_passed_over_and_a_row_is_not() {
 }
 
 #[tokio::test]
+async fn what_is_buffered_stays_the_next_and_ends_with_what_is_not_whole() {
+    let notice = message(b'N', b"SWARNING\0C01000\0Mhm\0\0");
+    let row = |text: &[u8]| message(b'd', text);
+    let cut = &row(b"cut")[..6];
+    let bodies = |connection: &Connection| -> Vec<Vec<u8>> {
+        connection.buffered().map(<[u8]>::to_vec).collect()
+    };
+    for last in [&notice[..], cut, b"d\0\0\0\x03", b""] {
+        let (mut connection, mut server) = streaming(1 << 16);
+        assert!(bodies(&connection).is_empty());
+        let sent = [&row(b"one"), &row(b"two")[..], last].concat();
+        server.write_all(&sent).await.expect("room");
+        connection.fill().await.expect("filled");
+        assert_eq!(bodies(&connection), [b"one", b"two"]);
+        let next = connection.peek_row().expect("a row");
+        assert_eq!(next, Some(CopyOut::Row(b"one")));
+        connection.consume();
+        assert_eq!(bodies(&connection), [b"two"]);
+    }
+}
+
+#[tokio::test]
 async fn what_is_no_frame_is_refused() {
     for body in [
         &b""[..],

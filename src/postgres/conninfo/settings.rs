@@ -55,6 +55,14 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
+    /// The environment variable that has set it, if it wasn't the connection string.
+    pub(super) fn variable(&self, key: &str) -> Option<&'static str> {
+        self.0
+            .get(key)
+            .map(|setting| setting.name)
+            .filter(|name| *name != key)
+    }
+
     /// The name that set a comma-separated list, and its members; none where it is not set or
     /// empty.
     pub(super) fn list(&self, key: &'static str) -> (&'static str, Vec<&str>) {

@@ -319,6 +319,25 @@ impl DialError {
         }
     }
 
+    /// Every failed attempt, in the order tried.
+    pub fn attempts(&self) -> &[DialError] {
+        match self {
+            DialError::AllHosts { failures, .. } => failures,
+            error => std::slice::from_ref(error),
+        }
+    }
+
+    /// What the server has said, if [`DialError::decisive`] is about that.
+    pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
+        match self {
+            DialError::Server { error, .. } => Some(error),
+            DialError::AllHosts { failures, decisive } => {
+                failures.get_mut(*decisive).and_then(DialError::server_mut)
+            }
+            _ => None,
+        }
+    }
+
     /// One error for all attempts; None for no attempt.
     pub(super) fn of(mut failures: Vec<DialError>) -> Option<DialError> {
         let decisive = (0..failures.len()).max_by_key(|i| failures[*i].hope())?;

@@ -274,6 +274,8 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
             "off",
             "standard_conforming_strings",
             "on",
+            "default_transaction_read_only",
+            "off",
             "statement_timeout",
             "0",
             "idle_in_transaction_session_timeout",

@@ -277,14 +277,14 @@ fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
         .ok_or_else(|| CatalogError::Unexpected("now() is beyond the calendar".to_owned()))
 }
 
-/// The slot that is furthest behind of those that read the table: the pipeline's own, and if another
-/// publication has the table too, every other with pgoutput in this database. Nobody can ask which
-/// publication a slot is used with. None without the pipeline's own.
-pub(super) async fn slowest_slot(
+/// The slots that read the table, and where they stand: the pipeline's own, and if another publication has the
+/// table too, every other with pgoutput in this database. Nobody can ask which publication a slot is used
+/// with. None without the pipeline's own.
+pub(super) async fn slots(
     client: &Client,
     target: &Target,
     table: &TableName,
-) -> Result<Option<(String, Lsn)>, CatalogError> {
+) -> Result<Vec<(String, Lsn)>, CatalogError> {
     let rows = client
         .query(
             "WITH tree AS (SELECT $2::text AS s, $3::text AS t UNION ALL \
@@ -295,18 +295,16 @@ pub(super) async fn slowest_slot(
              FROM pg_replication_slots \
              WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
                  OR EXISTS (SELECT FROM pg_publication_tables p JOIN tree ON p.schemaname = s AND p.tablename = t \
-                     WHERE p.pubname <> $4)) \
-             ORDER BY confirmed_flush_lsn NULLS FIRST",
+                     WHERE p.pubname <> $4))",
             &[&target.slot, &table.schema, &table.name, &target.publication],
         )
         .await?;
     let mut has_own = false;
-    let mut slowest = None;
+    let mut slots = Vec::with_capacity(rows.len());
     for row in &rows {
         has_own |= row.try_get::<_, bool>(2)?;
-        if slowest.is_none() {
-            slowest = Some((row.try_get(0)?, lsn(row.try_get(1)?)?));
-        }
+        slots.push((row.try_get(0)?, lsn(row.try_get(1)?)?));
     }
-    Ok(slowest.filter(|_| has_own))
+    slots.retain(|_| has_own);
+    Ok(slots)
 }

@@ -1,0 +1,101 @@
+//! Who we are to the brokers. A password may be rotated while clients are at work: what the configuration file
+//! says of it is read again for each client, and for one that is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdkafka::config::ClientConfig;
+use tracing::warn;
+
+use super::properties::{Properties, is_secret};
+
+/// Where the properties come from that prove who we are. Clones are about the same brokers.
+#[derive(Clone, Default)]
+pub struct Credentials(Arc<Source>);
+
+#[derive(Default)]
+struct Source {
+    /// For a person who has to change the password there.
+    origin: String,
+    read: Option<Box<Read>>,
+    was_accepted: AtomicBool,
+}
+
+type Read = dyn Fn() -> Result<Properties, String> + Send + Sync;
+
+/// `sasl.username` and `sasl.password`.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Login {
+    pub(super) username: String,
+    pub(super) password: String,
+}
+
+impl Login {
+    pub(super) fn of(config: &ClientConfig) -> Option<Self> {
+        Some(Self {
+            username: config.get("sasl.username")?.to_owned(),
+            password: config.get("sasl.password")?.to_owned(),
+        })
+    }
+}
+
+impl Credentials {
+    /// Those that never change; `origin` says for a person where the password is.
+    #[must_use]
+    pub fn fixed(origin: String) -> Self {
+        Self(Arc::new(Source {
+            origin,
+            ..Source::default()
+        }))
+    }
+
+    /// Those that `read` gives. Only properties that [`Credentials::have`] are read again.
+    #[must_use]
+    pub fn kept(
+        origin: String,
+        read: impl Fn() -> Result<Properties, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(Source {
+            origin,
+            read: Some(Box::new(read)),
+            ..Source::default()
+        }))
+    }
+
+    /// Whether the property is a part of them.
+    #[must_use]
+    pub fn have(property: &str) -> bool {
+        property == "sasl.username" || is_secret(property)
+    }
+
+    /// Where the password comes from, for a person.
+    pub(super) fn origin(&self) -> &str {
+        &self.0.origin
+    }
+
+    /// A broker has accepted who we are.
+    pub(super) fn accepted(&self) {
+        self.0.was_accepted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a broker has ever accepted who we are, in this process.
+    pub(super) fn were_accepted(&self) -> bool {
+        self.0.was_accepted.load(Ordering::Relaxed)
+    }
+
+    /// Puts what they are by now into the configuration of a client.
+    pub(super) fn renew(&self, config: &mut ClientConfig) {
+        let Some(read) = &self.0.read else { return };
+        match read() {
+            Ok(now) => {
+                for (name, value) in now.into_iter().filter(|(name, _)| Self::have(name)) {
+                    config.set(name, value);
+                }
+            }
+            Err(reason) => warn!(
+                "{} can't be read again, the password of before is used: {reason}",
+                self.0.origin
+            ),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! PostgreSQL refuses the role that it had accepted: most often its password is being rotated, and the new
+//! one arrives a little later.
+//!
+//! Pure: time comes in as an argument.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::PipelineError;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::connection::ConnectionError;
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::dial::DialError;
+
+/// How long a refusal is taken for one that passes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10 * 60);
+
+/// Whether the server accepts who we are.
+#[derive(Debug, Default)]
+pub(super) struct Access {
+    /// A connection for questions.
+    was_accepted: bool,
+    /// A walsender, or there was another one in its place.
+    was_granted: bool,
+    refused_since: Option<Instant>,
+}
+
+impl Access {
+    /// The server has accepted a connection for questions. A walsender may still be refused.
+    pub(super) fn accepted(&mut self) {
+        self.was_accepted = true;
+    }
+
+    /// Every connection that was needed was accepted.
+    pub(super) fn granted(&mut self) {
+        self.was_granted = true;
+        self.refused_since = None;
+    }
+
+    /// `error`, or what it means of a server that had accepted us.
+    pub(super) fn judge(
+        &mut self,
+        error: PipelineError,
+        postgres: &Conninfo,
+        now: Instant,
+    ) -> PipelineError {
+        let (was_accepted, refused) = match &error {
+            PipelineError::Connection(ConnectionError::Dial(refused)) => {
+                (self.was_granted, refused)
+            }
+            PipelineError::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
+            _ => return error,
+        };
+        if !was_accepted || !is_refusal(refused) {
+            return error;
+        }
+        let since = *self.refused_since.get_or_insert(now);
+        PipelineError::Refused {
+            error: Box::new(error),
+            role: postgres.user().to_owned(),
+            origin: postgres.password_origin(),
+            lasts: Duration::from_secs(now.duration_since(since).as_secs()),
+        }
+    }
+}
+
+/// The server, or the one that has the last word among several, does not accept who we are.
+fn is_refusal(error: &DialError) -> bool {
+    match error.decisive() {
+        // Class 28: invalid authorization specification.
+        DialError::Server { error, .. } => error.code.starts_with("28"),
+        // The password file is being written.
+        DialError::NoPassword { .. } => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::recovery::{self, Remedy};
+    use crate::postgres::dial::ServerError;
+
+    fn refused(code: &str) -> DialError {
+        let error = Box::new(ServerError {
+            code: code.to_owned(),
+            ..ServerError::default()
+        });
+        let host = "db:5432".to_owned();
+        DialError::Server { host, error }
+    }
+
+    #[test]
+    fn server_that_had_accepted_us_has_ten_minutes_to_do_so_again() {
+        let postgres = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut access = Access::default();
+        let remedy = |access: &mut Access, code, seconds| {
+            let error = CatalogError::Dial(refused(code)).into();
+            recovery::remedy(&access.judge(error, &postgres, at(seconds)))
+        };
+        assert_eq!(
+            remedy(&mut access, "28P01", 0),
+            Remedy::Halt,
+            "a first start"
+        );
+        access.accepted();
+        for (code, expected) in [
+            ("28P01", Remedy::Reconnect),
+            ("28000", Remedy::Reconnect),
+            ("3D000", Remedy::Halt),
+            ("57P03", Remedy::Reconnect),
+        ] {
+            assert_eq!(remedy(&mut access, code, 10), expected, "{code}");
+        }
+        assert_eq!(remedy(&mut access, "28P01", 609), Remedy::Reconnect);
+        assert_eq!(remedy(&mut access, "28P01", 610), Remedy::Halt);
+        let walsender = ConnectionError::Dial(refused("28P01")).into();
+        let error = access.judge(walsender, &postgres, at(615));
+        assert_eq!(recovery::remedy(&error), Remedy::Halt, "{error}");
+        assert!(!matches!(error, PipelineError::Refused { .. }), "{error}");
+        access.granted();
+        let walsender = ConnectionError::Dial(refused("28P01")).into();
+        let error = access.judge(walsender, &postgres, at(620));
+        assert_eq!(recovery::remedy(&error), Remedy::Reconnect, "{error}");
+        assert_eq!(remedy(&mut access, "28P01", 620), Remedy::Reconnect);
+        assert_eq!(remedy(&mut access, "28P01", 1219), Remedy::Reconnect);
+        assert_eq!(remedy(&mut access, "28P01", 1220), Remedy::Halt);
+    }
+}

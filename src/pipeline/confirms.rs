@@ -1,0 +1,289 @@
+//! Nothing is confirmed that is not written down first: in the table `walpost.slot_state`, so that a slot
+//! that somebody else has moved, or made again, is noticed by whoever has it next.
+//!
+//! While events flow, each confirmed LSN is written. Writing makes log of its own, which may be confirmed
+//! too, and so on for ever; so where there are no events, the end of the log is written down only when
+//! it is worth that.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::watermark::Confirmed;
+use crate::postgres::lsn::Lsn;
+use crate::postgres::slot_state::SlotOf;
+
+/// While events flow, it is written at most this often.
+const EVENTS: Duration = Duration::from_millis(100);
+/// For so much log without events,
+const MUCH_BYTES: u64 = 1 << 20;
+/// at most this often.
+const MUCH: Duration = Duration::from_secs(1);
+/// What has followed either of the two is written this much later, and again after twice the time, and so
+/// on: PostgreSQL needs a few steps until it removes the log behind.
+const REST: Duration = Duration::from_secs(2);
+/// That often;
+const RESTS: u32 = 8;
+/// and then, for so much
+const SOME_BYTES: u64 = 64 << 10;
+/// after this time.
+const SOME: Duration = Duration::from_secs(300);
+
+/// What may be confirmed, in one session.
+pub(super) struct Confirms {
+    /// Without one, what is durable is confirmed at once.
+    writing: Option<Writing>,
+}
+
+struct Writing {
+    wanted: watch::Sender<Lsn>,
+    written: watch::Receiver<Lsn>,
+    /// It was asked for, and may not be written yet.
+    asked: Option<Confirmed>,
+    asked_at: Instant,
+    /// What was written last.
+    may: Confirmed,
+    /// So often it was written since the last events, or much log.
+    rests: u32,
+}
+
+/// The other side: who writes.
+pub(super) struct Writer {
+    pub(super) of: SlotOf,
+    wanted: watch::Receiver<Lsn>,
+    written: watch::Sender<Lsn>,
+}
+
+impl Confirms {
+    /// Nothing is written down.
+    pub(super) fn unwritten() -> Self {
+        Self { writing: None }
+    }
+
+    /// `confirmed` is written down, and what comes is written by whoever has the other side.
+    pub(super) fn written(of: SlotOf, confirmed: Confirmed, now: Instant) -> (Self, Writer) {
+        let (wanted, to_write) = watch::channel(confirmed.lsn());
+        let (written, is_written) = watch::channel(confirmed.lsn());
+        let writing = Writing {
+            wanted,
+            written: is_written,
+            asked: None,
+            asked_at: now,
+            may: confirmed,
+            // The session before may have left something.
+            rests: 0,
+        };
+        let writer = Writer {
+            of,
+            wanted: to_write,
+            written,
+        };
+        let writing = Some(writing);
+        (Self { writing }, writer)
+    }
+
+    /// What may be confirmed, where everything up to `durable` is durable; and when it is worth to ask
+    /// again for that alone. `events` says that some of what is not written down are events.
+    pub(super) fn may(
+        &mut self,
+        durable: Confirmed,
+        events: impl FnOnce(Lsn) -> bool,
+        now: Instant,
+    ) -> (Confirmed, Option<Instant>) {
+        let Some(writing) = &mut self.writing else {
+            return (durable, None);
+        };
+        writing.look();
+        if writing.asked.is_some() || durable <= writing.may {
+            return (writing.may, None);
+        }
+        let written = writing.may.lsn();
+        let bytes = durable.lsn().bytes_since(written);
+        let events = events(written);
+        let is_much = bytes >= MUCH_BYTES;
+        let pause = match () {
+            () if events => EVENTS,
+            () if is_much => MUCH,
+            () if writing.rests < RESTS => REST * (1 << writing.rests),
+            () if bytes >= SOME_BYTES => SOME,
+            () => return (writing.may, None),
+        };
+        let due = writing.asked_at + pause;
+        if due > now {
+            return (writing.may, Some(due));
+        }
+        writing.rests = match events || is_much {
+            true => 0,
+            false => writing.rests.saturating_add(1),
+        };
+        writing.ask(durable, now);
+        (writing.may, None)
+    }
+
+    /// Nobody writes any more, so nothing more may be confirmed.
+    pub(super) fn are_over(&self) -> bool {
+        let writing = self.writing.as_ref();
+        writing.is_some_and(|writing| writing.written.has_changed().is_err())
+    }
+
+    /// Resolves when more may be confirmed than before.
+    pub(super) async fn changed(&mut self) {
+        match &mut self.writing {
+            Some(writing) if writing.asked.is_some() => {
+                if writing.written.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            }
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Has `durable` written down, and says what may be confirmed: less where nobody writes.
+    pub(super) async fn last(&mut self, durable: Confirmed) -> Confirmed {
+        let Some(writing) = &mut self.writing else {
+            return durable;
+        };
+        writing.look();
+        if writing.may < durable {
+            writing.ask(durable, Instant::now());
+        }
+        while writing.may < durable && writing.written.changed().await.is_ok() {
+            writing.look();
+        }
+        writing.may
+    }
+
+    /// What may be confirmed without waiting.
+    pub(super) fn now(&self, durable: Confirmed) -> Confirmed {
+        self.writing.as_ref().map_or(durable, |writing| writing.may)
+    }
+}
+
+impl Writing {
+    fn look(&mut self) {
+        if let Some(asked) = self.asked
+            && *self.written.borrow_and_update() >= asked.lsn()
+        {
+            self.may = asked;
+            self.asked = None;
+        }
+    }
+
+    fn ask(&mut self, durable: Confirmed, now: Instant) {
+        self.asked = Some(durable);
+        self.asked_at = now;
+        self.wanted.send_replace(durable.lsn());
+    }
+}
+
+impl Writer {
+    /// Resolves with what is to be written. Cancel safe: until [`Writer::has_written`] it is still to be.
+    pub(super) async fn wanted(&mut self) -> Lsn {
+        loop {
+            let wanted = *self.wanted.borrow_and_update();
+            if wanted > *self.written.borrow() {
+                return wanted;
+            }
+            if self.wanted.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Everything up to `lsn` may be confirmed.
+    pub(super) fn has_written(&self, lsn: Lsn) {
+        self.written.send_replace(lsn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::watermark::{Watermark, Window};
+    use crate::postgres::target::{Outbox, Target};
+
+    fn durable(lsn: u64) -> Confirmed {
+        Watermark::new(Window::default(), Lsn(lsn)).confirmed()
+    }
+
+    fn begin() -> (Confirms, Writer, Instant) {
+        let now = Instant::now();
+        let of = SlotOf {
+            pipeline: "p".to_owned(),
+            target: Target {
+                outbox: Outbox::Table("public.outbox".parse().expect("table")),
+                publication: "p".to_owned(),
+                slot: "s".to_owned(),
+            },
+            system_id: "1".to_owned(),
+            timeline: 1,
+        };
+        let (confirms, writer) = Confirms::written(of, durable(1000), now);
+        (confirms, writer, now)
+    }
+
+    /// Asks whether `to` may be confirmed that late.
+    fn ask(
+        (confirms, _, began): &mut (Confirms, Writer, Instant),
+        to: u64,
+        events: bool,
+        millis: u64,
+    ) -> (u64, Option<Duration>) {
+        let now = *began + Duration::from_millis(millis);
+        let (may, due) = confirms.may(durable(to), |_| events, now);
+        (may.lsn().0, due.map(|due| due - *began))
+    }
+
+    #[tokio::test]
+    async fn nothing_may_be_confirmed_before_it_is_written() {
+        let mut all = begin();
+        assert_eq!(ask(&mut all, 1000, false, 0), (1000, None));
+        assert_eq!(ask(&mut all, 1100, true, 0), (1000, Some(EVENTS)));
+        assert_eq!(ask(&mut all, 1100, true, 100), (1000, None));
+        // More has come meanwhile.
+        assert_eq!(ask(&mut all, 1200, true, 300), (1000, None));
+        assert_eq!(all.1.wanted().await, Lsn(1100));
+        all.1.has_written(Lsn(1100));
+        assert_eq!(ask(&mut all, 1200, true, 300), (1100, None));
+        assert_eq!(all.1.wanted().await, Lsn(1200));
+        drop(all.1);
+        assert!(all.0.are_over());
+        assert_eq!(all.0.last(durable(1300)).await, durable(1100));
+    }
+
+    #[tokio::test]
+    async fn log_without_events_is_written_down_where_it_is_worth_that() {
+        let mut all = begin();
+        assert_eq!(ask(&mut all, 1100, false, 0), (1000, Some(REST)));
+        assert_eq!(ask(&mut all, 1100, true, 100), (1000, None));
+        all.1.has_written(Lsn(1100));
+        let (mut at, mut lsn) = (100, 1100);
+        for rest in 0..RESTS {
+            let due = at + 2000 * (1 << rest);
+            let expected = Some(Duration::from_millis(due));
+            assert_eq!(ask(&mut all, lsn + 8, false, at), (lsn, expected));
+            assert_eq!(ask(&mut all, lsn + 8, false, due), (lsn, None));
+            (at, lsn) = (due, lsn + 8);
+            all.1.has_written(Lsn(lsn));
+        }
+        // What it has written itself.
+        assert_eq!(ask(&mut all, lsn + 300, false, at * 10), (lsn, None));
+        let due = Some(Duration::from_millis(at) + SOME);
+        assert_eq!(ask(&mut all, lsn + SOME_BYTES, false, at + 1), (lsn, due));
+        let much = lsn + MUCH_BYTES;
+        assert_eq!(ask(&mut all, much, false, at + 1000), (lsn, None));
+        all.1.has_written(Lsn(much));
+        let due = Some(Duration::from_millis(at + 1000) + REST);
+        assert_eq!(ask(&mut all, much + 8, false, at + 1001), (much, due));
+    }
+
+    #[test]
+    fn without_a_table_all_that_is_durable_may_be_confirmed() {
+        let mut confirms = Confirms::unwritten();
+        let now = Instant::now();
+        let (may, due) = confirms.may(durable(7), |_| true, now);
+        assert_eq!((may, due), (durable(7), None));
+        assert!(!confirms.are_over());
+    }
+}

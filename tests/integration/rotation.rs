@@ -1,0 +1,266 @@
+//! A password is changed while Walpost runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::certificates::write_private;
+use crate::support::kafka::{Broker, SASL_USER, sasl_password};
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost};
+
+/// What the log says of each attempt to connect.
+const REFUSED: &str = "and has refused it for";
+
+/// A scene with a role of its own, which needs a password.
+struct Guarded {
+    scene: Scene<'static>,
+    aggregate: String,
+}
+
+impl Guarded {
+    fn new(exactly_once: bool) -> Self {
+        let scene = Scene::new().in_mode(exactly_once);
+        let role = &scene.name;
+        scene.db.run(&format!(
+            "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{}'",
+            password(0)
+        ));
+        let aggregate = scene.aggregate(1);
+        Self { scene, aggregate }
+    }
+
+    /// Over TCP, where a password is asked for.
+    fn conninfo(&self) -> String {
+        format!(
+            "host=localhost port={} user={role} dbname={role}",
+            self.scene.server.port,
+            role = self.scene.name
+        )
+    }
+
+    fn change_password(&self, number: u32) {
+        let role = &self.scene.name;
+        self.scene.db.run(&format!(
+            "ALTER ROLE {role} PASSWORD '{}'",
+            password(number)
+        ));
+    }
+
+    /// Delivers an event before, and two after `change` has told Walpost the new password, one of which was
+    /// committed before that.
+    fn is_rotated(&self, mut walpost: Walpost, place: &str, change: impl FnOnce(&mut Walpost)) {
+        let scene = &self.scene;
+        walpost.wait_for_log("streaming");
+        scene.insert(&self.aggregate, "before");
+        scene.wait_until_confirmed();
+        self.change_password(1);
+        wait_until("a walsender to end", || scene.end_walsender());
+        for count in 1..=3 {
+            let line = walpost.wait_for_logs(REFUSED, count);
+            for text in ["WARN", "localhost", "28P01", &scene.name, place] {
+                assert!(line.contains(text), "{text} in {line}");
+            }
+        }
+        scene.insert(&self.aggregate, "meanwhile");
+        change(&mut walpost);
+        walpost.wait_for_logs("streaming", 2);
+        scene.insert(&self.aggregate, "after");
+        scene.settle(walpost, &[], scene.resends(1));
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let role = &self.scene.name;
+        let _ = self
+            .scene
+            .db
+            .try_run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
+
+fn password(number: u32) -> String {
+    format!("{SECRET}-{number}")
+}
+
+/// Puts the text into the file, as whoever rotates passwords should: there is never half of it.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    write_private(&new, text.as_bytes());
+    fs::rename(new, file).unwrap();
+}
+
+/// A password file with that password.
+fn password_file(number: u32) -> PathBuf {
+    let file = reaper::folder("pgpass").join("pgpass");
+    replace(&file, &line(number));
+    file
+}
+
+fn line(number: u32) -> String {
+    format!("*:*:*:*:{}\n", password(number))
+}
+
+in_both_modes! {
+    password_file_is_read_again
+}
+
+fn password_file_is_read_again(exactly_once: bool) {
+    let guarded = Guarded::new(exactly_once);
+    let file = password_file(0);
+    let run = guarded.scene.run_as(&guarded.conninfo());
+    let walpost = run.env("PGPASSFILE", &file).start();
+    let place = format!("the password file {}", file.display());
+    guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
+}
+
+#[test]
+fn password_in_the_configuration_file_is_read_again() {
+    let guarded = Guarded::new(false);
+    let scene = &guarded.scene;
+    let with_password = |number| {
+        format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{} password={}\"\n",
+            scene.broker.address(),
+            scene.name,
+            guarded.conninfo(),
+            password(number)
+        )
+    };
+    let file = reaper::folder("config").join("walpost.toml");
+    replace(&file, &with_password(0));
+    let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
+    let place = format!(
+        "postgres of pipeline \\\"{}\\\" in {}",
+        scene.name,
+        file.display()
+    );
+    let place = place.replace('\\', "");
+    guarded.is_rotated(walpost, &place, |walpost| {
+        // Whoever writes it in place can be met amid that.
+        replace(&file, &with_password(1)[..40]);
+        walpost.wait_for_log("can't be read again, the password of before is used");
+        replace(&file, &with_password(1));
+    });
+}
+
+/// What stands by is not needed now, and has to be there when it is.
+#[test]
+fn instance_that_stands_by_waits_for_the_new_password_too() {
+    let guarded = Guarded::new(false);
+    let scene = &guarded.scene;
+    let active = scene.start();
+    let file = password_file(0);
+    let mut other = scene
+        .run_as(&guarded.conninfo())
+        .env("PGPASSFILE", &file)
+        .start();
+    other.wait_for_log("standing by");
+    guarded.change_password(1);
+    other.wait_for_logs(REFUSED, 2);
+    replace(&file, &line(1));
+    active.terminate().expect_code(0);
+    other.wait_for_log("streaming");
+    scene.insert(&guarded.aggregate, "after");
+    scene.settle(other, &[], scene.resends(0));
+}
+
+/// A private broker with a pipeline that proves who it is with SCRAM, the password in walpost.toml.
+struct Scrambled<'b> {
+    scene: Scene<'b>,
+    file: PathBuf,
+}
+
+impl<'b> Scrambled<'b> {
+    fn new(broker: &'b Broker, exactly_once: bool) -> Self {
+        let scene = Scene::on(Server::shared(MAJOR), broker).in_mode(exactly_once);
+        let file = reaper::folder("config").join("walpost.toml");
+        let scrambled = Self { scene, file };
+        scrambled.write(&sasl_password());
+        scrambled
+    }
+
+    fn write(&self, password: &str) {
+        let delivery = match self.scene.is_exactly_once() {
+            true => "exactly-once",
+            false => "at-least-once",
+        };
+        let text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n\"security.protocol\" = \"sasl_plaintext\"\n\
+             \"sasl.mechanism\" = \"SCRAM-SHA-256\"\n\"sasl.username\" = \"{SASL_USER}\"\n\
+             \"sasl.password\" = \"{password}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
+             delivery = \"{delivery}\"\n",
+            self.scene.broker.sasl_address(),
+            self.scene.name,
+            self.scene.conninfo(),
+        );
+        replace(&self.file, &text);
+    }
+
+    /// Walpost, which has delivered one event, and meets a broker with another password then.
+    fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
+        let (scene, broker) = (&self.scene, self.scene.broker);
+        let mut walpost = Invocation::new(["run", "--config"]).arg(&self.file).start();
+        walpost.wait_for_log("streaming");
+        scene.insert(aggregate, "before");
+        scene.wait_until_confirmed();
+        let add = format!("SCRAM-SHA-256=[password={password}]");
+        broker.tool(
+            "kafka.admin.ConfigCommand",
+            &[
+                "--alter",
+                "--entity-type",
+                "users",
+                "--entity-name",
+                SASL_USER,
+                "--add-config",
+                &add,
+            ],
+        );
+        // Connections that are open stay.
+        broker.stop();
+        broker.start();
+        walpost
+    }
+}
+
+in_both_modes! {
+    password_of_kafka_is_read_again
+    password_of_kafka_is_read_again_while_a_topic_is_looked_up
+}
+
+fn password_of_kafka_is_read_again(exactly_once: bool) {
+    let broker = Broker::private();
+    let scrambled = Scrambled::new(&broker, exactly_once);
+    let scene = &scrambled.scene;
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
+    scene.insert(&aggregate, "meanwhile");
+    let line = walpost.wait_for_log("Kafka refuses the connection, and had accepted it");
+    let place = format!("\"sasl.password\" in {}", scrambled.file.display());
+    for text in ["WARN", &place] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    scrambled.write(&password(1));
+    scene.wait_for_records(2);
+    scene.insert(&aggregate, "after");
+    scene.settle(walpost, &[], scene.resends(1));
+}
+
+/// Ten seconds are what a first start has.
+fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool) {
+    let broker = Broker::private();
+    let scrambled = Scrambled::new(&broker, exactly_once);
+    let scene = &scrambled.scene;
+    let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
+    let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
+    scene.insert(&other, "meanwhile");
+    walpost.wait_for_log("Kafka refuses the connection still");
+    scrambled.write(&password(1));
+    scene.wait_for_records(2);
+    scene.settle(walpost, &[], scene.resends(1));
+}

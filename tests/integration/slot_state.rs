@@ -1,0 +1,299 @@
+//! What is confirmed is written down first, so that nobody moves a slot, or makes it anew, unnoticed.
+
+use std::time::Duration;
+
+use crate::support::checker::Resends;
+use crate::support::event::Outbox;
+use crate::support::scene::{Scene, parse_lsn};
+use crate::support::wait::{stays, wait_until};
+use crate::support::walpost::Walpost;
+
+for_each_outbox! {
+    slot_made_anew_while_another_stands_by_is_noticed
+    slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted
+    nothing_is_confirmed_before_it_is_written_down
+}
+
+/// What was confirmed, as it is written down.
+fn written(scene: &Scene) -> u64 {
+    let text = scene.db.value(&format!(
+        "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
+        scene.slot()
+    ));
+    text.map_or(0, |text| parse_lsn(&text))
+}
+
+/// Drops the slot, commits ten events, and makes the slot again.
+fn make_anew(scene: &Scene, aggregate: &str) {
+    let slot = scene.slot();
+    wait_until("the slot to go", || {
+        scene.end_walsender();
+        scene
+            .db
+            .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))
+            .is_ok()
+    });
+    for _ in 0..10 {
+        scene.insert(aggregate, "k");
+    }
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+}
+
+/// It has halted, has delivered nothing more, and has named the command that goes on.
+fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
+    walpost.finish().expect_code(3).expect_says(&[
+        "moved or dropped and re-created by someone else",
+        &format!("walpost skip --pipeline {} --to", scene.name),
+    ]);
+    assert_eq!(scene.records().len(), delivered);
+}
+
+fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
+    let scene = Scene::of(outbox);
+    let aggregate = scene.aggregate(1);
+    let first = scene.start_and_confirm_one(&aggregate, "k");
+    let mut second = scene.run().start();
+    second.wait_for_log("standing by");
+    first.freeze();
+    second.freeze();
+    make_anew(&scene, &aggregate);
+    first.kill();
+    second.thaw();
+    expect_halt(&scene, second, 1);
+}
+
+fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Outbox) {
+    let scene = Scene::of(outbox);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    make_anew(&scene, &aggregate);
+    expect_halt(&scene, scene.run().start(), 1);
+    // Not for another place than the one that it stands at.
+    let found = scene.confirmed();
+    let lsn = |lsn: u64| format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF);
+    scene
+        .skip(&lsn(found - 8))
+        .arg("--yes")
+        .finish()
+        .expect_code(2);
+    scene.skip(&lsn(found)).arg("--yes").finish().expect_code(0);
+    scene.skip(&lsn(found)).arg("--yes").finish().expect_code(2);
+    assert_eq!(scene.confirmed(), found);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    assert_eq!(scene.wait_for_records(2).len(), 2);
+    walpost.terminate().expect_code(0);
+}
+
+/// What `walpost init` makes anew loses nothing: what was committed meanwhile is in the journal.
+#[test]
+fn slot_that_init_makes_anew_has_the_events_between_replayed() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    let slot = scene.slot();
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    for _ in 0..10 {
+        scene.insert(&aggregate, "k");
+    }
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "walpost replay --let-go"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("let go and not sent again yet");
+    walpost.wait_for_log("streaming");
+    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    scene.wait_for_ids(&scene.history());
+    walpost.terminate().expect_code(0);
+    // It was said once, and is no reason to halt later.
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_ids(&scene.history());
+    walpost.terminate().expect_code(0);
+}
+
+fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
+    let scene = Scene::of(outbox);
+    let aggregate = scene.aggregate(2);
+    let load = scene.load(&[&aggregate]);
+    let mut deaths = Vec::new();
+    for _ in 0..3 {
+        let walpost = scene.start();
+        let before = scene.confirmed();
+        for _ in 0..20 {
+            let confirmed = scene.confirmed();
+            assert!(written(&scene) >= confirmed);
+        }
+        wait_until("the slot to move", || scene.confirmed() > before);
+        deaths.push(scene.kill(walpost));
+        assert!(written(&scene) >= scene.confirmed());
+    }
+    let walpost = scene.start();
+    // While nobody can write it down, nothing is confirmed, and events flow.
+    let locker = scene.server.session(&scene.name);
+    locker.run("BEGIN; LOCK TABLE walpost.slot_state IN ACCESS EXCLUSIVE MODE");
+    let (records, held) = (scene.records().len(), scene.confirmed());
+    wait_until("more events", || scene.records().len() > records + 50);
+    stays("unconfirmed", Duration::from_secs(1), || {
+        scene.confirmed() <= held + (1 << 20)
+    });
+    locker.run("COMMIT");
+    load.stop();
+    scene.settle(walpost, &deaths, Resends::AtMost(3));
+}
+
+/// A pipeline makes little log of its own, and none where nothing happens.
+#[test]
+fn idle_pipeline_writes_nothing_down() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let at = || {
+        scene.db.value(&format!(
+            "SELECT at FROM walpost.slot_state WHERE slot = '{}'",
+            scene.slot()
+        ))
+    };
+    let mut before = at();
+    wait_until("it to rest", || {
+        std::thread::sleep(Duration::from_secs(3));
+        std::mem::replace(&mut before, at()) == at()
+    });
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn without_the_table_it_is_said_once_and_events_flow() {
+    let scene = Scene::new();
+    scene.db.run("DROP TABLE walpost.slot_state");
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.wait_for_log("walpost.slot_state does not exist");
+    scene.end_walsender();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    assert_eq!(walpost.logged("walpost.slot_state does not exist"), 1);
+    walpost.terminate().expect_code(0);
+    scene
+        .check()
+        .finish()
+        .expect_says(&["walpost.slot_state is not there"]);
+    // Another version has left it so: it is made, and nothing is taken for moved.
+    scene.init().finish().expect_code(0);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(3);
+    walpost.terminate().expect_code(0);
+    assert!(written(&scene) >= scene.confirmed());
+}
+
+/// A person has a row locked, and has forgotten it.
+#[test]
+fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let other = scene.server.session(&scene.name);
+    other.run("BEGIN; SELECT FROM walpost.slot_state FOR UPDATE");
+    scene.insert(&aggregate, "k");
+    let event = scene.history().pop().unwrap().end;
+    scene.wait_for_records(2);
+    walpost.wait_for_log("can't be written down in walpost.slot_state");
+    assert!(scene.confirmed() < event);
+    other.run("COMMIT");
+    scene.wait_until_confirmed();
+    assert_eq!(walpost.logged("reconnecting"), 0, "{}", walpost.log());
+    walpost.terminate().expect_code(0);
+}
+
+/// As a provider does where the disk is nearly full, of log that the slot keeps.
+#[test]
+fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
+    for exactly_once in [false, true] {
+        let scene = Scene::new().in_mode(exactly_once);
+        let aggregate = scene.aggregate(1);
+        scene.insert(&aggregate, "k");
+        scene.db.run(&format!(
+            "ALTER DATABASE {} SET default_transaction_read_only = on",
+            scene.name
+        ));
+        let walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(2);
+        scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+    }
+}
+
+/// What another cluster, database or timeline has written says nothing of this one.
+#[test]
+fn row_of_another_history_is_not_taken_for_ours() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    for (count, other) in [
+        (2, "system_id = '1'"),
+        (3, "database_oid = 1"),
+        (4, "timeline = 77"),
+        (5, "version = 77"),
+    ] {
+        scene.db.run(&format!(
+            "UPDATE walpost.slot_state SET confirmed_lsn = '0/1', {other}"
+        ));
+        let walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(count);
+        walpost.terminate().expect_code(0);
+        assert!(written(&scene) >= scene.confirmed());
+    }
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET confirmed_lsn = '0/1'");
+    scene.run().finish().expect_code(3);
+}
+
+/// Nobody has to be asked where it is certain that nothing was delivered.
+#[test]
+fn exactly_once_begins_by_itself_with_a_slot_that_init_has_made() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    scene.insert(&aggregate, "k");
+    let mut walpost = scene.run().arg("--exactly-once").start();
+    walpost.wait_for_log("the first start");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    walpost.kill();
+    let walpost = scene.run().arg("--exactly-once").start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    scene.judge(&[], Resends::Never);
+}
+
+#[test]
+fn exactly_once_asks_where_something_may_have_been_delivered() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    let run = scene.run().arg("--exactly-once").finish();
+    run.expect_code(3)
+        .expect_says(&["walpost checkpoint adopt"]);
+    // Moved since it was made.
+    let scene = Scene::new();
+    scene.insert(&scene.aggregate(1), "k");
+    scene.db.run(&format!(
+        "SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())",
+        scene.slot()
+    ));
+    let run = scene.run().arg("--exactly-once").finish();
+    run.expect_code(3)
+        .expect_says(&["walpost checkpoint adopt"]);
+}

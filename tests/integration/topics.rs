@@ -1,0 +1,69 @@
+//! Topics that are missing are created, many with one request.
+
+use std::time::{Duration, Instant};
+
+use crate::support::scene::Scene;
+use crate::support::walpost::Walpost;
+
+for_each_scene! {
+    many_new_topics_are_created_together
+}
+
+in_both_modes! {
+    many_new_topics_of_a_snapshot_are_created_together
+}
+
+const TOPICS: usize = 200;
+/// One after the other they would take longer than that.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// One event for each of many topics that are not there, in one transaction.
+fn insert(scene: &Scene) -> Vec<String> {
+    let aggregates = (0..TOPICS).map(|number| format!("{}.{number}", scene.name));
+    let aggregates: Vec<_> = aggregates.collect();
+    let rows: Vec<_> = aggregates
+        .iter()
+        .map(|aggregate| scene.insert_sql(aggregate, "k"))
+        .collect();
+    scene.db.run(&format!("BEGIN; {}; COMMIT", rows.join("; ")));
+    let topics = aggregates.iter();
+    topics
+        .map(|aggregate| format!("outbox.event.{aggregate}"))
+        .collect()
+}
+
+/// Each has its one record, since not too long ago.
+fn judge(scene: &Scene, walpost: Walpost, topics: &[String], began: Instant) {
+    scene.wait_until_confirmed();
+    let took = began.elapsed();
+    assert!(took < LONGEST, "{took:?}");
+    walpost.terminate().expect_code(0);
+    let ends = scene.broker.ends(topics);
+    assert_eq!(ends.len(), TOPICS);
+    // A transaction has a record of its own at its end.
+    let expected = if scene.is_exactly_once() { 2 } else { 1 };
+    for (place, end) in ends {
+        assert_eq!(end, expected, "{place:?}");
+    }
+}
+
+fn many_new_topics_are_created_together(scene: Scene<'static>) {
+    let walpost = scene.start_with(&["--create-topics", "1:1"]);
+    let began = Instant::now();
+    let topics = insert(&scene);
+    judge(&scene, walpost, &topics, began);
+}
+
+fn many_new_topics_of_a_snapshot_are_created_together(exactly_once: bool) {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    );
+    let topics = insert(&scene);
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let began = Instant::now();
+    let mut walpost = scene.run().args(["--create-topics", "1:1"]).start();
+    walpost.wait_for_log("the snapshot is delivered");
+    judge(&scene, walpost, &topics, began);
+}
