@@ -15,7 +15,7 @@ use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-const TABLE: &str =
+pub(crate) const TABLE: &str =
     "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text,
     type text, payload jsonb, created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
@@ -107,7 +107,7 @@ fn judge_records(scene: &Scene<'_>, records: &[Record], border: u64) -> usize {
 }
 
 /// Waits until everything is confirmed, and stops it.
-fn settle(scene: &Scene<'_>, walpost: Walpost) {
+pub(crate) fn settle(scene: &Scene<'_>, walpost: Walpost) {
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
@@ -484,7 +484,7 @@ fn right_that_lacks_is_named() {
 }
 
 /// A scene with so many older rows.
-fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, String) {
+pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, String) {
     let scene = cold(create);
     let aggregate = scene.aggregate(2);
     fill(&scene, &aggregate, rows);
@@ -493,7 +493,7 @@ fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, Str
 }
 
 /// Walpost amid the copy of a table with many rows.
-fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
+pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
     let before = scene.records().len();
     let mut walpost = scene.run().args(["--window-records", "20"]).start();
     walpost.wait_for_log("copying");
@@ -502,7 +502,7 @@ fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
 }
 
 /// All events are there, exactly once where that is the mode.
-fn expect_all(scene: &Scene<'_>, count: usize, exactly_once: bool) {
+pub(crate) fn expect_all(scene: &Scene<'_>, count: usize, exactly_once: bool) {
     let records = scene.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
     assert_eq!(ids.len(), count);

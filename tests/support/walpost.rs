@@ -1,5 +1,6 @@
 //! The built binary as a process.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -45,10 +46,24 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
+thread_local! {
+    static IS_PREVIOUS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `work` invokes is the earlier binary that `WALPOST_TEST_PREVIOUS` names, where it names one.
+pub(crate) fn with_previous<T>(work: impl FnOnce() -> T) -> T {
+    IS_PREVIOUS.set(true);
+    let result = work();
+    IS_PREVIOUS.set(false);
+    result
+}
+
 impl Invocation {
     /// `walpost <arguments>`, with nothing of this process's environment that Walpost reads.
     pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
+        let previous = std::env::var_os("WALPOST_TEST_PREVIOUS").filter(|_| IS_PREVIOUS.get());
+        let program = previous.unwrap_or_else(|| env!("CARGO_BIN_EXE_walpost").into());
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("PG") || text.starts_with("WALPOST_") || text == "RUST_LOG" {

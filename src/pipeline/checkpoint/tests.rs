@@ -62,6 +62,37 @@ fn it_is_read_as_it_was_written() {
     }
 }
 
+/// `tests/integration/upgrade.rs` writes the file.
+#[test]
+fn those_of_earlier_versions_are_read_and_written_alike() {
+    let mut found = Vec::new();
+    for line in include_str!("../../../tests/golden/at_rest.jsonl").lines() {
+        #[derive(serde::Deserialize)]
+        struct Line<'l> {
+            kind: &'l str,
+            #[serde(borrow)]
+            value: &'l serde_json::value::RawValue,
+        }
+        let line: Line<'_> = serde_json::from_str(line).expect("a line");
+        if line.kind == "checkpoint" {
+            let text = line.value.get();
+            let checkpoint = Checkpoint::decode(text.as_bytes()).expect(text);
+            assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), text);
+            found.push((checkpoint.delivered, checkpoint.snapshot.is_some()));
+        }
+    }
+    let is_found = |wanted: &dyn Fn(&Option<Delivered>, bool) -> bool| {
+        assert!(
+            found
+                .iter()
+                .any(|(delivered, copied)| wanted(delivered, *copied))
+        );
+    };
+    is_found(&|delivered, _| delivered.is_none());
+    is_found(&|delivered, copied| matches!(delivered, Some(Delivered::Before(_))) && copied);
+    is_found(&|delivered, _| matches!(delivered, Some(Delivered::UpTo(_))));
+}
+
 #[test]
 fn what_is_none_is_refused() {
     let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
