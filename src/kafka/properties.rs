@@ -218,6 +218,7 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
         "compression.type",
         "linger.ms",
         "batch.size",
+        "batch.num.messages",
         "queue.buffering.max.messages",
         "queue.buffering.max.kbytes",
         "statistics.interval.ms",

@@ -939,6 +939,15 @@ impl Session<'_> {
         let mut drain_until: Option<Instant> = None;
         loop {
             let takes = matches!(wait, Wait::Nothing) && !self.is_committing();
+            if takes
+                && drain_until.is_none()
+                && let Some(suspects) = core.passed()
+            {
+                return Err(PipelineError::Passed {
+                    from: *suspects.start(),
+                    until: *suspects.end(),
+                });
+            }
             if takes {
                 core.watermark.tick(unix_micros());
                 wait = match self.is_copying() {
@@ -967,15 +976,6 @@ impl Session<'_> {
                 && let Some(failure) = deliveries.failure()
             {
                 return Err(PipelineError::Delivery(failure));
-            }
-            if !self.is_committing()
-                && drain_until.is_none()
-                && let Some(suspects) = core.passed()
-            {
-                return Err(PipelineError::Passed {
-                    from: *suspects.start(),
-                    until: *suspects.end(),
-                });
             }
             let now = Instant::now();
             if let Some(until) = drain_until

@@ -24,7 +24,7 @@ fn written(scene: &Scene) -> u64 {
 }
 
 /// Drops the slot, commits ten events, and makes the slot again.
-fn make_anew(scene: &Scene, aggregate: &str) {
+pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
     let slot = scene.slot();
     wait_until("the slot to go", || {
         scene.end_walsender();

@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::slot_state;
 use crate::support::checker::{Committed, Summary};
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
@@ -20,6 +21,7 @@ use crate::support::postgres::{MAJORS, Server, Stop, copy_owned};
 use crate::support::process::free_port;
 use crate::support::proxy::{Manner, Proxy};
 use crate::support::scene::Scene;
+use crate::support::session::Session;
 use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Walpost};
 
@@ -32,6 +34,11 @@ const RECOVERY: Duration = Duration::from_secs(120);
 
 /// More than this is a leak: the window is 8 MiB.
 const MEMORY: u64 = 128 << 20;
+
+/// A topic whose limit is below the size of batches, in bytes.
+const NARROW: &str = "20000";
+/// The largest transaction for it: each of its records can become a batch of its own.
+const NARROW_EVENTS: usize = 1_500;
 
 #[test]
 #[ignore = "lasts as long as it is told: ./dev soak --minutes N"]
@@ -55,6 +62,8 @@ fn soak() {
             broker: &broker,
             kafka: &kafka,
             in_flight: Mutex::default(),
+            postgres_is_up: Mutex::default(),
+            broker_is_up: Mutex::default(),
             diary: &diary,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| stage.round(&mut dice)));
@@ -78,14 +87,25 @@ struct Stage<'a> {
     kafka: &'a Proxy,
     /// Held while something keeps back what was sent to Kafka.
     in_flight: Mutex<()>,
+    /// Held while PostgreSQL, or Kafka, does not answer as it should.
+    postgres_is_up: Mutex<()>,
+    broker_is_up: Mutex<()>,
     diary: &'a Diary,
 }
 
 /// One of the two pipelines of a round.
 struct Pipeline<'a> {
     scene: Scene<'a>,
-    aggregates: [String; 2],
+    /// The topic of the last one takes small batches only.
+    aggregates: [String; 3],
     is_exactly_once: bool,
+}
+
+impl Pipeline<'_> {
+    /// The role that Walpost connects as.
+    fn role(&self) -> String {
+        format!("soak_{}", self.scene.name)
+    }
 }
 
 impl Stage<'_> {
@@ -96,21 +116,29 @@ impl Stage<'_> {
             let outbox = *dice.choice(&[Outbox::Table, Outbox::Log]).unwrap();
             let scene = Scene::of_on(outbox, self.server, self.broker);
             let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-            let scene = scene.in_mode(is_exactly_once);
-            Pipeline {
-                scene,
-                aggregates,
+            let narrow = format!("{}.narrow", scene.name);
+            let limit = [("max.message.bytes", NARROW)];
+            scene.topic(&format!("outbox.event.{narrow}"), 1, &limit);
+            let [first, second] = aggregates;
+            let pipeline = Pipeline {
+                scene: scene.in_mode(is_exactly_once),
+                aggregates: [first, second, narrow],
                 is_exactly_once,
-            }
+            };
+            let role = pipeline.role();
+            pipeline.scene.db.run(&format!(
+                "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{role}'"
+            ));
+            pipeline
         });
         let loads = pipelines.each_ref().map(|pipeline| {
-            let [first, second] = &pipeline.aggregates;
+            let [first, second, _] = &pipeline.aggregates;
             pipeline.scene.load(&[first, second])
         });
         let writers = pipelines
             .each_ref()
             .map(|Pipeline { scene, .. }| (scene.name.clone(), scene.events().clone()));
-        let aggregates = pipelines.each_ref().map(|p| p.aggregates[0].clone());
+        let aggregates = pipelines.each_ref().map(|p| p.aggregates.clone());
         let until = Instant::now() + ROUND;
         let mut seeded = || fastrand::Rng::with_seed(dice.u64(..));
         let (mut servers, mut network, mut kills) = (seeded(), seeded(), [seeded(), seeded()]);
@@ -127,16 +155,25 @@ impl Stage<'_> {
             load.stop();
         }
         let ended = ended.map(|outcome| outcome.unwrap_or_else(|reason| resume_unwind(reason)));
-        ended.map(|(pipeline, walpost)| self.judge(pipeline, walpost))
+        let judged = ended.map(|(mut pipeline, walpost)| {
+            let summary = self.judge(&mut pipeline, walpost);
+            (pipeline, summary)
+        });
+        let [(first, at_least_once), (second, exactly_once)] = judged;
+        self.change_history(dice, [first, second]);
+        [at_least_once, exactly_once]
     }
 
     /// Starts Walpost for a pipeline, behind both proxies.
     fn start(&self, pipeline: &Pipeline) -> Walpost {
+        let user = format!("user={}", pipeline.role());
         let postgres = pipeline.scene.conninfo_through(&self.postgres);
+        let postgres = postgres.replace("user=postgres", &user);
         let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
         pipeline
             .scene
             .run_as(&postgres)
+            .env("PGPASSWORD", pipeline.role())
             .args(["-X", &kafka, "--window-bytes", "8MiB"])
             .args(["--link-timeout", "5s", "--drain-timeout", "5s"])
             .start()
@@ -152,7 +189,7 @@ impl Stage<'_> {
         let name = &pipeline.scene.name;
         let mut walpost = self.start(&pipeline);
         while rest(dice, 100..5_000, until) {
-            match dice.u32(..6) {
+            match dice.u32(..11) {
                 0 | 1 => {
                     self.diary.fault("Walpost killed", name);
                     self.kill(&pipeline, walpost);
@@ -192,6 +229,36 @@ impl Stage<'_> {
                     self.kill(&pipeline, goes);
                     walpost = stays;
                 }
+                5 => {
+                    self.diary.fault("hangup of the terminal", name);
+                    walpost.signal("HUP");
+                }
+                // One that was never let in halts at once.
+                6 if walpost.logged("streaming") > 0 => {
+                    let _is_up = lock(&self.postgres_is_up);
+                    self.diary.fault("role that may not log in", name);
+                    let role = pipeline.role();
+                    let session = self.server.session("postgres");
+                    session.run(&format!("ALTER ROLE {role} NOLOGIN"));
+                    self.end_walsender(&session, name);
+                    rest(dice, 0..8_000, until);
+                    session.run(&format!("ALTER ROLE {role} LOGIN"));
+                }
+                7 => {
+                    let _is_up = lock(&self.broker_is_up);
+                    self.diary.fault("partitions added", name);
+                    let aggregate = &pipeline.aggregates[0];
+                    let topic = format!("outbox.event.{aggregate}");
+                    let total = self.broker.partitions(&topic) + dice.usize(1..4);
+                    pipeline.scene.add_partitions(aggregate, total);
+                }
+                8 => {
+                    let _are_up = (lock(&self.postgres_is_up), lock(&self.broker_is_up));
+                    self.diary.fault("new topic", name);
+                    let aggregate = pipeline.scene.aggregate(2);
+                    let many = pipeline.scene.events().many(&aggregate, 20, "'{}'");
+                    self.server.session(name).run(&many);
+                }
                 _ => {
                     self.diary.fault("Walpost frozen", name);
                     walpost.freeze();
@@ -201,6 +268,12 @@ impl Stage<'_> {
             }
         }
         (pipeline, walpost)
+    }
+
+    fn end_walsender(&self, session: &Session, database: &str) {
+        session.run(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{database}'"
+        ));
     }
 
     fn kill(&self, pipeline: &Pipeline, mut walpost: Walpost) {
@@ -224,19 +297,21 @@ impl Stage<'_> {
         dice: &mut fastrand::Rng,
         until: Instant,
         writers: &[(String, Writer); 2],
-        aggregates: &[String; 2],
+        aggregates: &[[String; 3]; 2],
     ) {
         while rest(dice, 500..4_000, until) {
             let which = dice.usize(..2);
             let (database, events) = &writers[which];
-            match dice.u32(..8) {
+            match dice.u32(..10) {
                 0 => {
+                    let _is_down = lock(&self.postgres_is_up);
                     self.diary.fault("PostgreSQL stopped immediately", "");
                     self.server.stop(Stop::Immediate);
                     rest(dice, 0..3_000, until);
                     self.server.start();
                 }
                 1 => {
+                    let _is_down = lock(&self.postgres_is_up);
                     self.diary.fault("PostgreSQL stopped fast", "");
                     self.server.stop(Stop::Fast);
                     rest(dice, 0..3_000, until);
@@ -244,12 +319,10 @@ impl Stage<'_> {
                 }
                 2 | 3 => {
                     self.diary.fault("walsender terminated", database);
-                    self.server.session("postgres").run(&format!(
-                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
-                         WHERE database = '{database}'"
-                    ));
+                    self.end_walsender(&self.server.session("postgres"), database);
                 }
                 4 => {
+                    let _is_down = lock(&self.broker_is_up);
                     if dice.bool() {
                         self.diary.fault("broker killed", "");
                         self.broker.kill();
@@ -261,6 +334,7 @@ impl Stage<'_> {
                     self.broker.start();
                 }
                 5 => {
+                    let _is_down = lock(&self.broker_is_up);
                     self.diary.fault("broker frozen", "");
                     let held = lock(&self.in_flight);
                     self.broker.freeze();
@@ -269,18 +343,55 @@ impl Stage<'_> {
                     drop(held);
                 }
                 6 => {
-                    self.diary.fault("large transaction", database);
-                    let many = events.many(&aggregates[which], dice.usize(1..20_000), "'{}'");
+                    let (aggregate, most) = match dice.usize(..3) {
+                        2 => (&aggregates[which][2], NARROW_EVENTS),
+                        any => (&aggregates[which][any], 20_000),
+                    };
+                    self.diary.fault("large transaction", aggregate);
+                    let many = events.many(aggregate, dice.usize(1..most), "'{}'");
                     let end = dice.choice(&["COMMIT", "ROLLBACK"]).unwrap();
                     self.server
                         .session(database)
                         .run(&format!("BEGIN; {many} {end}"));
+                }
+                7 => {
+                    let _is_strict = lock(&self.postgres_is_up);
+                    self.diary.fault("short timeouts of the database", database);
+                    let session = self.server.session("postgres");
+                    for name in ["statement_timeout", "lock_timeout", "idle_session_timeout"] {
+                        session.run(&format!("ALTER DATABASE {database} SET {name} = '200ms'"));
+                    }
+                    // 17 has it first.
+                    let _ = session.try_run(&format!(
+                        "ALTER DATABASE {database} SET transaction_timeout = '200ms'"
+                    ));
+                    self.end_walsender(&session, database);
+                    rest(dice, 500..4_000, until);
+                    session.run(&format!("ALTER DATABASE {database} RESET ALL"));
+                }
+                8 => {
+                    self.diary.fault("slot looked at by another", database);
+                    self.peek(dice, database);
                 }
                 _ => {
                     self.diary.fault("checkpoint of PostgreSQL", "");
                     self.server.session("postgres").run("CHECKPOINT");
                 }
             }
+        }
+    }
+
+    /// Has the slot over and over for a short while, and moves it not.
+    fn peek(&self, dice: &mut fastrand::Rng, database: &str) {
+        let session = self.server.session(database);
+        self.end_walsender(&session, database);
+        let until = Instant::now() + Duration::from_millis(dice.u64(100..3_000));
+        while Instant::now() < until {
+            // It is another's when Walpost is faster.
+            let _ = session.try_run(&format!(
+                "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('walpost_{database}', NULL, NULL,
+                     'proto_version', '1', 'publication_names', 'walpost_{database}', 'messages', 'true')"
+            ));
         }
     }
 
@@ -324,9 +435,70 @@ impl Stage<'_> {
         }
     }
 
+    /// Gives the pipelines another history than the one that they have delivered: they halt, and
+    /// confirm nothing. With at least once, a database that is put back has its events delivered again.
+    fn change_history(&self, dice: &mut fastrand::Rng, pipelines: [Pipeline<'_>; 2]) {
+        if dice.bool() {
+            for pipeline in &pipelines {
+                self.diary.fault("slot made anew", &pipeline.scene.name);
+                slot_state::make_anew(&pipeline.scene, &pipeline.aggregates[1]);
+                self.expect_halt(pipeline);
+            }
+            return;
+        }
+        self.diary.fault("database put back", "");
+        self.server.stop(Stop::Fast);
+        let copy = self.server.copy_data();
+        self.server.start();
+        let mut pipelines = pipelines;
+        for pipeline in &mut pipelines {
+            pipeline.scene.reconnect();
+            let Pipeline {
+                scene, aggregates, ..
+            } = &*pipeline;
+            let walpost = self.start(pipeline);
+            scene
+                .db
+                .run(&scene.events().many(&aggregates[1], 200, "'{}'"));
+            scene.wait_until_confirmed();
+            self.diary
+                .log(&scene.name, &walpost.terminate().expect_code(0));
+        }
+        self.server.stop(Stop::Fast);
+        self.server.put_back(&copy);
+        self.server.start();
+        for pipeline in &mut pipelines {
+            pipeline.scene.reconnect();
+            let Pipeline {
+                scene, aggregates, ..
+            } = &*pipeline;
+            let before = scene.records().len();
+            scene.insert(&aggregates[1], "new");
+            if pipeline.is_exactly_once {
+                self.expect_halt(pipeline);
+            } else {
+                let walpost = self.start(pipeline);
+                scene.wait_for_ids(&scene.history());
+                self.diary
+                    .log(&scene.name, &walpost.terminate().expect_code(0));
+                assert!(scene.records().len() > before);
+            }
+        }
+    }
+
+    fn expect_halt(&self, pipeline: &Pipeline) {
+        let scene = &pipeline.scene;
+        let (confirmed, delivered) = (scene.confirmed(), scene.records().len());
+        let finished = self.start(pipeline).finish();
+        self.diary.log(&scene.name, &finished);
+        finished.expect_code(3);
+        assert_eq!(scene.confirmed(), confirmed);
+        assert_eq!(scene.records().len(), delivered);
+    }
+
     /// Waits until a pipeline has delivered and confirmed everything, and judges it.
-    fn judge(&self, pipeline: Pipeline, mut walpost: Walpost) -> Summary {
-        let mut scene = pipeline.scene;
+    fn judge(&self, pipeline: &mut Pipeline, mut walpost: Walpost) -> Summary {
+        let scene = &mut pipeline.scene;
         scene.reconnect();
         let goal = scene.wal_position();
         let confirmed = poll_until(RECOVERY, || {
@@ -340,7 +512,7 @@ impl Stage<'_> {
         );
         let finished = walpost.terminate().expect_code(0);
         self.diary.log(&scene.name, &finished);
-        self.diary.list(&scene);
+        self.diary.list(scene);
         let resends = scene.resends(self.diary.sessions(&scene.name));
         scene.judge(&[], resends)
     }
