@@ -6,8 +6,7 @@
 //! the producer, so the smallest limit of its topics is that of all.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::client::{Client, ClientContext};
@@ -34,63 +33,71 @@ const ANSWER: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// The smallest limit of the topics that were asked for. Clones are about the same topics.
-#[derive(Clone)]
-pub struct BatchLimit(Arc<Known>);
+#[derive(Clone, Default)]
+pub struct BatchLimit(Arc<Mutex<Known>>);
 
+#[derive(Default)]
 struct Known {
-    smallest: AtomicU32,
+    smallest: Option<Smallest>,
     /// When a question was not answered.
-    unanswered: Mutex<Option<Instant>>,
+    unanswered: Option<Instant>,
 }
 
-impl Default for BatchLimit {
-    fn default() -> Self {
-        Self(Arc::new(Known {
-            smallest: AtomicU32::new(u32::MAX),
-            unanswered: Mutex::default(),
-        }))
-    }
+/// A limit, and the topic that has it.
+#[derive(Clone)]
+pub(super) struct Smallest {
+    pub(super) topic: String,
+    pub(super) bytes: u32,
 }
 
 impl BatchLimit {
-    /// In bytes.
-    pub(super) fn bytes(&self) -> u32 {
-        self.0.smallest.load(Ordering::Relaxed)
+    /// The limit, if batches of that many bytes are beyond it.
+    pub(super) fn below(&self, bytes: u32) -> Option<Smallest> {
+        let smallest = self.known().smallest.clone();
+        smallest.filter(|smallest| smallest.bytes < bytes)
     }
 
     /// Asks for the topic's, of brokers that have just answered something else. Where it can't be known, a batch may be
     /// refused, and is sent again in smaller ones.
     pub(super) async fn ask(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
-        let unanswered = || {
-            let unanswered = self.0.unanswered.lock();
-            unanswered.unwrap_or_else(PoisonError::into_inner)
-        };
-        if unanswered().is_some_and(|at| at.elapsed() < SILENCE) {
+        let unanswered = self.known().unanswered;
+        if unanswered.is_some_and(|at| at.elapsed() < SILENCE) {
             return;
         }
         let limit = self.clone();
         let asked = tokio::task::spawn_blocking(move || limit.learn(&producer, &topic));
         if let Ok(Err(Code::OperationTimedOut)) = asked.await {
-            *unanswered() = Some(Instant::now());
+            self.known().unanswered = Some(Instant::now());
         }
     }
 
     /// As [`BatchLimit::ask`], of brokers that nobody has heard of yet. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match of_topic(producer.client(), topic) {
-            Ok(Some(limit)) => {
-                self.0.smallest.fetch_min(limit, Ordering::Relaxed);
-                Ok(())
-            }
-            Ok(None) => {
-                debug!(topic, "{SETTING} of the topic is not shown to us");
-                Ok(())
-            }
+            Ok(Some(bytes)) => self.note(topic, bytes),
+            Ok(None) => debug!(topic, "{SETTING} of the topic is not shown to us"),
             Err(code) => {
                 debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
-                Err(code)
+                return Err(code);
             }
         }
+        Ok(())
+    }
+
+    fn note(&self, topic: &str, bytes: u32) {
+        let mut known = self.known();
+        if known
+            .smallest
+            .as_ref()
+            .is_none_or(|smallest| bytes < smallest.bytes)
+        {
+            let topic = topic.to_owned();
+            known.smallest = Some(Smallest { topic, bytes });
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

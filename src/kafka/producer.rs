@@ -13,7 +13,7 @@ use super::context::Context;
 use super::credentials::{Credentials, Login};
 use super::flusher::Flusher;
 use super::grants::Grants;
-use super::limits::{self, BatchLimit};
+use super::limits::{self, BatchLimit, Smallest};
 use super::native::{self, Topic};
 use super::poller::Poller;
 use super::properties::{BATCH_BYTES, Properties, client_config, describe, leaves_linger};
@@ -201,7 +201,10 @@ impl KafkaSink {
         if batching.single {
             set(BATCH_RECORDS, 1);
         }
-        let bytes = batching.batch_bytes(configured.min(limit.bytes()));
+        let fitting = limit
+            .below(configured)
+            .map_or(configured, |limit| limit.bytes);
+        let bytes = batching.batch_bytes(fitting);
         if bytes < configured {
             set(BATCH_BYTES, bytes);
         }
@@ -266,14 +269,14 @@ impl KafkaSink {
     /// # Errors
     /// The producer has something that would be lost with it.
     fn fit(&mut self) -> Result<bool, SinkError> {
-        let bytes = self.limit.bytes();
-        if bytes >= self.batch_bytes {
+        let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
             return Ok(false);
-        }
+        };
         let begun = |transactions: &Transactions| transactions.taken_over;
         if self.transactions.as_ref().is_some_and(begun) || self.producer.in_flight_count() > 0 {
             return Err(SinkError::Broken(format!(
-                "batches have up to {} bytes, and a topic takes {bytes} (max.message.bytes): they are smaller from here on",
+                "topic {topic:?} takes batches of {bytes} bytes at most (max.message.bytes), and what is not committed was \
+                 produced for batches of {}: it is produced again, in smaller ones",
                 self.batch_bytes
             )));
         }
@@ -287,7 +290,7 @@ impl KafkaSink {
         *self = fit;
         info!(
             pipeline = self.producer.context().pipeline(),
-            bytes, "batches are kept within max.message.bytes of the topic"
+            topic, bytes, "batches are kept within max.message.bytes of the topic"
         );
         Ok(true)
     }
@@ -368,7 +371,7 @@ impl Sink for KafkaSink {
                 .prepare(Arc::clone(&producer), topic.clone(), wanted, others)
                 .await?;
             limit.ask(Arc::clone(&producer), topic).await;
-            if limit.bytes() < batch_bytes {
+            if limit.below(batch_bytes).is_some() {
                 drained(producer).await;
             }
             Ok(partitions)
@@ -403,9 +406,10 @@ impl Sink for KafkaSink {
 
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(async move {
-            if let Some(asking) = self.asking.take() {
-                // Without an answer it is as if it had not been asked.
+            if let Some(asking) = &mut self.asking {
+                // Without an answer it is as if nothing had been asked.
                 let _ = asking.await;
+                self.asking = None;
                 self.fit()?;
             }
             let Some(transactions) = &mut self.transactions else {
