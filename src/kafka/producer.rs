@@ -111,6 +111,18 @@ impl KafkaSink {
     /// # Errors
     /// The producer can't be made from the properties.
     pub fn for_checkpoint(pipeline: &PipelineSettings) -> Result<Option<Self>, SinkError> {
+        let window = Window {
+            records: 1,
+            bytes: 1,
+        };
+        Self::of(pipeline, Watermark::new(window, Lsn::ZERO).deliveries())
+    }
+
+    /// None where the pipeline's records go elsewhere.
+    fn of(
+        pipeline: &PipelineSettings,
+        deliveries: Arc<Deliveries>,
+    ) -> Result<Option<Self>, SinkError> {
         let SinkSettings::Kafka {
             properties,
             create_topics,
@@ -119,17 +131,13 @@ impl KafkaSink {
         else {
             return Ok(None);
         };
-        let window = Window {
-            records: 1,
-            bytes: 1,
-        };
         Self::new(
             &pipeline.name,
             properties,
             *create_topics,
             Checkpoints::of(pipeline),
             credentials,
-            Watermark::new(window, Lsn::ZERO).deliveries(),
+            deliveries,
         )
         .map(Some)
     }
@@ -180,42 +188,20 @@ impl KafkaSink {
         limit: &BatchLimit,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
-        let SinkSettings::Kafka {
-            properties,
-            create_topics,
-            credentials,
-        } = &pipeline.sink
-        else {
-            let no_kafka = "the sink is another one".to_owned();
-            return Err(SinkError::Configuration(no_kafka));
-        };
-        let mut properties = properties.clone();
-        let mut checkpoints = Checkpoints::of(pipeline);
-        let configured = limits::of_batches(&client_config(&properties, &pipeline.name));
-        let mut set = |name: &str, value: u32| {
-            properties.insert(name.to_owned(), value.to_string());
-            if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.config.set(name, value.to_string());
+        let mut pipeline = pipeline.clone();
+        if let SinkSettings::Kafka { properties, .. } = &mut pipeline.sink {
+            let configured = limits::of_batches(&client_config(properties, &pipeline.name));
+            if batching.single {
+                properties.insert(BATCH_RECORDS.to_owned(), "1".to_owned());
             }
-        };
-        if batching.single {
-            set(BATCH_RECORDS, 1);
+            let smallest = limit.below(configured);
+            let bytes = batching.batch_bytes(smallest.map_or(configured, |limit| limit.bytes));
+            if bytes < configured {
+                properties.insert(BATCH_BYTES.to_owned(), bytes.to_string());
+            }
         }
-        let fitting = limit
-            .below(configured)
-            .map_or(configured, |limit| limit.bytes);
-        let bytes = batching.batch_bytes(fitting);
-        if bytes < configured {
-            set(BATCH_BYTES, bytes);
-        }
-        let mut sink = Self::new(
-            &pipeline.name,
-            &properties,
-            *create_topics,
-            checkpoints,
-            credentials,
-            deliveries,
-        )?;
+        let mut sink = Self::of(&pipeline, deliveries)?
+            .ok_or_else(|| SinkError::Configuration("there are no brokers".to_owned()))?;
         sink.refused.clone_from(&batching.refused);
         sink.limit = limit.clone();
         // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when

@@ -138,38 +138,37 @@ fn batches_stay_within_the_limit_of_the_one_topic(exactly_once: bool) {
     none_was_refused(&scene, &topic, &log, 3000);
 }
 
+/// A transaction with rows for one topic, and then for another one, which has a limit: both topics.
+fn wide_and_limited(scene: &Scene) -> [String; 2] {
+    let wide = scene.aggregate(1);
+    let aggregate = format!("{}-limited", scene.name);
+    let topics = [&wide, &aggregate].map(|aggregate| format!("outbox.event.{aggregate}"));
+    scene.topic(&topics[1], 1, &[("max.message.bytes", LIMIT)]);
+    scene.db.run("BEGIN");
+    backlog(scene, &wide, 1, 3000);
+    backlog(scene, &aggregate, 1, 3000);
+    scene.db.run("COMMIT");
+    topics
+}
+
 /// Rows name the topics, and records for another one are still in flight.
 #[test]
 fn batches_stay_within_the_limit_of_a_topic_that_comes_later() {
     let scene = Scene::with_table(TABLE);
-    let wide = scene.aggregate(1);
-    let aggregate = format!("{}-limited", scene.name);
-    let topic = format!("outbox.event.{aggregate}");
-    scene.topic(&topic, 1, &[("max.message.bytes", LIMIT)]);
-    scene.db.run("BEGIN");
-    backlog(&scene, &wide, 1, 3000);
-    backlog(&scene, &aggregate, 1, 3000);
-    scene.db.run("COMMIT");
+    let [wide, limited] = wide_and_limited(&scene);
     // The last batch for the first topic waits so long for company.
     let walpost = scene.start_with(&[&PLAIN[..], &["-X", "linger.ms=1000"]].concat());
     scene.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
-    none_was_refused(&scene, &topic, &log, 3000);
-    none_was_refused(&scene, &format!("outbox.event.{wide}"), &log, 3000);
+    none_was_refused(&scene, &wide, &log, 3000);
+    none_was_refused(&scene, &limited, &log, 3000);
 }
 
 /// As above, within Kafka transactions: the open one is given up before anything is refused.
 #[test]
 fn transaction_that_meets_a_topic_with_a_limit_is_made_again_in_smaller_batches() {
     let scene = Scene::with_table(TABLE).exactly_once();
-    let wide = scene.aggregate(1);
-    let aggregate = format!("{}-limited", scene.name);
-    let topic = format!("outbox.event.{aggregate}");
-    scene.topic(&topic, 1, &[("max.message.bytes", LIMIT)]);
-    scene.db.run("BEGIN");
-    backlog(&scene, &wide, 1, 3000);
-    backlog(&scene, &aggregate, 1, 3000);
-    scene.db.run("COMMIT");
+    let [wide, limited] = wide_and_limited(&scene);
     let walpost = scene.start_with(&PLAIN);
     scene.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
@@ -179,6 +178,6 @@ fn transaction_that_meets_a_topic_with_a_limit_is_made_again_in_smaller_batches(
         "{log}"
     );
     let log = log.replace("reconnecting", "");
-    none_was_refused(&scene, &topic, &log, 3000);
-    none_was_refused(&scene, &format!("outbox.event.{wide}"), &log, 3000);
+    none_was_refused(&scene, &wide, &log, 3000);
+    none_was_refused(&scene, &limited, &log, 3000);
 }
