@@ -7,6 +7,7 @@ mod events;
 pub mod examine;
 mod flusher;
 pub mod grants;
+pub mod limits;
 mod native;
 mod poller;
 pub mod probe;

@@ -33,7 +33,8 @@
 //! - [`replay`]: sends rows of the outbox table again, beside the pipeline.
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
 //! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink,
-//!   [`kafka::transaction`] ends its transactions with a checkpoint.
+//!   [`kafka::transaction`] ends its transactions with a checkpoint, [`kafka::limits`] keeps its batches within
+//!   what topics take.
 //! - [`verify`]: the table held against the topics, after the fact.
 //! - [`observe`]: what a person sees while it runs. A pipeline writes what it does into its
 //!   [`observe::stats`], without a word per row; [`observe::status`] is that at one moment, and metrics,

@@ -47,8 +47,8 @@ use self::sink::{Sink, SinkError};
 use self::snapshot::SnapshotError;
 use self::stdout::StdoutSink;
 use self::watermark::{DeliveryFailure, OrderError, Watermark, Window};
+use crate::kafka::limits::BatchLimit;
 use crate::kafka::producer::KafkaSink;
-use crate::kafka::transaction::Checkpoints;
 use crate::observe::outage::{Outage, Say};
 use crate::observe::stats::{ErrorKind, PipelineStats, State};
 use crate::outbox::columns::MappingError;
@@ -394,27 +394,15 @@ pub async fn run(
             )
             .await
         }
-        SinkSettings::Kafka {
-            properties,
-            create_topics,
-            credentials,
-        } => {
+        SinkSettings::Kafka { .. } => {
+            let limit = BatchLimit::default();
             run_into(
                 settings,
                 &settings.postgres,
                 orders,
                 stats,
                 |deliveries, batching| {
-                    let checkpoints = Checkpoints::of(settings);
-                    KafkaSink::batching(
-                        batching,
-                        &settings.name,
-                        properties,
-                        *create_topics,
-                        checkpoints,
-                        credentials,
-                        deliveries,
-                    )
+                    KafkaSink::for_pipeline(settings, batching, &limit, deliveries)
                 },
             )
             .await

@@ -11,7 +11,6 @@ use crate::kafka::examine::Examined;
 use crate::kafka::probe::{self, BrokerFinding};
 use crate::kafka::properties::describe;
 use crate::kafka::transaction::Checkpoints;
-use crate::outbox::template::Part;
 use crate::pipeline::budget::AtMax;
 use crate::pipeline::checkpoint::HistoryError;
 use crate::pipeline::recovery::{self, Remedy};
@@ -503,17 +502,14 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
         return false;
     };
     // A template without columns names the one topic there is; others are known with their rows.
-    let topic = match settings.outbox.topic.parts() {
-        [Part::Literal(topic)] => Some(topic.clone()),
-        _ => None,
-    };
+    let topic = settings.outbox.topic.constant().map(str::to_owned);
     let found = probe::look(properties, topic).await;
     let is_there = !matches!(
         found,
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
     );
     let creates = create_topics.is_some();
-    broker_finding("kafka", found, creates, report);
+    broker_finding("kafka", found, creates, settings, report);
     if is_there && settings.dead_letters.are_sent() {
         let topic = settings.dead_letters.topic.clone();
         let found = probe::look(properties, Some(topic)).await;
@@ -525,7 +521,7 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
                 );
                 report.add("dead letters", Outcome::Warning, message);
             }
-            found => broker_finding("dead letters", found, creates, report),
+            found => broker_finding("dead letters", found, creates, settings, report),
         }
     }
     is_there
@@ -535,6 +531,7 @@ fn broker_finding(
     check: &'static str,
     found: BrokerFinding,
     creates: bool,
+    settings: &PipelineSettings,
     report: &mut Report<'_>,
 ) {
     match found {
@@ -545,9 +542,16 @@ fn broker_finding(
                 format!("{brokers} broker(s); topics are looked up with their first record");
             report.add(check, Outcome::Ok, message);
         }
-        BrokerFinding::Topic { topic, partitions } => {
-            let message = format!("topic {topic:?} has {partitions} partition(s)");
+        BrokerFinding::Topic {
+            topic,
+            partitions,
+            limits,
+        } => {
+            let message = format!("topic {topic:?} has {partitions} partition(s){limits}");
             report.add(check, Outcome::Ok, message);
+            if let Some(warning) = limits.warning(&topic, settings.row_bytes_max) {
+                report.add(check, Outcome::Warning, warning);
+            }
         }
         BrokerFinding::NoTopic(SinkError::TopicMissing { .. }) if creates => {
             let message = "the topic is missing and will be created";

@@ -76,6 +76,19 @@ impl Context {
         self
     }
 
+    /// The pipeline's name.
+    pub(super) fn pipeline(&self) -> &str {
+        &self.pipeline
+    }
+
+    /// Of a producer in the place of this one's, which has `config`.
+    #[must_use]
+    pub(super) fn successor(&self, config: &ClientConfig) -> Self {
+        let deliveries = Arc::clone(&self.deliveries);
+        Self::new(&self.pipeline, self.grants.clone(), deliveries)
+            .proving(self.credentials.clone(), Login::of(config))
+    }
+
     /// The login, if it is another one by now than the producer knows.
     pub(super) fn new_login(&self) -> Option<Login> {
         let mut known = lock(&self.login);

@@ -8,16 +8,26 @@
     reason = "librdkafka is a C library, and this is the border to it"
 )]
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::bindings::{
-    RD_KAFKA_MSG_F_COPY, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
+    RD_KAFKA_MSG_F_COPY, rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new,
+    rd_kafka_AdminOptions_set_request_timeout, rd_kafka_ConfigEntry_name,
+    rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs, rd_kafka_ConfigResource_destroy,
+    rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new, rd_kafka_ConfigResource_t,
+    rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources,
+    rd_kafka_ResourceType_t as ResourceType, rd_kafka_admin_op_t as AdminOp,
+    rd_kafka_event_DescribeConfigs_result, rd_kafka_event_destroy, rd_kafka_event_error,
+    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
     rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
-    rd_kafka_producev, rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
+    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
 };
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer};
@@ -150,6 +160,98 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
     };
     result(code).map_err(KafkaError::MetadataFetch)?;
     Ok(high)
+}
+
+/// Asks the brokers for a setting of a topic: `None` where they show none. rdkafka asks such questions with
+/// a client of its own, which has to connect first; here they go over the connections of `client`. Blocks.
+///
+/// # Errors
+/// No broker has answered within that time, or the answer is a refusal.
+pub(super) fn topic_setting<C: ClientContext>(
+    client: &Client<C>,
+    topic: &str,
+    setting: &str,
+    within: Duration,
+) -> Result<Option<String>, RDKafkaErrorCode> {
+    let name = CString::new(topic).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
+    // SAFETY: the client is there for the whole call. The name is copied, the resource and the options are too by
+    // the question, and the queue is destroyed after the wait: an answer that comes later goes nowhere.
+    let event = unsafe {
+        let native = client.native_ptr();
+        let mut resource =
+            rd_kafka_ConfigResource_new(ResourceType::RD_KAFKA_RESOURCE_TOPIC, name.as_ptr());
+        if resource.is_null() {
+            return Err(RDKafkaErrorCode::InvalidTopic);
+        }
+        let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS);
+        rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
+        let queue = rd_kafka_queue_new(native);
+        rd_kafka_DescribeConfigs(native, &raw mut resource, 1, options, queue);
+        rd_kafka_AdminOptions_destroy(options);
+        rd_kafka_ConfigResource_destroy(resource);
+        let event = rd_kafka_queue_poll(queue, millis);
+        rd_kafka_queue_destroy(queue);
+        event
+    };
+    let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
+    SettingsEvent(event).setting(setting)
+}
+
+/// The answer to a question for settings.
+struct SettingsEvent(NonNull<rd_kafka_event_t>);
+
+impl SettingsEvent {
+    fn setting(&self, name: &str) -> Result<Option<String>, RDKafkaErrorCode> {
+        let event = self.0.as_ptr();
+        // SAFETY: the event is there, and all that is read has its length from librdkafka and lives as long.
+        unsafe {
+            result(rd_kafka_event_error(event))?;
+            let answer = rd_kafka_event_DescribeConfigs_result(event);
+            let mut count = 0;
+            let resources = rd_kafka_DescribeConfigs_result_resources(answer, &raw mut count);
+            for &resource in array(resources, count) {
+                let resource: *const rd_kafka_ConfigResource_t = resource;
+                result(rd_kafka_ConfigResource_error(resource))?;
+                let mut count = 0;
+                let entries = rd_kafka_ConfigResource_configs(resource, &raw mut count);
+                for &entry in array(entries, count) {
+                    if text(rd_kafka_ConfigEntry_name(entry)).as_deref() == Some(name) {
+                        return Ok(text(rd_kafka_ConfigEntry_value(entry)));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for SettingsEvent {
+    fn drop(&mut self) {
+        // SAFETY: the event is this one's own.
+        unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
+    }
+}
+
+/// A list of librdkafka's, which has no address where it is empty.
+///
+/// # Safety
+/// There are `count` of them at `first`, for as long as `'a`.
+unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    match first.is_null() {
+        true => &[],
+        // SAFETY: as the caller says.
+        false => unsafe { slice::from_raw_parts(first, count) },
+    }
+}
+
+/// A copy of a text of librdkafka's, if there is one.
+///
+/// # Safety
+/// It ends with a zero byte, unless it is a null pointer.
+unsafe fn text(of: *const c_char) -> Option<String> {
+    // SAFETY: as the caller says.
+    (!of.is_null()).then(|| unsafe { CStr::from_ptr(of) }.to_string_lossy().into_owned())
 }
 
 /// A list of headers that librdkafka has not taken.

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::context::Context;
 use super::grants::Grants;
+use super::limits::Limits;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leave_producers};
 use super::topics::{Lookup, Topics, judge};
@@ -42,6 +43,8 @@ pub enum BrokerFinding {
         topic: String,
         /// How many partitions it has.
         partitions: usize,
+        /// How large what is sent to it may be.
+        limits: Limits,
     },
     /// The topic is not there, or not for us.
     NoTopic(SinkError),
@@ -49,18 +52,35 @@ pub enum BrokerFinding {
 
 /// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
 pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFinding {
-    let mut config = leave_producers(client_config(properties, "walpost-check"));
+    let producer = client_config(properties, "walpost-check");
+    let mut config = leave_producers(producer.clone());
     // A consumer's question does not create the topic.
     config.set("allow.auto.create.topics", "false");
     let brokers = Topics::new(config.clone(), None).brokers();
     let grants = Grants::of(&config);
-    let asking = config.clone();
+    let (asking, named) = (config.clone(), brokers.clone());
     let asked = tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = asking.create()?;
         let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA)?;
-        Ok::<_, rdkafka::error::KafkaError>(match topic {
-            None => (None, Lookup::Present(metadata.brokers().len())),
-            topic => (topic, judge(&metadata)),
+        let Some(topic) = topic else {
+            let brokers = metadata.brokers().len();
+            return Ok(BrokerFinding::Reachable { brokers });
+        };
+        Ok::<_, rdkafka::error::KafkaError>(match judge(&metadata) {
+            Lookup::Present(partitions) => BrokerFinding::Topic {
+                limits: Limits::look_up(consumer.client(), &topic, &producer),
+                topic,
+                partitions,
+            },
+            Lookup::Missing => {
+                let brokers = named;
+                BrokerFinding::NoTopic(SinkError::TopicMissing { topic, brokers })
+            }
+            Lookup::Denied(reason) => BrokerFinding::NoTopic(SinkError::TopicDenied {
+                grant: grants.topic(&topic),
+                topic,
+                reason,
+            }),
         })
     });
     let unreachable = |reason: String| {
@@ -68,35 +88,17 @@ pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFindi
             "no broker at {brokers} answers: {reason}. Correct bootstrap.servers, or security.protocol, sasl.* and ssl.*"
         ))
     };
-    let answer = tokio::select! {
+    tokio::select! {
         biased;
         answer = asked => match answer {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return unreachable(describe(&error)),
-            Err(error) => return BrokerFinding::Unreachable(error.to_string()),
+            Ok(Ok(finding)) => finding,
+            Ok(Err(error)) => unreachable(describe(&error)),
+            Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
         trouble = trouble(config, METADATA) => match trouble {
-            Trouble::Refused(reason) => {
-                return BrokerFinding::Refused(SinkError::Refused { brokers, reason });
-            }
-            Trouble::Down => return unreachable("all of them are down".to_owned()),
+            Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
+            Trouble::Down => unreachable("all of them are down".to_owned()),
         },
-    };
-    match answer {
-        (None, Lookup::Present(brokers)) => BrokerFinding::Reachable { brokers },
-        (Some(topic), Lookup::Present(partitions)) => BrokerFinding::Topic { topic, partitions },
-        (topic, Lookup::Missing) => {
-            let topic = topic.unwrap_or_default();
-            BrokerFinding::NoTopic(SinkError::TopicMissing { topic, brokers })
-        }
-        (topic, Lookup::Denied(reason)) => {
-            let topic = topic.unwrap_or_default();
-            BrokerFinding::NoTopic(SinkError::TopicDenied {
-                grant: grants.topic(&topic),
-                topic,
-                reason,
-            })
-        }
     }
 }
 

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
-use tracing::warn;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tracing::{info, warn};
 
 use super::context::Context;
 use super::credentials::{Credentials, Login};
 use super::flusher::Flusher;
 use super::grants::Grants;
-use super::native::Topic;
+use super::limits::{self, BatchLimit, Smallest};
+use super::native::{self, Topic};
 use super::poller::Poller;
-use super::properties::{Properties, client_config, describe, leaves_linger};
+use super::properties::{BATCH_BYTES, Properties, client_config, describe, leaves_linger};
 use super::topics::{CreateTopics, Topics, Wanted};
 use super::transaction::{self, Checkpoints};
 use crate::outbox::Record;
@@ -40,6 +41,11 @@ pub struct KafkaSink {
     /// Something was taken since the last flush.
     unflushed: bool,
     producer: Arc<BaseProducer<Context>>,
+    /// What a batch of the producer has at most, in bytes.
+    batch_bytes: u32,
+    limit: BatchLimit,
+    /// The topic that all events have is asked for its limit.
+    asking: Option<JoinHandle<()>>,
     topics: Topics,
     /// Those that exist, by name.
     known: HashMap<Box<str>, Known>,
@@ -92,10 +98,10 @@ const NEWS: Duration = Duration::from_millis(250);
 const NEWS_PAUSE: Duration = Duration::from_secs(10);
 /// How often the brokers are asked during an outage whether it has ended.
 const ASK: Duration = Duration::from_secs(2);
-/// librdkafka's properties for batches, and what it has without them.
+/// How long a flush may take before it is looked whether anybody still waits for it.
+const FLUSH: Duration = Duration::from_millis(250);
+/// librdkafka's property for the records of a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
-const BATCH_BYTES: &str = "batch.size";
-const BATCH_BYTES_DEFAULT: u32 = 1_000_000;
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
@@ -105,6 +111,18 @@ impl KafkaSink {
     /// # Errors
     /// The producer can't be made from the properties.
     pub fn for_checkpoint(pipeline: &PipelineSettings) -> Result<Option<Self>, SinkError> {
+        let window = Window {
+            records: 1,
+            bytes: 1,
+        };
+        Self::of(pipeline, Watermark::new(window, Lsn::ZERO).deliveries())
+    }
+
+    /// None where the pipeline's records go elsewhere.
+    fn of(
+        pipeline: &PipelineSettings,
+        deliveries: Arc<Deliveries>,
+    ) -> Result<Option<Self>, SinkError> {
         let SinkSettings::Kafka {
             properties,
             create_topics,
@@ -113,17 +131,13 @@ impl KafkaSink {
         else {
             return Ok(None);
         };
-        let window = Window {
-            records: 1,
-            bytes: 1,
-        };
         Self::new(
             &pipeline.name,
             properties,
             *create_topics,
             Checkpoints::of(pipeline),
             credentials,
-            Watermark::new(window, Lsn::ZERO).deliveries(),
+            deliveries,
         )
         .map(Some)
     }
@@ -152,8 +166,9 @@ impl KafkaSink {
         let context = Context::new(pipeline, Grants::of(&config), deliveries)
             .proving(credentials.clone(), Login::of(&config));
         let flush = leaves_linger(properties);
-        let mut sink = Self::with_config(config, flush, create_topics, context)?;
-        sink.topics.prove(credentials.clone());
+        let mut topics = Topics::new(config, create_topics);
+        topics.prove(credentials.clone());
+        let mut sink = Self::with_config(topics, flush, context)?;
         sink.transactions = checkpoints.map(|checkpoints| Transactions {
             checkpoints,
             topic: None,
@@ -163,56 +178,50 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// As [`KafkaSink::new`], with batches of that kind.
+    /// One for the pipeline, with batches of that kind, which stay within `limit`.
     ///
     /// # Errors
-    /// As there.
-    pub fn batching(
+    /// As [`KafkaSink::new`].
+    pub fn for_pipeline(
+        pipeline: &PipelineSettings,
         batching: &Batching,
-        pipeline: &str,
-        properties: &Properties,
-        create_topics: Option<CreateTopics>,
-        mut checkpoints: Option<Checkpoints>,
-        credentials: &Credentials,
+        limit: &BatchLimit,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
-        let mut properties = properties.clone();
-        let own = client_config(&properties, pipeline);
-        let configured = own
-            .get(BATCH_BYTES)
-            .and_then(|text| text.trim().parse().ok());
-        let configured = configured.unwrap_or(BATCH_BYTES_DEFAULT);
-        let mut set = |name: &str, value: u32| {
-            properties.insert(name.to_owned(), value.to_string());
-            if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.config.set(name, value.to_string());
+        let mut pipeline = pipeline.clone();
+        if let SinkSettings::Kafka { properties, .. } = &mut pipeline.sink {
+            let configured = limits::of_batches(&client_config(properties, &pipeline.name));
+            if batching.single {
+                properties.insert(BATCH_RECORDS.to_owned(), "1".to_owned());
             }
-        };
-        if batching.single {
-            set(BATCH_RECORDS, 1);
+            let smallest = limit.below(configured);
+            let bytes = batching.batch_bytes(smallest.map_or(configured, |limit| limit.bytes));
+            if bytes < configured {
+                properties.insert(BATCH_BYTES.to_owned(), bytes.to_string());
+            }
         }
-        if batching.divisor > 1 {
-            set(BATCH_BYTES, batching.batch_bytes(configured));
-        }
-        let mut sink = Self::new(
-            pipeline,
-            &properties,
-            create_topics,
-            checkpoints,
-            credentials,
-            deliveries,
-        )?;
+        let mut sink = Self::of(&pipeline, deliveries)?
+            .ok_or_else(|| SinkError::Configuration("there are no brokers".to_owned()))?;
         sink.refused.clone_from(&batching.refused);
+        sink.limit = limit.clone();
+        // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
+        // a topic is looked up.
+        if sink.transactions.is_some()
+            && let Some(topic) = pipeline.outbox.topic.constant()
+        {
+            let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
+            let topic = topic.to_owned();
+            sink.asking = Some(spawn_blocking(move || {
+                // What is not known now is asked for again before the first record.
+                let _ = limit.learn(&producer, &topic);
+            }));
+        }
         Ok(sink)
     }
 
-    fn with_config(
-        config: ClientConfig,
-        flush: bool,
-        create_topics: Option<CreateTopics>,
-        context: Context,
-    ) -> Result<Self, SinkError> {
-        let producer: BaseProducer<Context> = config
+    fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
+        let producer: BaseProducer<Context> = topics
+            .config()
             .create_with_context(context)
             .map_err(|error| SinkError::Configuration(describe(&error)))?;
         let producer = Arc::new(producer);
@@ -228,13 +237,48 @@ impl KafkaSink {
             flusher,
             unflushed: false,
             producer,
-            topics: Topics::new(config, create_topics),
+            batch_bytes: limits::of_batches(topics.config()),
+            limit: BatchLimit::default(),
+            asking: None,
+            topics,
             known: HashMap::new(),
             transactions: None,
             asked_at: Instant::now(),
             reads: 0,
             refused: Vec::new(),
         })
+    }
+
+    /// Where a topic takes only smaller batches than the producer makes, another one takes its place: says whether one
+    /// does. It knows no topic yet.
+    ///
+    /// # Errors
+    /// The producer has something that would be lost with it.
+    fn fit(&mut self) -> Result<bool, SinkError> {
+        let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
+            return Ok(false);
+        };
+        let begun = |transactions: &Transactions| transactions.taken_over;
+        if self.transactions.as_ref().is_some_and(begun) || self.producer.in_flight_count() > 0 {
+            return Err(SinkError::Broken(format!(
+                "topic {topic:?} takes batches of {bytes} bytes at most (max.message.bytes), and what is not committed was \
+                 produced for batches of {}: it is produced again, in smaller ones",
+                self.batch_bytes
+            )));
+        }
+        let topics = self.topics.with(BATCH_BYTES, bytes);
+        let context = self.producer.context().successor(topics.config());
+        let mut fit = Self::with_config(topics, self.flusher.is_some(), context)?;
+        fit.limit = self.limit.clone();
+        fit.transactions = self.transactions.take();
+        fit.reads = self.reads;
+        fit.refused = std::mem::take(&mut self.refused);
+        *self = fit;
+        info!(
+            pipeline = self.producer.context().pipeline(),
+            topic, bytes, "batches are kept within max.message.bytes of the topic"
+        );
+        Ok(true)
     }
 }
 
@@ -306,10 +350,24 @@ impl Sink for KafkaSink {
         }
         let topic = topic.to_owned();
         let producer = Arc::clone(&self.producer);
-        Box::pin(self.topics.clone().prepare(producer, topic, wanted, others))
+        let (topics, limit, batch_bytes) =
+            (self.topics.clone(), self.limit.clone(), self.batch_bytes);
+        Box::pin(async move {
+            let partitions = topics
+                .prepare(Arc::clone(&producer), topic.clone(), wanted, others)
+                .await?;
+            limit.ask(Arc::clone(&producer), topic).await;
+            if limit.below(batch_bytes).is_some() {
+                drained(producer).await;
+            }
+            Ok(partitions)
+        })
     }
 
     fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
+        if self.fit()? {
+            return Ok(());
+        }
         let doubted = self.known.get(topic).and_then(|known| known.doubted);
         let known = Known {
             topic: open(&self.producer, topic)?,
@@ -332,16 +390,24 @@ impl Sink for KafkaSink {
         self.reads += 1;
     }
 
-    fn take_over(&mut self) -> TakeOver {
-        let Some(transactions) = &mut self.transactions else {
-            return Box::pin(std::future::ready(Err(no_transactions())));
-        };
-        if std::mem::replace(&mut transactions.taken_over, true) {
-            let again = "it has taken over before".to_owned();
-            return Box::pin(std::future::ready(Err(SinkError::Broken(again))));
-        }
-        let checkpoints = transactions.checkpoints.clone();
-        Box::pin(checkpoints.take_over(Arc::clone(&self.producer)))
+    fn take_over(&mut self) -> TakeOver<'_> {
+        Box::pin(async move {
+            if let Some(asking) = &mut self.asking {
+                // Without an answer it is as if nothing had been asked.
+                let _ = asking.await;
+                self.asking = None;
+                self.fit()?;
+            }
+            let Some(transactions) = &mut self.transactions else {
+                return Err(no_transactions());
+            };
+            if std::mem::replace(&mut transactions.taken_over, true) {
+                let again = "it has taken over before".to_owned();
+                return Err(SinkError::Broken(again));
+            }
+            let checkpoints = transactions.checkpoints.clone();
+            checkpoints.take_over(Arc::clone(&self.producer)).await
+        })
     }
 
     fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
@@ -362,7 +428,7 @@ impl Sink for KafkaSink {
         Box::pin(async move {
             loop {
                 let asking = Arc::clone(&producer);
-                let asked = tokio::task::spawn_blocking(move || {
+                let asked = spawn_blocking(move || {
                     ask(&asking, None) || asking.context().refusal().is_some()
                 });
                 if asked.await.unwrap_or(true) {
@@ -381,8 +447,17 @@ impl Sink for KafkaSink {
         self.asked_at = Instant::now();
         let producer = Arc::clone(&self.producer);
         let topic = self.known.keys().next().cloned();
-        tokio::task::spawn_blocking(move || ask(&producer, topic.as_deref()));
+        spawn_blocking(move || ask(&producer, topic.as_deref()));
     }
+}
+
+/// Resolves when nothing is in flight; nothing is produced meanwhile.
+async fn drained(producer: Arc<BaseProducer<Context>>) {
+    let drained = spawn_blocking(move || {
+        while !native::flush(&producer, FLUSH) && !producer.context().is_abandoned() {}
+    });
+    // What is in flight all the same is found by whoever has waited.
+    let _ = drained.await;
 }
 
 /// Asks the brokers for something, and says whether one has answered.
@@ -456,6 +531,7 @@ fn open(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Topic, Sin
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::config::ClientConfig;
     use rdkafka::mocking::MockCluster;
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
@@ -489,7 +565,8 @@ mod tests {
         let mut watermark = Watermark::new(window, Lsn::ZERO);
         let context = Context::new("test", Grants::of(&config), watermark.deliveries());
         let is_transactional = config.get("transactional.id").is_some();
-        let mut sink = KafkaSink::with_config(config, true, None, context).expect("sink");
+        let mut sink =
+            KafkaSink::with_config(Topics::new(config, None), true, context).expect("sink");
         if is_transactional {
             let begun = sink.producer.init_transactions(PATIENCE);
             begun.expect("the broker answers");

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use rdkafka::config::ClientConfig;
 
+/// The property for the size of batches; [`client_config`] always has it.
+pub(super) const BATCH_BYTES: &str = "batch.size";
 const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
 
 /// Properties by name, as the user wrote them.
@@ -159,7 +161,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     }
     // librdkafka keeps a batch beside its compressed copy until it is acknowledged, five of them for
     // a broker. With its own default of a megabyte that is half as much as the window again.
-    config.set("batch.size", "262144");
+    config.set(BATCH_BYTES, "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
@@ -217,7 +219,7 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
         "transaction.timeout.ms",
         "compression.type",
         "linger.ms",
-        "batch.size",
+        BATCH_BYTES,
         "batch.num.messages",
         "queue.buffering.max.messages",
         "queue.buffering.max.kbytes",

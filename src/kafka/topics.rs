@@ -187,6 +187,19 @@ impl Topics {
         }
     }
 
+    /// The same for a producer in the place of theirs, with another property.
+    pub(super) fn with(&self, name: &str, value: u32) -> Self {
+        let mut topics = self.clone();
+        topics.credentials.renew(&mut topics.config);
+        topics.config.set(name, value.to_string());
+        topics
+    }
+
+    /// The configuration of the producer.
+    pub(super) fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
     /// Topics that are missing are created.
     pub(super) fn creates(&self) -> bool {
         self.create.is_some()

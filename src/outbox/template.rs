@@ -46,6 +46,15 @@ impl Template {
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
+
+    /// The text of a template without columns.
+    #[must_use]
+    pub fn constant(&self) -> Option<&str> {
+        match self.parts() {
+            [Part::Literal(text)] => Some(text),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Template {

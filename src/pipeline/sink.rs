@@ -46,7 +46,7 @@ pub trait Sink {
     /// For exactly-once: keeps every earlier producer of the same pipeline from producing any more,
     /// ends what it left open, and resolves with how far the records in Kafka reach, if that is
     /// known. From then on what is produced stays invisible until it is committed.
-    fn take_over(&mut self) -> TakeOver {
+    fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(std::future::ready(Err(no_transactions())))
     }
 
@@ -68,7 +68,8 @@ pub trait Sink {
 }
 
 /// Resolves with the checkpoint, if there is one.
-pub type TakeOver = Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send>>;
+pub type TakeOver<'s> =
+    Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
 
 /// Resolves when the transaction is committed.
 pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;

@@ -204,3 +204,39 @@ fn logs_are_json_where_that_is_asked() {
         serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }
 }
+
+/// A record that the producer may send, and the topic refuses.
+#[test]
+fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
+    let scene = Scene::new();
+    let topic = format!("{}.limited", scene.name);
+    scene.topic(&topic, 1, &[("max.message.bytes", "100000")]);
+    let check = |more: &[&str]| {
+        let checked = scene.check().args(["--topic", &topic]).args(more).finish();
+        checked.expect_code(0).stdout
+    };
+    let said = check(&[]);
+    for expected in [
+        "WARNING",
+        "batches are kept within its max.message.bytes, 100000",
+        "a record may have 1000000 (\"message.max.bytes\" in [kafka])",
+        &format!(
+            "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \
+             max.message.bytes=1000061",
+            scene.broker.address()
+        ),
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let (_, command) = said
+        .split_once("kafka-configs.sh --bootstrap-server ")
+        .unwrap();
+    let words = command.lines().next().unwrap().split_whitespace();
+    // The address stands in front of them.
+    let arguments: Vec<_> = words.skip(1).collect();
+    scene.broker.tool("kafka.admin.ConfigCommand", &arguments);
+    let said = check(&[]);
+    assert!(!said.contains("max.message.bytes"), "{said}");
+    let said = check(&["-X", "message.max.bytes=2000000"]);
+    assert!(said.contains("max.message.bytes=2000061"), "{said}");
+}

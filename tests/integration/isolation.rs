@@ -7,7 +7,8 @@ use crate::support::scene::Scene;
 in_both_modes! {
     refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else
     refused_record_becomes_a_dead_letter_and_the_rest_is_delivered
-    batches_over_the_limit_of_the_topic_are_delivered_in_smaller_ones
+    batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones
+    batches_stay_within_the_limit_of_the_one_topic
 }
 
 const TABLE: &str =
@@ -15,6 +16,8 @@ const TABLE: &str =
 const PLAIN: [&str; 2] = ["-X", "compression.type=none"];
 const ROWS: usize = 1500;
 const LARGE: usize = 700;
+/// `max.message.bytes` of a topic: a part of a batch.
+const LIMIT: &str = "100000";
 
 /// So many small transactions, one of which has a row that the topic does not take.
 fn large_among_small(exactly_once: bool) -> (Scene<'static>, String) {
@@ -87,17 +90,94 @@ fn refused_record_becomes_a_dead_letter_and_the_rest_is_delivered(exactly_once: 
     assert_eq!(ids(&scene, &dead), BTreeSet::from([LARGE]));
 }
 
-fn batches_over_the_limit_of_the_topic_are_delivered_in_smaller_ones(exactly_once: bool) {
+/// A backlog of rows of 1 KB that no compression makes smaller.
+fn backlog(scene: &Scene, aggregate: &str, from: usize, to: usize) {
+    scene.db.run(&format!(
+        "INSERT INTO outbox SELECT i, '{aggregate}', 'k', string_agg(md5(random()::text), '')
+         FROM generate_series({from}, {to}) i, generate_series(1, 32) j GROUP BY i ORDER BY i"
+    ));
+}
+
+/// The brokers are asked for the limit when the topic is looked up.
+fn batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones(exactly_once: bool) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", scene.name);
     let topic = format!("outbox.event.{aggregate}");
-    scene.topic(&topic, 1, &[("max.message.bytes", "100000")]);
-    scene.db.run(&format!(
-        "INSERT INTO outbox SELECT i, '{aggregate}', 'k', repeat('x', 1000)
-         FROM generate_series(1, 3000) i"
-    ));
-    let walpost = scene.start_with(&PLAIN);
+    scene.topic(&topic, 1, &[]);
+    let mut walpost = scene.start_with(&PLAIN);
+    backlog(&scene, &aggregate, 1, 1);
+    scene.wait_until_confirmed();
+    scene.broker.limit_batches(&topic, LIMIT);
+    backlog(&scene, &aggregate, 2, 3000);
+    walpost.wait_for_log("Kafka has refused the rows from ");
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&scene, &topic), (1..=3000).collect());
+}
+
+/// Walpost has delivered ids from 1 to this, in order, and no batch was refused; nor was any producer given up
+/// with what it had.
+fn none_was_refused(scene: &Scene, topic: &str, log: &str, last: usize) {
+    for trouble in ["refused", "did not accept", "reconnecting"] {
+        assert!(!log.contains(trouble), "{log}");
+    }
+    let records = scene.records();
+    let of_topic = records.iter().filter(|record| record.topic == topic);
+    let delivered: Vec<usize> = of_topic.map(|r| r.header("id").parse().unwrap()).collect();
+    assert_eq!(delivered, (1..=last).collect::<Vec<_>>());
+}
+
+fn batches_stay_within_the_limit_of_the_one_topic(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let topic = format!("{}.limited", scene.name);
+    scene.topic(&topic, 1, &[("max.message.bytes", LIMIT)]);
+    backlog(&scene, "any", 1, 3000);
+    let walpost = scene.start_with(&[&PLAIN[..], &["--topic", &topic]].concat());
+    scene.wait_until_confirmed();
+    let log = walpost.terminate().expect_code(0).stderr;
+    none_was_refused(&scene, &topic, &log, 3000);
+}
+
+/// A transaction with rows for one topic, and then for another one, which has a limit: both topics.
+fn wide_and_limited(scene: &Scene) -> [String; 2] {
+    let wide = scene.aggregate(1);
+    let aggregate = format!("{}-limited", scene.name);
+    let topics = [&wide, &aggregate].map(|aggregate| format!("outbox.event.{aggregate}"));
+    scene.topic(&topics[1], 1, &[("max.message.bytes", LIMIT)]);
+    scene.db.run("BEGIN");
+    backlog(scene, &wide, 1, 3000);
+    backlog(scene, &aggregate, 1, 3000);
+    scene.db.run("COMMIT");
+    topics
+}
+
+/// Rows name the topics, and records for another one are still in flight.
+#[test]
+fn batches_stay_within_the_limit_of_a_topic_that_comes_later() {
+    let scene = Scene::with_table(TABLE);
+    let [wide, limited] = wide_and_limited(&scene);
+    // The last batch for the first topic waits so long for company.
+    let walpost = scene.start_with(&[&PLAIN[..], &["-X", "linger.ms=1000"]].concat());
+    scene.wait_until_confirmed();
+    let log = walpost.terminate().expect_code(0).stderr;
+    none_was_refused(&scene, &wide, &log, 3000);
+    none_was_refused(&scene, &limited, &log, 3000);
+}
+
+/// As above, within Kafka transactions: the open one is given up before anything is refused.
+#[test]
+fn transaction_that_meets_a_topic_with_a_limit_is_made_again_in_smaller_batches() {
+    let scene = Scene::with_table(TABLE).exactly_once();
+    let [wide, limited] = wide_and_limited(&scene);
+    let walpost = scene.start_with(&PLAIN);
+    scene.wait_until_confirmed();
+    let log = walpost.terminate().expect_code(0).stderr;
+    assert_eq!(log.matches("reconnecting").count(), 1, "{log}");
+    assert!(
+        log.contains("takes batches of 100000 bytes at most (max.message.bytes)"),
+        "{log}"
+    );
+    let log = log.replace("reconnecting", "");
+    none_was_refused(&scene, &wide, &log, 3000);
+    none_was_refused(&scene, &limited, &log, 3000);
 }

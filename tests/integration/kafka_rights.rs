@@ -135,6 +135,42 @@ fn create_topics_needs_create_on_them() {
     guest.delivers(&run);
 }
 
+/// Without it batches are refused, and nothing else is.
+#[test]
+fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
+    let guest = Guest::new();
+    let topic = format!("--topic {}", guest.topic);
+    guest.gives("Write", &topic);
+    BROKER.limit_batches(&guest.topic, "100000");
+    let check = ["check", "--topic", &guest.topic];
+    let delivers_a_backlog = |refused: usize| {
+        guest.scene.db.run(&format!(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+             SELECT gen_random_uuid(), '{}', 'k', 't', to_jsonb(string_agg(md5(random()::text), ''))
+             FROM generate_series(1, 1000) i, generate_series(1, 32) GROUP BY i",
+            guest.topic.strip_prefix("outbox.event.").unwrap()
+        ));
+        let mut walpost = guest
+            .command(&["run", "-X", "compression.type=none"])
+            .start();
+        walpost.wait_for_log("streaming");
+        guest.scene.wait_until_confirmed();
+        let log = walpost.terminate().expect_code(0).stderr;
+        assert_eq!(
+            log.matches("Kafka has refused the rows").count(),
+            refused,
+            "{log}"
+        );
+    };
+    let checked = guest.command(&check).finish().expect_code(0);
+    checked.expect_says(&["its max.message.bytes can't be looked up"]);
+    delivers_a_backlog(1);
+    guest.gives("DescribeConfigs", &topic);
+    let checked = guest.command(&check).finish().expect_code(0);
+    checked.expect_says(&["batches are kept within its max.message.bytes, 100000"]);
+    delivers_a_backlog(0);
+}
+
 #[test]
 fn dead_letters_need_write_on_their_topic() {
     let guest = Guest::new();

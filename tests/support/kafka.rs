@@ -10,7 +10,10 @@ use std::sync::{LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+    TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -397,6 +400,26 @@ impl Broker {
         made[0].as_ref().expect("more partitions");
         wait_for("the partitions to be known", || {
             (self.partitions(topic) == total).then_some(())
+        });
+    }
+
+    /// Sets `max.message.bytes` of a topic that has no other setting of its own.
+    pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
+        const SETTING: &str = "max.message.bytes";
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = AdminOptions::new().request_timeout(Some(PATIENCE));
+        let of_topic = ResourceSpecifier::Topic(topic);
+        let wanted = AlterConfig::new(of_topic).set(SETTING, bytes);
+        let set = runtime
+            .block_on(admin.alter_configs([&wanted], &options))
+            .expect("the broker answers");
+        set[0].as_ref().expect("a limit");
+        wait_for("the limit to be known", || {
+            let asked = admin.describe_configs([&of_topic], &options);
+            let found = runtime.block_on(asked).expect("the broker answers");
+            let setting = found[0].as_ref().ok()?.get(SETTING)?;
+            (setting.value.as_deref() == Some(bytes)).then_some(())
         });
     }
 

@@ -361,7 +361,7 @@ impl Sink for SimSink {
         })
     }
 
-    fn take_over(&mut self) -> TakeOver {
+    fn take_over(&mut self) -> TakeOver<'_> {
         let producer = Arc::clone(&self.producer);
         Box::pin(async move { producer.take_over().await })
     }

@@ -1,0 +1,190 @@
+//! How large a batch may be for a topic: its `max.message.bytes`, which the brokers are asked for.
+//!
+//! A broker refuses a batch that is larger. librdkafka's `batch.size` bounds what a batch of several records has
+//! before it is compressed, together with the headers of the batch and of the request (2.12,
+//! `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is accepted. It is a property of
+//! the producer, so the smallest limit of its topics is that of all.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::config::ClientConfig;
+use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::producer::{BaseProducer, Producer};
+use tracing::debug;
+
+use super::context::Context;
+use super::native;
+use super::properties::{BATCH_BYTES, brokers};
+
+/// The topic's setting.
+const SETTING: &str = "max.message.bytes";
+/// A record that is larger is not taken by the producer, and a batch of several is within it too.
+const RECORD_BYTES: &str = "message.max.bytes";
+/// Its default.
+const RECORD_BYTES_DEFAULT: u32 = 1_000_000;
+/// A batch has so many bytes beside its records (Kafka's `RECORD_BATCH_OVERHEAD`).
+const BATCH_HEADER: u32 = 61;
+/// How long the brokers may take to answer: records wait for it.
+const ANSWER: Duration = Duration::from_secs(2);
+/// So long nothing is asked where that was not enough, so that many topics don't have to wait for it each.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The smallest limit of the topics that were asked for. Clones are about the same topics.
+#[derive(Clone, Default)]
+pub struct BatchLimit(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    smallest: Option<Smallest>,
+    /// When a question was not answered.
+    unanswered: Option<Instant>,
+}
+
+/// A limit, and the topic that has it.
+#[derive(Clone)]
+pub(super) struct Smallest {
+    pub(super) topic: String,
+    pub(super) bytes: u32,
+}
+
+impl BatchLimit {
+    /// The limit, if batches of that many bytes are beyond it.
+    pub(super) fn below(&self, bytes: u32) -> Option<Smallest> {
+        let smallest = self.known().smallest.clone();
+        smallest.filter(|smallest| smallest.bytes < bytes)
+    }
+
+    /// Asks for the topic's, of brokers that have just answered something else. Where it can't be known, a batch may be
+    /// refused, and is sent again in smaller ones.
+    pub(super) async fn ask(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
+        let unanswered = self.known().unanswered;
+        if unanswered.is_some_and(|at| at.elapsed() < SILENCE) {
+            return;
+        }
+        let limit = self.clone();
+        let asked = tokio::task::spawn_blocking(move || limit.learn(&producer, &topic));
+        if let Ok(Err(Code::OperationTimedOut)) = asked.await {
+            self.known().unanswered = Some(Instant::now());
+        }
+    }
+
+    /// As [`BatchLimit::ask`], of brokers that nobody has heard of yet. Blocks.
+    pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
+        match of_topic(producer.client(), topic) {
+            Ok(Some(bytes)) => self.note(topic, bytes),
+            Ok(None) => debug!(topic, "{SETTING} of the topic is not shown to us"),
+            Err(code) => {
+                debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
+                return Err(code);
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, topic: &str, bytes: u32) {
+        let mut known = self.known();
+        if known
+            .smallest
+            .as_ref()
+            .is_none_or(|smallest| bytes < smallest.bytes)
+        {
+            let topic = topic.to_owned();
+            known.smallest = Some(Smallest { topic, bytes });
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The largest batch that the topic takes, in bytes, if the brokers show it. Blocks.
+///
+/// # Errors
+/// No broker answers, or they refuse to.
+fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Option<u32>, Code> {
+    let found = native::topic_setting(client, topic, SETTING, ANSWER)?;
+    // Zero is no batch.size, and nothing could be sent anyway.
+    Ok(found
+        .and_then(|found| found.parse().ok())
+        .map(|found: u32| found.max(1)))
+}
+
+/// What a topic takes, and what a producer may send to it.
+#[derive(Debug)]
+pub struct Limits {
+    /// The largest batch that the topic takes, in bytes; or why that is not known.
+    topic: Result<u32, String>,
+    /// The largest batch of several records.
+    batches: u32,
+    /// The largest record.
+    records: u32,
+    brokers: String,
+}
+
+impl Limits {
+    /// A topic's, for a producer with the configuration `config`. Blocks.
+    pub(super) fn look_up<C: ClientContext>(
+        client: &Client<C>,
+        topic: &str,
+        config: &ClientConfig,
+    ) -> Self {
+        let found = of_topic(client, topic).map_err(|code| code.to_string());
+        Self {
+            topic: found.and_then(|shown| shown.ok_or("it is not shown to us".to_owned())),
+            batches: of_batches(config),
+            records: of_records(config),
+            brokers: brokers(config),
+        }
+    }
+
+    /// Where the topic refuses records that come of rows of up to `row_bytes_max`: what mends it.
+    #[must_use]
+    pub fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
+        let limit = *self.topic.as_ref().ok()?;
+        let row = u32::try_from(row_bytes_max).unwrap_or(u32::MAX);
+        let (largest, by) = match row < self.records {
+            true => (row, "max_row_bytes"),
+            false => (self.records, "\"message.max.bytes\" in [kafka]"),
+        };
+        let needed = largest.saturating_add(BATCH_HEADER);
+        (limit < needed).then(|| {
+            format!(
+                "topic {topic:?} takes batches of {limit} bytes at most ({SETTING}), and a record may have {largest} ({by}): a \
+                 larger one is refused. Raise the limit: kafka-configs.sh --bootstrap-server {} --alter --entity-type topics \
+                 --entity-name {topic} --add-config {SETTING}={needed}",
+                self.brokers
+            )
+        })
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.topic {
+            Ok(limit) if *limit < self.batches => {
+                write!(f, "; batches are kept within its {SETTING}, {limit}")
+            }
+            Ok(_) => Ok(()),
+            Err(reason) => write!(f, "; its {SETTING} can't be looked up: {reason}"),
+        }
+    }
+}
+
+/// The largest batch of several records that a producer with this configuration makes.
+pub(super) fn of_batches(config: &ClientConfig) -> u32 {
+    let batch = number(config, BATCH_BYTES).unwrap_or(u32::MAX);
+    batch.min(of_records(config))
+}
+
+/// The largest record that a producer with this configuration takes.
+fn of_records(config: &ClientConfig) -> u32 {
+    number(config, RECORD_BYTES).unwrap_or(RECORD_BYTES_DEFAULT)
+}
+
+fn number(config: &ClientConfig, name: &str) -> Option<u32> {
+    config.get(name)?.trim().parse().ok()
+}
