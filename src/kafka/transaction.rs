@@ -154,13 +154,15 @@ impl Checkpoints {
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        let any = self.find_topic(&producer).await?;
         // All of this is round trips to the brokers, by clients that have yet to connect.
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
+            // Without a connection librdkafka looks for one again half a second later.
+            native::meet(&fencing, CALL);
             init(&fencing)?;
             begin(&fencing)
         }));
+        let any = self.find_topic(&producer).await?;
         let connecting = self.clone();
         let readers = blocking(move || connecting.readers(any));
         self.check_policy_in_time().await?;
@@ -278,6 +280,9 @@ impl Checkpoints {
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
         let committed = committed.map_err(not_made)?;
+        // It connects, and knows the leader when that is asked. Who asks without knowing it, before there is
+        // a connection, is answered half a second later.
+        let _ = committed.fetch_metadata(Some(self.topic()), CALL);
         Ok(Readers { any, committed })
     }
 
