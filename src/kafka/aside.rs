@@ -31,3 +31,33 @@ impl<T: Send + 'static> Drop for Aside<T> {
             .spawn(|| drop(client));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Goes when it is told to, and says whether it was.
+    struct Slow {
+        may_go: Receiver<()>,
+        was_told: Sender<bool>,
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let told = self.may_go.recv_timeout(Duration::from_secs(10));
+            let _ = self.was_told.send(told.is_ok());
+        }
+    }
+
+    #[test]
+    fn whoever_drops_a_client_goes_on_while_it_goes() {
+        let (go, may_go) = channel();
+        let (was_told, told) = channel();
+        drop(Aside::new(Slow { may_go, was_told }));
+        let _ = go.send(());
+        assert_eq!(told.recv(), Ok(true));
+    }
+}
