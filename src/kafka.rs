@@ -1,5 +1,6 @@
 //! Everything that knows rdkafka.
 
+mod aside;
 pub mod context;
 pub mod credentials;
 mod end;

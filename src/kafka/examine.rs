@@ -68,7 +68,7 @@ impl Checkpoints {
     }
 
     fn shape(&self) -> Result<Shape, KafkaError> {
-        let consumer = self.consumer("read_committed")?;
+        let consumer = self.asking()?;
         let metadata = consumer.fetch_metadata(Some(self.topic()), ANSWER)?;
         let replicas = match judge(&metadata) {
             Lookup::Present(_) => metadata.topics().first().and_then(|topic| {

@@ -9,7 +9,7 @@
 )]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +24,9 @@ use rdkafka::bindings::{
     rd_kafka_event_DescribeConfigs_result, rd_kafka_event_destroy, rd_kafka_event_error,
     rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
     rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
-    rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
-    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy,
+    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new,
+    rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -135,6 +136,21 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
     // SAFETY: the producer is there.
     let code = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
     result(code).is_ok()
+}
+
+/// Waits for a connection over which a broker answers, for so long at most.
+pub(super) fn meet(producer: &BaseProducer<Context>, within: Duration) {
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
+    let mut metadata = null();
+    // SAFETY: the producer is there, no topic is named, and the answer is ours to destroy.
+    unsafe {
+        let client = producer.client().native_ptr();
+        // Whatever comes of it, the next call tells.
+        let _ = rd_kafka_metadata(client, 0, null_mut(), &raw mut metadata, millis);
+        if !metadata.is_null() {
+            rd_kafka_metadata_destroy(metadata);
+        }
+    }
 }
 
 /// Where the partition ends, as the broker knew it from which the consumer has read last.

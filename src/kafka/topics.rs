@@ -12,6 +12,7 @@ use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::aside::Aside;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
@@ -212,10 +213,10 @@ impl Topics {
     }
 
     /// A client for what is no record.
-    pub(super) fn admin(&self) -> KafkaResult<AdminClient<DefaultClientContext>> {
+    pub(super) fn admin(&self) -> KafkaResult<Aside<AdminClient<DefaultClientContext>>> {
         let mut config = leave_producers(self.config.clone());
         self.credentials.renew(&mut config);
-        config.create()
+        config.create().map(Aside::new)
     }
 
     /// Makes a topic, and with the same request `others`, whatever comes of those. That another instance was

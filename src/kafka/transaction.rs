@@ -3,6 +3,7 @@
 //! The calls block, so each runs on a thread of the runtime's own for such. Kafka's design of
 //! transactions: KIP-98; how fencing works: KIP-360 and KIP-447.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,14 @@ use rdkafka::admin::{AdminOptions, NewTopic, ResourceSpecifier, TopicReplication
 use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::{Offset, TopicPartitionList};
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
+use super::aside::Aside;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::end::{self, Ends};
@@ -74,6 +77,15 @@ impl ClientContext for Reader {
 
 impl ConsumerContext for Reader {}
 
+type Client = Aside<BaseConsumer<Reader>>;
+
+/// What the topic is read with.
+struct Readers {
+    /// Knows the topic's end behind open transactions too.
+    any: Client,
+    committed: Client,
+}
+
 impl Checkpoints {
     /// Those of `pipeline`; none where it has none.
     pub fn of(pipeline: &PipelineSettings) -> Option<Self> {
@@ -121,9 +133,10 @@ impl Checkpoints {
         let config = leave_producers(self.config.clone());
         let brokers = self.topics().brokers();
         let found = blocking(move || match self.lookup()? {
-            Some(Lookup::Missing) => Ok(None),
-            Some(Lookup::Denied(reason)) => Err(self.denied(reason)),
-            _ => self.read(&|| false),
+            Some((Lookup::Missing, _)) => Ok(None),
+            Some((Lookup::Denied(reason), _)) => Err(self.denied(reason)),
+            Some((Lookup::Present(_), any)) => self.read(Some(self.readers(any)?), &|| false),
+            None => self.read(None, &|| false),
         })
         .await;
         match found {
@@ -141,13 +154,29 @@ impl Checkpoints {
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        self.prepare_topic(&producer).await?;
-        blocking(move || {
-            init(&producer)?;
-            begin(&producer)?;
-            self.read(&|| producer.context().is_abandoned())
-        })
-        .await
+        // All of this is round trips to the brokers, by clients that have yet to connect.
+        let fencing = Arc::clone(&producer);
+        let mut fenced = pin!(blocking(move || {
+            // Without a connection librdkafka looks for one again half a second later.
+            native::meet(&fencing, CALL);
+            init(&fencing)?;
+            begin(&fencing)
+        }));
+        let any = self.find_topic(&producer).await?;
+        let connecting = self.clone();
+        let readers = blocking(move || connecting.readers(any));
+        self.check_policy_in_time().await?;
+        let mut readers = Some(readers.await?);
+        match timeout(CALL, &mut fenced).await {
+            Ok(fenced) => fenced?,
+            Err(_) => {
+                // Nobody hears what they have to tell of an outage, and passwords change.
+                readers = None;
+                fenced.await?;
+            }
+        }
+        // Before, an earlier producer could still have committed another checkpoint.
+        blocking(move || self.read(readers, &|| producer.context().is_abandoned())).await
     }
 
     /// Produces the checkpoint into the open transaction.
@@ -165,25 +194,25 @@ impl Checkpoints {
             .map_err(|code| SinkError::Broken(format!("the checkpoint was not taken: {code}")))
     }
 
-    /// The topic is there, and keeps the last checkpoint for ever.
-    async fn prepare_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<(), SinkError> {
+    /// The topic is there, as the client was told that comes back.
+    async fn find_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<Client, SinkError> {
         let topics = self.topics();
         let mut made = false;
         let mut refusals = Refusals::default();
-        let partitions = loop {
+        let (partitions, client) = loop {
             let asking = self.clone();
             match blocking(move || asking.lookup()).await? {
-                Some(Lookup::Present(partitions)) => {
+                Some((Lookup::Present(partitions), client)) => {
                     self.credentials.accepted();
-                    break partitions;
+                    break (partitions, client);
                 }
-                Some(Lookup::Denied(reason)) => return Err(self.denied(reason)),
-                Some(Lookup::Missing) if !made => {
+                Some((Lookup::Denied(reason), _)) => return Err(self.denied(reason)),
+                Some((Lookup::Missing, _)) if !made => {
                     let asked = self.make_topic(&topics).await?;
                     made = !matches!(asked, Made::NotNow(_));
                     tokio::time::sleep(PAUSE).await;
                 }
-                Some(Lookup::Missing) => tokio::time::sleep(PAUSE).await,
+                Some((Lookup::Missing, _)) => tokio::time::sleep(PAUSE).await,
                 None => {
                     // It is the producer that hears why.
                     let asking = Arc::clone(producer);
@@ -203,6 +232,12 @@ impl Checkpoints {
                 remedy: "name another topic in checkpoint".to_owned(),
             });
         }
+        Ok(client)
+    }
+
+    /// The topic keeps the last checkpoint for ever, says one broker or another.
+    async fn check_policy_in_time(&self) -> Result<(), SinkError> {
+        let topics = self.topics();
         let began = Instant::now();
         loop {
             match self.check_policy(&topics).await {
@@ -214,13 +249,13 @@ impl Checkpoints {
         }
     }
 
-    /// Asks the cluster for the topic; nothing where no broker answers.
-    fn lookup(&self) -> Result<Option<Lookup>, SinkError> {
-        let consumer = self
-            .consumer("read_committed")
-            .map_err(|error| SinkError::Configuration(describe(&error)))?;
-        let metadata = consumer.fetch_metadata(Some(self.topic()), CALL);
-        Ok(metadata.ok().map(|metadata| judge(&metadata)))
+    /// Asks the cluster for the topic, and gives the client that was answered; nothing where no broker
+    /// answers.
+    fn lookup(&self) -> Result<Option<(Lookup, Client)>, SinkError> {
+        let client = self.asking().map_err(not_made)?;
+        let metadata = client.fetch_metadata(Some(self.topic()), CALL);
+        let found = metadata.ok().map(|metadata| judge(&metadata));
+        Ok(found.map(|found| (found, client)))
     }
 
     /// We may not use the topic as checkpoints need it.
@@ -232,20 +267,43 @@ impl Checkpoints {
         }
     }
 
-    /// A consumer; unlike a producer's, its questions do not create a topic.
-    pub(super) fn consumer(&self, isolation: &str) -> Result<BaseConsumer<Reader>, KafkaError> {
+    /// A client for questions; unlike a producer's, they do not create a topic.
+    pub(super) fn asking(&self) -> KafkaResult<Client> {
+        self.client("read_uncommitted", |_| {})
+    }
+
+    /// With `any`, whose questions were answered.
+    fn readers(&self, any: Client) -> Result<Readers, SinkError> {
+        let committed = self.client("read_committed", |config| {
+            // librdkafka assigns partitions to none without it. One that only asks has none: it would look for
+            // the group's coordinator.
+            config.set("group.id", format!("walpost-{}", self.pipeline));
+        });
+        let committed = committed.map_err(not_made)?;
+        // It connects, and knows the leader when that is asked. Who asks without knowing it, before there is
+        // a connection, is answered half a second later.
+        let _ = committed.fetch_metadata(Some(self.topic()), CALL);
+        Ok(Readers { any, committed })
+    }
+
+    fn client(
+        &self,
+        isolation: &str,
+        configure: impl FnOnce(&mut ClientConfig),
+    ) -> KafkaResult<Client> {
         let mut config = leave_producers(self.config.clone());
         self.credentials.renew(&mut config);
-        end::read_from_leaders(config)
+        let mut config = end::read_from_leaders(config);
+        config
             .set("allow.auto.create.topics", "false")
-            .set("group.id", format!("walpost-{}", self.pipeline))
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
             // The end of the topic is told with an empty answer.
             .set("fetch.wait.max.ms", "10")
             .set("auto.offset.reset", "error")
-            .set("isolation.level", isolation)
-            .create_with_context(Reader)
+            .set("isolation.level", isolation);
+        configure(&mut config);
+        config.create_with_context(Reader).map(Aside::new)
     }
 
     /// The cluster's topics.
@@ -308,12 +366,20 @@ impl Checkpoints {
         })
     }
 
-    /// The last checkpoint of the pipeline that was committed. A reader that fails is made anew, until
-    /// `is_abandoned` says that nobody waits for the answer.
-    fn read(&self, is_abandoned: &dyn Fn() -> bool) -> Result<Option<Checkpoint>, SinkError> {
+    /// The last checkpoint of the pipeline that was committed. Readers that fail, or that there are not yet,
+    /// are made anew, until `is_abandoned` says that nobody waits for the answer.
+    fn read(
+        &self,
+        mut readers: Option<Readers>,
+        is_abandoned: &dyn Fn() -> bool,
+    ) -> Result<Option<Checkpoint>, SinkError> {
         let began = Instant::now();
         loop {
-            match self.read_once(is_abandoned) {
+            let readers = match readers.take() {
+                Some(readers) => readers,
+                None => self.readers(self.asking().map_err(not_made)?)?,
+            };
+            match self.read_once(&readers, is_abandoned) {
                 Err(SinkError::Broken(_)) if began.elapsed() < NEWS && !is_abandoned() => {
                     std::thread::sleep(PAUSE);
                 }
@@ -322,7 +388,11 @@ impl Checkpoints {
         }
     }
 
-    fn read_once(&self, is_abandoned: &dyn Fn() -> bool) -> Result<Option<Checkpoint>, SinkError> {
+    fn read_once(
+        &self,
+        readers: &Readers,
+        is_abandoned: &dyn Fn() -> bool,
+    ) -> Result<Option<Checkpoint>, SinkError> {
         let broken = |error: KafkaError| {
             let reason = format!("checkpoints can't be read: {}", describe(&error));
             match error.rdkafka_error_code() {
@@ -330,11 +400,10 @@ impl Checkpoints {
                 _ => SinkError::Broken(format!("topic {:?}: {reason}", self.topic())),
             }
         };
-        let (low, end) = self
-            .consumer("read_uncommitted")
-            .and_then(|any| any.fetch_watermarks(self.topic(), 0, CALL))
+        let Readers { any, committed } = readers;
+        let (low, end) = any
+            .fetch_watermarks(self.topic(), 0, CALL)
             .map_err(broken)?;
-        let committed = self.consumer("read_committed").map_err(broken)?;
         // What is behind a transaction that is open is not shown, and it could be our last
         // checkpoint behind another pipeline's.
         let began = Instant::now();
@@ -368,7 +437,7 @@ impl Checkpoints {
         let mut tail = TAIL;
         loop {
             let from = low.max(end.saturating_sub(tail));
-            if let Some(found) = self.last_since(&committed, from, end).map_err(broken)? {
+            if let Some(found) = self.last_since(committed, from, end).map_err(broken)? {
                 let (offset, text) = found;
                 return Checkpoint::decode(&text).map(Some).map_err(|error| {
                     SinkError::Checkpoint {
@@ -473,6 +542,12 @@ pub(super) async fn commit(
     }
 }
 
+/// librdkafka does not make a client of the properties.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn not_made(error: KafkaError) -> SinkError {
+    SinkError::Configuration(describe(&error))
+}
+
 fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     again(
         producer,
@@ -543,11 +618,15 @@ fn again(
     }
 }
 
-async fn blocking<T: Send + 'static>(
+/// Begins the call at once, on a thread for such.
+fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
-) -> Result<T, SinkError> {
-    match tokio::task::spawn_blocking(call).await {
-        Ok(result) => result,
-        Err(error) => Err(SinkError::Broken(error.to_string())),
+) -> impl Future<Output = Result<T, SinkError>> {
+    let called = tokio::task::spawn_blocking(call);
+    async {
+        match called.await {
+            Ok(result) => result,
+            Err(error) => Err(SinkError::Broken(error.to_string())),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! `--exactly-once`: whatever breaks, a reader of committed records has each event once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::crash::{kill_at_random_points, kill_while_it_starts};
 use crate::standby::take_over_from_a_frozen_one;
@@ -8,6 +8,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::stays;
 use crate::support::walpost::Invocation;
@@ -391,4 +392,44 @@ fn checkpoint_that_is_none_halts() {
         "the checkpoint of pipeline",
         "it has version 2, and 1 was expected",
     ]);
+}
+
+/// rdkafka waits 100 ms for the end of a consumer with a group, and of an admin client.
+#[test]
+fn start_waits_for_no_client_to_go() {
+    let scene = Scene::new().exactly_once();
+    let soon = Duration::from_millis(300);
+    starts_within(soon, 30, || scene.run());
+}
+
+/// What the clients that take over ask does not wait for one another's answers where it need not.
+#[test]
+fn start_beside_a_distant_broker_takes_few_round_trips() {
+    const ONE_WAY: Duration = Duration::from_millis(100);
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let proxy = broker.proxy();
+    proxy.set(Manner::Delay(ONE_WAY));
+    let address = format!("127.0.0.1:{}", proxy.port());
+    starts_within(36 * ONE_WAY, 5, || {
+        scene
+            .invoke("run")
+            .args(["--exactly-once", "--kafka", &address])
+    });
+}
+
+/// Starts it until it has streamed so soon once: the machine may be busy with other things.
+fn starts_within(soon: Duration, starts: usize, run: impl Fn() -> Invocation) {
+    let mut times = Vec::new();
+    for _ in 0..starts {
+        let began = Instant::now();
+        let mut walpost = run().start();
+        walpost.wait_for_log("streaming");
+        times.push(began.elapsed());
+        walpost.terminate().expect_code(0);
+        if times.last() < Some(&soon) {
+            return;
+        }
+    }
+    panic!("not one of {starts} starts took less than {soon:?}: {times:?}");
 }
