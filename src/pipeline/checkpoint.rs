@@ -130,7 +130,9 @@ impl Resume {
             Some(Delivered::Before(lsn)) => *lsn,
             None => Lsn::ZERO,
         };
-        delivered.max(self.safe_lsn)
+        let copied = self.snapshot.as_ref();
+        let copied = copied.map_or(Lsn::ZERO, Copied::last_border);
+        delivered.max(self.safe_lsn).max(copied)
     }
 }
 

@@ -287,7 +287,7 @@ impl Core {
     pub(super) fn passed(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
-            Some(position) => position > *suspects.end(),
+            Some(position) => position > suspects.end().in_copy_of(position),
             None => self.watermark.received() > suspects.end().commit,
         };
         (is_past && self.watermark.in_flight().records == 0).then_some(suspects)
@@ -297,7 +297,8 @@ impl Core {
     #[inline]
     fn suspect(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
-            self.watermark.one_at_a_time(suspects.start() <= position);
+            let start = suspects.start().in_copy_of(*position);
+            self.watermark.one_at_a_time(start <= *position);
         }
     }
 

@@ -6,6 +6,9 @@
 //! the one before it is durable. A record that is refused alone is the culprit. The next pass halts
 //! right before it, or delivers a dead letter in its place, with everything before it durable. Where
 //! none is refused alone, the batch was too large, and batches are smaller from then on.
+//!
+//! Where rows are copied, each pass is another copy with a border of its own: what is known of a row is
+//! known by its number and content.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
@@ -46,15 +49,25 @@ pub fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
+/// Where a record's row is.
+fn position(record: &Record<'_>) -> Option<Position> {
+    let mut headers = record.headers.iter();
+    let (_, value) = headers.find(|(name, _)| *name == POSITION_HEADER)?;
+    std::str::from_utf8(value?).ok()?.parse().ok()
+}
+
 impl RefusedRecord {
     /// `record` is the one that was refused.
     #[must_use]
     pub fn is(&self, record: &Record<'_>) -> bool {
-        let at = self.at.text();
-        let mut headers = record.headers.iter();
         self.topic == record.topic
-            && headers.any(|(name, value)| name == POSITION_HEADER && value == Some(&at[..]))
+            && position(record).is_some_and(|at| self.is_at(at))
             && self.content == content(record.key, record.payload)
+    }
+
+    /// A record of the same topic is in its place, or was copied as it was.
+    fn is_at(&self, at: Position) -> bool {
+        self.at == at || self.at.is_copied() && at.is_copied()
     }
 
     /// The error in the place of producing it.
@@ -114,14 +127,17 @@ impl Isolation {
         let Some(record) = &failure.refused else {
             return false;
         };
-        let known = |known: &RefusedRecord| known.at == record.at && known.topic == record.topic;
+        let known = |known: &RefusedRecord| {
+            let is_same = known.at == record.at || known.content == record.content;
+            is_same && known.is_at(record.at) && known.topic == record.topic
+        };
         if self.batching.refused.iter().any(known) {
             return false;
         }
         let until = failure.refused_until.unwrap_or(record.at).max(record.at);
         match &self.suspects {
             // It was alone: nothing but the record can be the reason.
-            Some(suspects) if *suspects.start() <= record.at => {
+            Some(suspects) if suspects.start().in_copy_of(record.at) <= record.at => {
                 if in_flight.records != 1 {
                     return false;
                 }
@@ -236,6 +252,48 @@ mod tests {
         assert!(!is("t", 5, b"another"));
         assert!(!is("t", 6, b"payload"));
         assert!(!is("u", 5, b"payload"));
+    }
+
+    /// Each pass copies the rows anew, and so in other places of the log.
+    #[test]
+    fn copied_record_is_known_again_in_the_next_copy() {
+        let refused = |border: u64, index| {
+            let mut failure = failure(index);
+            let record = failure.refused.as_mut().expect("a record");
+            record.at.commit = Lsn(border - 1);
+            record.content = content(Some(b"key"), Some(b"payload"));
+            failure.refused_until = Some(Position {
+                index: index + 10,
+                ..record.at
+            });
+            failure
+        };
+        let mut isolation = Isolation::default();
+        assert!(isolation.failed(&refused(0x200, 5), in_flight(40)));
+        // Before the suspects by its number, whatever the border.
+        assert!(isolation.failed(&refused(0x300, 2), in_flight(40)));
+        assert!(isolation.failed(&refused(0x400, 7), in_flight(1)));
+        assert_eq!(isolation.suspects(), None);
+        let mut writer = Writer::default();
+        let mut is = |commit, payload: &[u8]| {
+            let at = Position {
+                commit: Lsn(commit),
+                index: 8,
+            };
+            let mark = (POSITION_HEADER, &at.text()[..]);
+            let letter = writer.write("t", Remains::Unread(0), mark, &[], true);
+            isolation.batching().refused[0].is(&Record {
+                key: Some(b"key"),
+                payload: Some(payload),
+                ..letter
+            })
+        };
+        assert!(is(0x4ff, b"payload"));
+        assert!(!is(0x4ff, b"another"));
+        // From the stream.
+        assert!(!is(0x500, b"payload"));
+        // A second time calls a person.
+        assert!(!isolation.failed(&refused(0x500, 8), in_flight(1)));
     }
 
     #[test]

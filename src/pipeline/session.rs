@@ -17,7 +17,7 @@ use super::ledger::{Committed, Ledger};
 use super::pace::Pace;
 use super::settings::{Delivery, PipelineSettings};
 use super::sink::{Preparation, Sink, SinkError};
-use super::snapshot::{self, Copying, Known, Read, Snapshot, SnapshotError};
+use super::snapshot::{self, Copying, Known, Planned, Read, Snapshot, SnapshotError};
 use super::watermark::{Confirmed, Window};
 use super::{Order, PipelineError, drain_ordered, recovery};
 use crate::observe::stats::{SnapshotPhase, State, unix_micros};
@@ -618,9 +618,14 @@ async fn start<'s>(
         }),
     };
     // A checkpoint knows better, here too.
-    let plan = match memory.snapshot_done && known.is_none() {
-        true => None,
+    let planned = match memory.snapshot_done && known.is_none() {
+        true => Planned::Nothing,
         false => snapshot::plan(settings, &catalog, &observed, known.as_ref()).await?,
+    };
+    let (plan, settled) = match planned {
+        Planned::Nothing => (None, None),
+        Planned::Settled(why) => (None, Some(why)),
+        Planned::Copy(plan) => (Some(plan), None),
     };
     memory.copies = plan.is_some();
     if memory.copies && link.resume.is_some() {
@@ -631,14 +636,13 @@ async fn start<'s>(
         Some(plan) => {
             let stats = core.watermark.stats();
             stats.snapshot_entered(SnapshotPhase::Making, None);
-            match Snapshot::make(settings, database, &identity, plan).await {
+            match Snapshot::make(settings, database, &catalog, &identity, plan).await {
                 Ok(snapshot) => Some(snapshot),
                 Err(error) => return Err(with_users(error, &catalog).await),
             }
         }
         None => None,
     };
-    memory.snapshot_done |= snapshot.is_none();
     let resume = match link.resume {
         Some(resume) => resume,
         None => {
@@ -683,6 +687,11 @@ async fn start<'s>(
             Some(Ledger::open(&checkpoint, &standing, &resume, core, now))
         }
     };
+    // A slot that was made anew stands beyond a border that nothing was delivered up to.
+    memory.snapshot_done |= snapshot.is_none();
+    if let Some(why) = settled {
+        snapshot::settle(settings, &catalog, resume, why).await;
+    }
     let copying = match snapshot {
         Some(snapshot) => Some(snapshot.copy(settings, &catalog, resume, core).await?),
         None => {

@@ -6,7 +6,7 @@
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
 //! whose answers are lost, links too slow for what may be in flight, instances that are taken for
 //! dead and come back, a database that is put back to an earlier copy of itself, batches that are refused
-//! for one record or for their size, a slot that somebody makes anew. Some events can't be delivered, and become dead letters. Rules are
+//! for one record or for their size, a slot that somebody makes anew. Some events can't be delivered, and become dead letters. Some outboxes have rows that are older than the slot. Rules are
 //! checked while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
@@ -34,7 +34,7 @@ use super::{Order, PipelineError, access, run_into};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{
     CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past,
-    Rows, Said, Vitals,
+    Said, Vitals,
 };
 use crate::postgres::connection::{Connection, ConnectionError};
 use crate::postgres::conninfo::Conninfo;
@@ -48,6 +48,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 mod broker;
+mod older;
 mod walsender;
 mod world;
 
@@ -57,13 +58,48 @@ const SEEDS: u64 = 5_000;
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
-struct SimDatabase(Shared);
+struct SimDatabase {
+    shared: Shared,
+    /// Of the server that is asked.
+    incarnation: u64,
+}
+
+impl SimDatabase {
+    fn new(shared: &Shared) -> Self {
+        Self {
+            shared: shared.clone(),
+            incarnation: shared.lock().database.incarnation,
+        }
+    }
+
+    /// A statement about the journal takes so long, and now and then fails on either side of what it does.
+    async fn journal(&self) -> Result<(), CatalogError> {
+        let (pause, fails) = {
+            let mut world = self.shared.lock();
+            (world.dice.u64(100..5000), world.chance(2))
+        };
+        sleep(Duration::from_micros(pause)).await;
+        let is_cut = self.shared.lock().database.incarnation != self.incarnation;
+        match is_cut || fails {
+            false => Ok(()),
+            true => Err(shutdown()),
+        }
+    }
+}
+
+/// admin_shutdown
+fn shutdown() -> CatalogError {
+    CatalogError::Server(Box::new(ServerError {
+        code: "57P01".to_owned(),
+        ..ServerError::default()
+    }))
+}
 
 impl Database for SimDatabase {
     type Catalog = Self;
 
     async fn catalog(&self) -> Result<Self, CatalogError> {
-        if self.0.lock().database.refuses {
+        if self.shared.lock().database.refuses {
             return Err(CatalogError::Dial(DialError::Server {
                 host: "sim".to_owned(),
                 error: Box::new(ServerError {
@@ -72,8 +108,8 @@ impl Database for SimDatabase {
                 }),
             }));
         }
-        if self.0.lock().database.is_up {
-            return Ok(self.clone());
+        if self.shared.lock().database.is_up {
+            return Ok(Self::new(&self.shared));
         }
         Err(CatalogError::Server(Box::new(ServerError {
             code: "57P03".to_owned(),
@@ -82,11 +118,11 @@ impl Database for SimDatabase {
     }
 
     async fn connect(&self, _: Duration, row_bytes: usize) -> Result<Connection, ConnectionError> {
-        if !self.0.lock().database.is_up {
+        if !self.shared.lock().database.is_up {
             return Err(ConnectionError::Closed);
         }
         let session = dial::Session {
-            socket: Socket::Memory(walsender::connect(&self.0)),
+            socket: Socket::Memory(walsender::connect(&self.shared)),
             buffer: BytesMut::new(),
             parameters: std::collections::HashMap::default(),
             backend_pid: 1,
@@ -99,7 +135,7 @@ impl Database for SimDatabase {
 
 impl Look for SimDatabase {
     async fn look(&self, _: &Target) -> Result<Observed, CatalogError> {
-        let world = self.0.lock();
+        let world = self.shared.lock();
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
         Ok(Observed {
             version: 150_000,
@@ -168,27 +204,37 @@ impl Look for SimDatabase {
     }
 
     async fn past(&self, _: &str, _: &Target, _: &TableName) -> Result<Past, CatalogError> {
+        self.journal().await?;
+        let world = self.shared.lock();
         Ok(Past {
-            written: Said::Nothing,
-            has_streamed: false,
-            rows: Rows::None,
+            written: world.said(),
+            has_streamed: world.database.has_sent,
+            rows: world.rows(),
         })
     }
 
     async fn said_of_snapshot(&self, _: &str, _: &Target) -> Result<Said, CatalogError> {
-        Ok(Said::Nothing)
+        self.journal().await?;
+        Ok(self.shared.lock().said())
     }
 
     async fn order(&self, _: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
-        Ok(Vec::new())
+        Ok(vec![KeyColumn::new("id", 20)])
     }
 
-    async fn write_journal(&self, _: &Entry<'_>) -> Result<(), CatalogError> {
-        Ok(())
+    async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
+        let border = entry.to.expect("an LSN");
+        let said = match entry.detail[Said::STATE] == Said::BEGUN {
+            true => Said::Begun(border),
+            false => Said::Done,
+        };
+        self.journal().await?;
+        self.shared.lock().write_journal(said, border);
+        self.journal().await
     }
 
     async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
-        let world = self.0.lock();
+        let world = self.shared.lock();
         let state = world
             .database
             .state
@@ -201,14 +247,11 @@ impl Look for SimDatabase {
     }
 
     async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
-        let pause = self.0.lock().dice.u64(100..5000);
+        let pause = self.shared.lock().dice.u64(100..5000);
         sleep(Duration::from_micros(pause)).await;
-        let mut world = self.0.lock();
+        let mut world = self.shared.lock();
         if !world.database.is_up {
-            return Err(CatalogError::Server(Box::new(ServerError {
-                code: "57P01".to_owned(),
-                ..ServerError::default()
-            })));
+            return Err(shutdown());
         }
         let same = world
             .database
@@ -288,7 +331,7 @@ impl Instance {
     fn start(shared: &Shared, settings: &PipelineSettings) -> Self {
         let (orders, receiver) = watch::channel(Order::Run);
         let (shared, settings) = (shared.clone(), settings.clone());
-        let database = SimDatabase(shared.clone());
+        let database = SimDatabase::new(&shared);
         let run = async move {
             let stats = Arc::default();
             let make_sink = |deliveries, batching: &Batching| {
@@ -494,12 +537,15 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     let shared = Shared::new(seed, exactly_once);
     let settings = {
         let mut world = shared.lock();
-        world.cluster.checkpoint = Some(first_checkpoint(&world));
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
             // Each refused record has everything that is not confirmed sent twice more.
             world.cluster.batch_max = None;
         }
+        if older::draw_older(seed) {
+            world.write_older();
+        }
+        world.cluster.checkpoint = Some(first_checkpoint(&world));
         let is_slow = world.cluster.rate.is_some();
         settings(exactly_once, is_slow, &mut world.dice)
     };
@@ -529,7 +575,8 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         if rewind.is_down {
             simulation.instances.clear();
         }
-        shared.lock().put_back(&mut rewind.dice, rewind.is_remade);
+        let (is_remade, is_down) = (rewind.is_remade, rewind.is_down);
+        shared.lock().put_back(&mut rewind.dice, is_remade, is_down);
         if rewind.is_down {
             simulation.start();
         }

@@ -140,6 +140,16 @@ fn decide(
     }
 }
 
+/// What a start does about rows that are older than the slot.
+pub(super) enum Planned {
+    /// Nothing.
+    Nothing,
+    /// Nothing, and to write that down, for this reason, when it is certain whose slot it is.
+    Settled(&'static str),
+    /// Copy them.
+    Copy(Box<Plan>),
+}
+
 /// A copy that is to be made.
 pub(super) struct Plan {
     statement: String,
@@ -153,7 +163,7 @@ pub(super) struct Plan {
     about: Option<u64>,
 }
 
-/// Says whether there is something to copy, and how; `delivered` is what exactly-once knows of it.
+/// Says what to do about older rows; `delivered` is what exactly-once knows of them.
 ///
 /// # Errors
 /// The catalog can't be asked, or there is something that can't be copied.
@@ -162,10 +172,10 @@ pub(super) async fn plan(
     catalog: &impl Look,
     observed: &Observed,
     delivered: Option<&Known>,
-) -> Result<Option<Plan>, PipelineError> {
+) -> Result<Planned, PipelineError> {
     let (pipeline, target) = (&settings.name, &settings.target);
     let Some(table) = target.outbox.table() else {
-        return Ok(None);
+        return Ok(Planned::Nothing);
     };
     let before = match delivered {
         // It was begun, and ends only when all is copied.
@@ -173,8 +183,8 @@ pub(super) async fn plan(
             copied: Some(copied),
             ..
         }) if !copied.is_complete() => Some(copied.clone()),
-        Some(known) if known.has_delivered => return Ok(None),
-        _ if settings.snapshot == SnapshotMode::Never => return Ok(None),
+        Some(known) if known.has_delivered => return Ok(Planned::Nothing),
+        _ if settings.snapshot == SnapshotMode::Never => return Ok(Planned::Nothing),
         _ => None,
     };
     let confirmed = observed
@@ -197,11 +207,8 @@ pub(super) async fn plan(
         }
         None => {
             match decide(&past, confirmed, table, &target.slot)? {
-                Decision::Stream => return Ok(None),
-                Decision::Settled(why) => {
-                    settle(settings, catalog, confirmed, why).await;
-                    return Ok(None);
-                }
+                Decision::Stream => return Ok(Planned::Nothing),
+                Decision::Settled(why) => return Ok(Planned::Settled(why)),
                 Decision::Copy => {}
             }
             if let Said::Begun(border) = past.written {
@@ -223,7 +230,7 @@ pub(super) async fn plan(
         None => Vec::new(),
     };
     let mapping = settings.mapping(observed)?;
-    Ok(Some(Plan {
+    Ok(Planned::Copy(Box::new(Plan {
         statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
         mapping,
         key,
@@ -236,7 +243,7 @@ pub(super) async fn plan(
         },
         before,
         written: past.written,
-    }))
+    })))
 }
 
 /// It is certain, before it is known what Kafka has, that a start has nothing to copy.
@@ -313,7 +320,12 @@ pub(super) struct Known {
 
 /// Writes down that there is nothing to copy. What is not written is found out in the same way at
 /// the next start.
-async fn settle(settings: &PipelineSettings, catalog: &impl Look, confirmed: Lsn, why: &str) {
+pub(super) async fn settle(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+    confirmed: Lsn,
+    why: &str,
+) {
     let pipeline = &settings.name;
     info!(
         pipeline,
@@ -414,7 +426,7 @@ fn entry<'s>(
 
 /// A snapshot that was made and is not copied yet.
 pub(super) struct Snapshot {
-    plan: Plan,
+    plan: Box<Plan>,
     connection: Connection,
     /// It has the transactions whose commit record is before this.
     border: Lsn,
@@ -425,8 +437,9 @@ impl Snapshot {
     pub(super) async fn make(
         settings: &PipelineSettings,
         database: &impl Database,
+        catalog: &impl Look,
         identity: &Identity,
-        plan: Plan,
+        mut plan: Box<Plan>,
     ) -> Result<Self, PipelineError> {
         let pipeline = &settings.name;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
@@ -461,6 +474,17 @@ impl Snapshot {
         let border = border.and_then(|text| text.parse().ok()).ok_or_else(|| {
             ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
         })?;
+        // As soon as the slot is taken the server counts what that sends, and the next start would take a
+        // slot that has sent something, and of which nothing is written, for one with a life behind it.
+        if plan.written == Said::Nothing && plan.before.is_none() {
+            let written = catalog.said_of_snapshot(pipeline, &settings.target).await?;
+            if written != plan.written {
+                return Err(SnapshotError::Outrun.into());
+            }
+            let entry = entry(settings, border, Said::BEGUN, None);
+            catalog.write_journal(&entry).await?;
+            plan.written = Said::Begun(border);
+        }
         Ok(Self {
             plan,
             connection,
@@ -495,8 +519,8 @@ impl Snapshot {
             before,
             about,
             ..
-        } = self.plan;
-        if before.is_none() {
+        } = *self.plan;
+        if before.is_none() && written != Said::Begun(self.border) {
             let entry = entry(settings, self.border, Said::BEGUN, None);
             catalog.write_journal(&entry).await?;
         }

@@ -83,6 +83,22 @@ impl Position {
     /// Length of the printed form in bytes.
     pub const TEXT_LEN: usize = 28;
 
+    /// The row was copied from the table. The log has no record there: its records begin at multiples of eight.
+    #[must_use]
+    pub fn is_copied(self) -> bool {
+        self.commit.0 % 8 == 7
+    }
+
+    /// The same place in the copy that `other` is of, if both were copied: each copy has a border of its own.
+    #[must_use]
+    pub fn in_copy_of(self, other: Self) -> Self {
+        let commit = match self.is_copied() && other.is_copied() {
+            true => other.commit,
+            false => self.commit,
+        };
+        Self { commit, ..self }
+    }
+
     /// The printed form, without an allocation.
     #[must_use]
     pub fn text(self) -> [u8; Self::TEXT_LEN] {
@@ -173,6 +189,19 @@ mod tests {
         ] {
             assert!(text.parse::<Lsn>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn copies_have_their_places_in_common() {
+        let position = |commit, index| Position {
+            commit: Lsn(commit),
+            index,
+        };
+        let (earlier, later) = (position(0x1ff, 3), position(0x2ff, 5));
+        assert_eq!(earlier.in_copy_of(later), position(0x2ff, 3));
+        let streamed = position(0x300, 5);
+        assert_eq!(earlier.in_copy_of(streamed), earlier);
+        assert_eq!(streamed.in_copy_of(earlier), streamed);
     }
 
     #[test]

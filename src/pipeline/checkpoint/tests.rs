@@ -167,6 +167,29 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         ..checkpoint()
     };
     ends_at(&skipped, 0x600);
+    // Of a copy that goes on, less is safe than its last snapshot had.
+    let copied = |pieces: &[u64]| Copied {
+        key: vec!["id".to_owned()],
+        rows: 2,
+        pieces: pieces
+            .iter()
+            .map(|border| Piece {
+                border: Lsn(*border),
+                upto: Some(vec!["1".to_owned()]),
+            })
+            .collect(),
+    };
+    let copying = Checkpoint {
+        delivered: Some(Delivered::Before(SAFE)),
+        snapshot: Some(copied(&[SAFE.0, 0x700])),
+        ..checkpoint()
+    };
+    ends_at(&copying, 0x700);
+    let copied_before = Standing {
+        flushed: Lsn(0x600),
+        ..promoted(Lsn(0x600))
+    };
+    assert!(copying.resume(&copied_before).is_ok());
     // What a failover has lost is not expected.
     let after = Standing {
         flushed: Lsn(0x380),

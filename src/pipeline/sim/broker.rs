@@ -310,12 +310,14 @@ impl Sink for SimSink {
         let mut headers = record.headers.iter();
         let at = headers.find(|(name, _)| *name == POSITION_HEADER);
         let at = std::str::from_utf8(at.and_then(|at| at.1).unwrap_or_default());
+        let at = at.ok().and_then(|at| at.parse().ok()).expect("a position");
+        self.producer.shared.lock().check_position(id, at);
         state.queued[partition].push_back(Queued {
             id,
             tag,
             is_dead_letter,
             record: RefusedRecord {
-                at: at.ok().and_then(|at| at.parse().ok()).expect("a position"),
+                at,
                 topic: record.topic.to_owned(),
                 bytes: 0,
                 content: content(record.key, record.payload),

@@ -6,7 +6,8 @@ use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::{sleep, timeout};
 
-use super::world::{SYSTEM_ID, Shared, Transaction, is_unroutable};
+use super::older::Snapshot;
+use super::world::{Event, SYSTEM_ID, Shared, Transaction, is_unroutable};
 use crate::postgres::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
@@ -16,22 +17,25 @@ const PIPE: usize = 4096;
 /// The client's end of a connection to a walsender; that runs by itself.
 pub(super) fn connect(shared: &Shared) -> DuplexStream {
     let (client, server) = tokio::io::duplex(PIPE);
-    let (number, cut) = {
+    let (number, cut, incarnation) = {
         let mut world = shared.lock();
         let number = world.database.next_connection;
         world.database.next_connection += 1;
         // Most connections last, some are cut amid a message.
         let cut = world.chance(30).then(|| world.dice.usize(1..20_000));
-        (number, cut.unwrap_or(usize::MAX))
+        let incarnation = world.database.incarnation;
+        (number, cut.unwrap_or(usize::MAX), incarnation)
     };
     let walsender = Walsender {
         shared: shared.clone(),
         number,
+        incarnation,
         stream: server,
         left: cut,
         input: BytesMut::new(),
         sent: Lsn::ZERO,
         described: false,
+        snapshot: None,
     };
     tokio::spawn(walsender.run());
     client
@@ -40,6 +44,8 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
 struct Walsender {
     shared: Shared,
     number: u64,
+    /// Of the server's, when the connection was made.
+    incarnation: u64,
     stream: DuplexStream,
     /// Bytes until the connection is cut.
     left: usize,
@@ -48,6 +54,8 @@ struct Walsender {
     sent: Lsn,
     /// The table was described on this connection.
     described: bool,
+    /// What the transaction sees that is open.
+    snapshot: Option<Snapshot>,
 }
 
 /// The connection has ended.
@@ -87,13 +95,87 @@ impl Walsender {
                 self.answer(&["history", &history]).await?;
             } else if query == "SELECT pg_backend_pid()" {
                 self.answer(&["1"]).await?;
+            } else if query.starts_with("START_REPLICATION") {
+                return self.replicate(&query).await;
+            } else if query.starts_with("CREATE_REPLICATION_SLOT") {
+                self.make_snapshot().await?;
+            } else if let Some(snapshot) = self.snapshot.take() {
+                self.copy(&query, snapshot).await?;
             } else {
-                return self.replicate().await;
+                self.done().await?;
             }
         }
     }
 
-    async fn replicate(&mut self) -> Going<()> {
+    /// Makes a temporary slot, and with it a snapshot for the transaction that is open.
+    async fn make_snapshot(&mut self) -> Going<()> {
+        self.pause(100..20_000).await?;
+        let made = {
+            let mut world = self.shared.lock();
+            (!world.chance(3)).then(|| world.snapshot())
+        };
+        self.pause(100..5000).await?;
+        match made {
+            Some(snapshot) => {
+                let border = snapshot.border.to_string();
+                self.snapshot = Some(snapshot);
+                self.answer(&["temporary", &border]).await
+            }
+            None => {
+                let error = b"SERROR\0VERROR\0C55P03\0Mcanceling statement due to lock timeout\0\0";
+                self.send(b'E', error).await?;
+                self.send(b'Z', b"E").await
+            }
+        }
+    }
+
+    /// Sends the rows of a snapshot: `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
+    async fn copy(&mut self, query: &str, snapshot: Snapshot) -> Going<()> {
+        let columns = query
+            .split_once("SELECT ")
+            .and_then(|(_, rest)| rest.split_once(" FROM "));
+        let columns: Vec<_> = columns.expect("columns").0.split(", ").collect();
+        let after = query.split_once(r#"("id") > ('"#);
+        let after = after.and_then(|(_, rest)| rest.split_once('\''));
+        let after = after.map_or(0, |(id, _)| id.parse().expect("an id"));
+        let (rows, most) = {
+            let mut world = self.shared.lock();
+            // Some tables are read at leisure, so that it is interrupted.
+            let most = if world.dice.bool() { 300 } else { 30_000 };
+            (world.copy(snapshot, after), most)
+        };
+        self.send(b'H', &[0; 3]).await?;
+        for event in &rows {
+            let [id, topic, key, payload] = row(event);
+            let value = |column: &&str| match *column {
+                r#""id""# => id.as_str(),
+                r#""aggregatetype""# => &topic,
+                r#""aggregateid""# => &key,
+                r#""payload""# => &payload,
+                column => panic!("column {column}"),
+            };
+            let values: Vec<_> = columns.iter().map(value).collect();
+            self.send(b'd', format!("{}\n", values.join("\t")).as_bytes())
+                .await?;
+            self.pause(0..most).await?;
+        }
+        self.send(b'c', b"").await?;
+        self.done().await
+    }
+
+    /// Takes so many microseconds, in which the server may crash.
+    async fn pause(&mut self, micros: std::ops::Range<u64>) -> Going<()> {
+        let pause = self.shared.lock().dice.u64(micros);
+        sleep(Duration::from_micros(pause)).await;
+        match self.shared.lock().database.incarnation == self.incarnation {
+            true => Ok(()),
+            false => Err(Ended),
+        }
+    }
+
+    async fn replicate(&mut self, query: &str) -> Going<()> {
+        let from = query.split(' ').find_map(|word| word.parse().ok());
+        let from: Lsn = from.expect("an LSN");
         let taken = {
             let mut world = self.shared.lock();
             let free = world.database.active.is_none();
@@ -102,7 +184,7 @@ impl Walsender {
             }
             (!free)
                 .then_some(())
-                .map_or(Ok(world.database.confirmed), Err)
+                .map_or(Ok(world.database.confirmed.max(from)), Err)
         };
         let start = match taken {
             Ok(start) => start,
@@ -167,20 +249,14 @@ impl Walsender {
         let time = transaction.time.to_be_bytes();
         let xid = transaction.xid.to_be_bytes();
         self.sent = self.sent.max(transaction.commit);
+        self.shared.lock().database.has_sent = true;
         self.data(&[b"B", &commit[..], &time, &xid].concat())
             .await?;
         if !transaction.events.is_empty() && !std::mem::replace(&mut self.described, true) {
             self.data(&relation()).await?;
         }
         for event in &transaction.events {
-            let (id, key) = (event.id.to_string(), event.partition.to_string());
-            let topic = if is_unroutable(event.id) {
-                "no topic"
-            } else {
-                "order"
-            };
-            let row = [id.as_str(), topic, &key, &id];
-            self.data(&insert(&row)).await?;
+            self.data(&insert(&row(event))).await?;
             if self.shared.lock().chance(3) {
                 self.keepalive(transaction.commit, true).await?;
             }
@@ -212,6 +288,11 @@ impl Walsender {
             body.extend(value.as_bytes());
         }
         self.send(b'D', &body).await?;
+        self.done().await
+    }
+
+    /// The statement is done.
+    async fn done(&mut self) -> Going<()> {
         self.send(b'C', b"SIM\0").await?;
         self.send(b'Z', b"I").await
     }
@@ -306,7 +387,18 @@ fn relation() -> Vec<u8> {
     out
 }
 
-fn insert(values: &[&str; 4]) -> Vec<u8> {
+/// The values of an event's row.
+fn row(event: &Event) -> [String; 4] {
+    let topic = if is_unroutable(event.id) {
+        "no topic"
+    } else {
+        "order"
+    };
+    let (id, key) = (event.id.to_string(), event.partition.to_string());
+    [id.clone(), topic.to_owned(), key, id]
+}
+
+fn insert(values: &[String; 4]) -> Vec<u8> {
     let mut out = [b"I", &OUTBOX.to_be_bytes()[..], b"N\0\x04"].concat();
     for value in values {
         out.push(b't');

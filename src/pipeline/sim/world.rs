@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::older;
 use crate::pipeline::checkpoint::{Checkpoint, Delivered, Switch};
+use crate::postgres::catalog::Said;
 use crate::postgres::lsn::Lsn;
 
 pub(super) const PARTITIONS: usize = 2;
@@ -59,8 +61,18 @@ pub(super) struct Database {
     /// The end of the log.
     pub(super) end: Lsn,
     next_xid: u32,
-    next_id: u64,
+    pub(super) next_id: u64,
+    /// Taken by transactions that are open.
+    pub(super) open_ids: Vec<u64>,
     next_time: i64,
+    /// Where the slot was made at first.
+    pub(super) made: Lsn,
+    /// What was written into the journal about the snapshot, and where in the log that ends.
+    pub(super) journal: Vec<(Lsn, Said)>,
+    /// The server's statistics have transactions that the slot has sent.
+    pub(super) has_sent: bool,
+    /// Rises when all its connections end.
+    pub(super) incarnation: u64,
     /// The slot, as the server knows it, and as it is on its disk.
     pub(super) confirmed: Lsn,
     pub(super) on_disk: Lsn,
@@ -111,6 +123,10 @@ pub(super) struct Cluster {
 pub(super) struct World {
     pub(super) dice: fastrand::Rng,
     pub(super) exactly_once: bool,
+    /// The outbox has rows that are older than its slot.
+    pub(super) has_older: bool,
+    /// What was copied of snapshots, in this order.
+    pub(super) copies: Vec<Vec<Event>>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
     /// Events of transactions that a failover has lost.
@@ -146,6 +162,8 @@ impl Shared {
             world: Arc::new(Mutex::new(World {
                 dice: fastrand::Rng::with_seed(seed),
                 exactly_once,
+                has_older: false,
+                copies: Vec::new(),
                 database: Database {
                     timeline: 1,
                     history: Vec::new(),
@@ -153,7 +171,12 @@ impl Shared {
                     end: start,
                     next_xid: 700,
                     next_id: 1,
+                    open_ids: Vec::new(),
                     next_time: 1,
+                    made: start,
+                    journal: Vec::new(),
+                    has_sent: false,
+                    incarnation: 0,
                     confirmed: start,
                     on_disk: start,
                     state: None,
@@ -193,6 +216,13 @@ fn draw_batch_max(seed: u64) -> Option<usize> {
     (dice.u8(0..8) == 0).then(|| dice.usize(1..20))
 }
 
+impl Database {
+    fn end_connections(&mut self) {
+        self.active = None;
+        self.incarnation += 1;
+    }
+}
+
 impl World {
     pub(super) fn chance(&mut self, percent: u8) -> bool {
         self.dice.u8(0..100) < percent
@@ -211,16 +241,16 @@ impl World {
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
-        let database = &mut self.database;
+        if self.has_older && self.chance(20) {
+            self.leave_id_open();
+        }
         let events = (0..count)
-            .map(|_| {
-                database.next_id += 1;
-                Event {
-                    id: database.next_id,
-                    partition: self.dice.usize(0..PARTITIONS),
-                }
+            .map(|_| Event {
+                id: self.take_id(),
+                partition: self.dice.usize(0..PARTITIONS),
             })
             .collect();
+        let database = &mut self.database;
         // Commit records of neighbours touch each other now and then.
         let gap = self.dice.u64(0..3) * 8;
         let commit = Lsn(database.end.0 + gap);
@@ -242,10 +272,11 @@ impl World {
         self.database.end.0 += self.dice.u64(1..20) * 8;
     }
 
-    /// The server crashes: what it knew of the slot is what is on its disk.
+    /// The server crashes: what it knew of the slot is what is on its disk, and statistics are lost.
     pub(super) fn crash_database(&mut self) {
         self.database.confirmed = self.database.on_disk;
-        self.database.active = None;
+        self.database.end_connections();
+        self.database.has_sent = false;
     }
 
     /// A standby is promoted that has the log up to some place, but all that the slot on it knows.
@@ -255,7 +286,8 @@ impl World {
             .database
             .history
             .last()
-            .map_or(Lsn::ZERO, |last| last.at);
+            .map_or(Lsn::ZERO, |last| last.at)
+            .max(self.database.made);
         let log = &self.database.log;
         let may_go = log.iter().rev().take_while(|t| t.commit >= since).count();
         let keep = log.len() - self.dice.usize(0..4).min(may_go);
@@ -276,7 +308,9 @@ impl World {
         database.end = at;
         database.confirmed = database.confirmed.min(at);
         database.on_disk = database.on_disk.min(database.confirmed);
-        database.active = None;
+        database.journal.retain(|(end, _)| *end <= at);
+        database.has_sent = false;
+        database.end_connections();
     }
 
     /// Keeps the database as it is, to be put back.
@@ -286,15 +320,21 @@ impl World {
 
     /// Puts the copy back, if there is one: the same timeline, and transactions that were committed since
     /// never were. Some others are before anybody connects. Where the slot is made again it is behind them.
-    pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool) {
+    pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool, is_down: bool) {
         let Some(copy) = self.copy.take() else { return };
+        if !self.can_be_told(copy.end, is_down) {
+            return;
+        }
         let old = std::mem::replace(&mut self.database, copy);
         let database = &mut self.database;
         database.next_id = old.next_id;
         database.next_time = old.next_time;
         database.next_connection = old.next_connection;
+        // The old history may have committed them.
+        database.open_ids.clear();
         database.confirmed = database.on_disk;
-        database.active = None;
+        database.incarnation = old.incarnation;
+        database.end_connections();
         let first_id = old.next_id + 1;
         let ids = |log: &[Transaction]| -> BTreeSet<u64> {
             let events = log.iter().flat_map(|transaction| &transaction.events);
@@ -356,6 +396,7 @@ impl World {
         database.confirmed = database.end;
         database.on_disk = database.end;
         database.active = None;
+        database.has_sent = false;
         self.put_back = Some(PutBack {
             confirmed: self.database.confirmed,
             first_id,
@@ -388,13 +429,7 @@ impl World {
         }
         // What the slot was made at is nobody's claim.
         if lsn > self.database.confirmed {
-            let visible = self.visible();
-            let lacking = self.database.log.iter().find_map(|transaction| {
-                let lacks = |event: &&Event| !visible.contains(&event.id);
-                (transaction.end <= lsn).then_some(())?;
-                transaction.events.iter().find(lacks)
-            });
-            if let Some(event) = lacking {
+            if let Some(event) = self.lacking(lsn) {
                 let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
                 self.break_rule(text);
             }
@@ -403,6 +438,16 @@ impl World {
         if self.chance(30) {
             self.database.on_disk = self.database.confirmed;
         }
+    }
+
+    /// An event of what ends at or before `lsn` that nobody can read.
+    pub(super) fn lacking(&self, lsn: Lsn) -> Option<Event> {
+        let visible = self.visible();
+        let log = self.database.log.iter();
+        let mut events = log
+            .filter(|transaction| transaction.end <= lsn)
+            .flat_map(|transaction| &transaction.events);
+        events.find(|event| !visible.contains(&event.id)).copied()
     }
 
     /// The ids of records that a reader of committed records can see.
@@ -446,42 +491,17 @@ impl World {
             .map(|stored| stored.id)
             .filter(|id| !self.lost.contains(id))
             .collect();
-        if self.exactly_once {
-            return match found == expected {
-                true => Ok(()),
-                false => Err(difference(&found, &expected)),
-            };
-        }
-        let mut furthest = 0;
-        let mut next = 0;
-        for id in &found {
-            let rank = expected.iter().position(|other| other == id);
-            let rank = rank.ok_or_else(|| format!("event {id} was never committed"))?;
-            if rank > next {
-                return Err(format!("event {id} comes before those that it follows"));
-            }
-            next = rank + 1;
-            furthest = furthest.max(next);
-        }
-        match furthest == expected.len() {
-            true => Ok(()),
-            false => Err(format!("event {} is missing", expected[furthest])),
+        let of = |rows: &Vec<Event>| {
+            let mut rows = rows.clone();
+            rows.retain(|event| event.partition == partition && !self.lost.contains(&event.id));
+            rows.iter().map(|event| event.id).collect()
+        };
+        let copies: Vec<Vec<u64>> = self.copies.iter().map(of).collect();
+        match self.exactly_once {
+            true => older::judge_each_once(&found, &expected, &copies),
+            false => older::judge_repeats(&found, &expected, copies),
         }
     }
-}
-
-fn difference(found: &[u64], expected: &[u64]) -> String {
-    let at = found.iter().zip(expected).position(|(a, b)| a != b);
-    let at = at.unwrap_or(found.len().min(expected.len()));
-    let from = at.saturating_sub(2);
-    let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
-    format!(
-        "from number {from} on it has {} instead of {}; {} instead of {} in all",
-        part(found),
-        part(expected),
-        found.len(),
-        expected.len()
-    )
 }
 
 impl Cluster {

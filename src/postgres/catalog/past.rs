@@ -54,19 +54,19 @@ impl Said {
     /// Its value in [`Said::Done`].
     pub const DONE: &'static str = "done";
 
-    /// Of entries in the order in which they were written.
+    /// Of entries in the order in which they were written. What is done stays done: an instance that was
+    /// frozen may write later that it begins.
     #[must_use]
     pub fn of(entries: &[Written]) -> Self {
-        let last = entries
-            .iter()
-            .rfind(|entry| entry.action == Action::Snapshot);
-        let Some(last) = last else {
-            return Self::Nothing;
-        };
-        match (last.detail[Self::STATE].as_str(), last.to) {
-            (Some(Self::BEGUN), Some(border)) => Self::Begun(border),
-            _ => Self::Done,
+        let mut said = Self::Nothing;
+        let of_snapshot = |entry: &&Written| entry.action == Action::Snapshot;
+        for entry in entries.iter().filter(of_snapshot) {
+            said = match (entry.detail[Self::STATE].as_str(), entry.to) {
+                (Some(Self::BEGUN), Some(border)) => Self::Begun(border),
+                _ => return Self::Done,
+            };
         }
+        said
     }
 }
 
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_entry_about_a_snapshot_counts() {
+    fn the_last_entry_about_a_snapshot_counts_until_one_says_that_it_is_done() {
         let begun = entry(Action::Snapshot, Said::BEGUN, 7);
         let done = entry(Action::Snapshot, Said::DONE, 7);
         let skip = entry(Action::Skip, "", 9);
@@ -287,6 +287,9 @@ mod tests {
         assert_eq!(Said::of(std::slice::from_ref(&skip)), Said::Nothing);
         assert_eq!(Said::of(std::slice::from_ref(&begun)), Said::Begun(Lsn(7)));
         assert_eq!(Said::of(&[begun.clone(), skip]), Said::Begun(Lsn(7)));
-        assert_eq!(Said::of(&[begun, done]), Said::Done);
+        let again = entry(Action::Snapshot, Said::BEGUN, 8);
+        assert_eq!(Said::of(&[begun.clone(), again]), Said::Begun(Lsn(8)));
+        assert_eq!(Said::of(&[begun.clone(), done.clone()]), Said::Done);
+        assert_eq!(Said::of(&[done, begun]), Said::Done);
     }
 }

@@ -1,0 +1,254 @@
+//! Rows that are older than the slot: the journal, the snapshots that have them, and what is asked of both.
+
+use std::collections::BTreeSet;
+
+use super::world::{Event, World};
+use crate::pipeline::checkpoint::Delivered;
+use crate::pipeline::pieces::Copied;
+use crate::postgres::catalog::{Rows, Said};
+use crate::postgres::lsn::{Lsn, Position};
+
+/// Whether the outbox has rows from before its slot; apart from all other draws.
+pub(super) fn draw_older(seed: u64) -> bool {
+    fastrand::Rng::with_seed(seed.rotate_left(48)).u8(0..4) == 0
+}
+
+/// What a transaction of the server sees that began when it was made.
+pub(super) struct Snapshot {
+    /// It has what was committed before this.
+    pub(super) border: Lsn,
+    /// In the order of their ids.
+    rows: Vec<Event>,
+}
+
+impl World {
+    /// Commits some transactions, and makes the slot behind them.
+    pub(super) fn write_older(&mut self) {
+        self.has_older = true;
+        for _ in 0..self.dice.usize(1..8) {
+            self.commit();
+        }
+        let database = &mut self.database;
+        database.made = database.end;
+        database.confirmed = database.end;
+        database.on_disk = database.end;
+    }
+
+    /// The id of an event that is committed now. Of two transactions the one that commits last may have
+    /// taken the lower one.
+    pub(super) fn take_id(&mut self) -> u64 {
+        let open = self.database.open_ids.len();
+        if open > 0 && self.chance(20) {
+            let which = self.dice.usize(0..open);
+            return self.database.open_ids.swap_remove(which);
+        }
+        self.database.next_id += 1;
+        self.database.next_id
+    }
+
+    /// A transaction takes an id, and goes on.
+    pub(super) fn leave_id_open(&mut self) {
+        self.database.next_id += 1;
+        let id = self.database.next_id;
+        self.database.open_ids.push(id);
+    }
+
+    /// What the journal says of the snapshot.
+    pub(super) fn said(&self) -> Said {
+        let journal = &self.database.journal;
+        let done = journal.iter().find(|(_, said)| *said == Said::Done);
+        let counts = done.or(journal.last());
+        counts.map_or(Said::Nothing, |(_, said)| *said)
+    }
+
+    /// Rows of the table; where there were none when the slot was made, what is there came later.
+    pub(super) fn rows(&self) -> Rows {
+        let log = self.database.log.iter();
+        let count: usize = log.map(|transaction| transaction.events.len()).sum();
+        match u64::try_from(count) {
+            Ok(count @ 1..) if self.has_older => Rows::About(count),
+            _ => Rows::None,
+        }
+    }
+
+    /// All older rows were confirmed, and everybody can know. That says nothing of a slot that somebody has
+    /// made anew.
+    fn is_copied(&self) -> bool {
+        match self.said() {
+            _ if self.put_back.is_some() => false,
+            Said::Done => true,
+            Said::Begun(border) => self.database.confirmed >= border,
+            Said::Nothing | Said::NoJournal => false,
+        }
+    }
+
+    /// Exactly once can tell that the log was put back to where it ended at `end`, while nobody runs if it
+    /// `is_down`. Copied rows have left no trace in the log: until an event of the stream is behind them, one
+    /// that has outgrown their last border may be the same.
+    pub(super) fn can_be_told(&self, end: Lsn, is_down: bool) -> bool {
+        if !self.exactly_once || !self.has_older {
+            return true;
+        }
+        let Some(checkpoint) = &self.cluster.checkpoint else {
+            return true;
+        };
+        let copied = checkpoint.snapshot.as_ref();
+        let border = copied.map_or(Lsn::ZERO, Copied::last_border);
+        let left_out = match checkpoint.delivered {
+            Some(Delivered::Before(lsn)) => lsn,
+            _ => Lsn::ZERO,
+        };
+        (is_down || self.is_copied()) && border.max(left_out) <= end
+    }
+
+    /// Somebody writes into the journal what is true of what was committed before `border`.
+    pub(super) fn write_journal(&mut self, said: Said, border: Lsn) {
+        match said {
+            Said::Done if self.has_older => {
+                if let Some(event) = self.lacking(border) {
+                    let text = format!(
+                        "the copy up to {border} is noted as done, and event {} is not durable",
+                        event.id
+                    );
+                    self.break_rule(text);
+                }
+            }
+            // An instance that was frozen may be late, with a border that everybody is past.
+            Said::Begun(_) if self.is_copied() && border > self.database.confirmed => {
+                let text = format!("a copy up to {border} is begun after {:?}", self.said());
+                self.break_rule(text);
+            }
+            _ => {}
+        }
+        self.database.end.0 += 0x20;
+        self.database.journal.push((self.database.end, said));
+    }
+
+    /// Makes a snapshot of the table.
+    pub(super) fn snapshot(&mut self) -> Snapshot {
+        // The server logs what transactions are open, and the border is behind that.
+        self.database.end.0 += 0x30;
+        let log = self.database.log.iter();
+        let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
+        rows.sort_unstable_by_key(|event| event.id);
+        Snapshot {
+            border: self.database.end,
+            rows,
+        }
+    }
+
+    /// The rows of a snapshot whose ids are above `after`, which are copied now.
+    pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
+        if self.is_copied() {
+            let text = format!(
+                "rows before {} are copied after {:?}",
+                snapshot.border,
+                self.said()
+            );
+            self.break_rule(text);
+        }
+        let mut rows = snapshot.rows;
+        rows.retain(|event| event.id > after);
+        self.copies.push(rows.clone());
+        rows
+    }
+
+    /// A record says where its row is in the log.
+    pub(super) fn check_position(&mut self, id: u64, at: Position) {
+        // The log has no record where copied rows are.
+        if !at.commit.0.is_multiple_of(8) {
+            return;
+        }
+        let log = &self.database.log;
+        let found = log.binary_search_by_key(&at.commit, |transaction| transaction.commit);
+        let index = usize::try_from(at.index).ok();
+        let found = found
+            .ok()
+            .zip(index)
+            .and_then(|(number, index)| log[number].events.get(index));
+        if found.is_none_or(|event| event.id != id) && !self.lost.contains(&id) {
+            self.break_rule(format!("event {id} is said to be at {at}"));
+        }
+    }
+}
+
+/// Exactly once: first come rows of `copies`, in the order of their ids, and then all that is left of what is
+/// `expected`, as it is there.
+pub(super) fn judge_each_once(
+    found: &[u64],
+    expected: &[u64],
+    copies: &[Vec<u64>],
+) -> Result<(), String> {
+    let copied: BTreeSet<u64> = copies.iter().flatten().copied().collect();
+    let mut last = 0;
+    let is_first = |id: &&u64| copied.contains(*id) && std::mem::replace(&mut last, **id) < **id;
+    let first: Vec<u64> = found.iter().take_while(is_first).copied().collect();
+    let rest = expected
+        .iter()
+        .filter(|id| first.binary_search(id).is_err());
+    let whole: Vec<u64> = first.iter().chain(rest).copied().collect();
+    match found == whole && whole.len() == expected.len() {
+        true => Ok(()),
+        false => Err(difference(found, &whole)),
+    }
+}
+
+/// At least once: nothing lacks of what is `expected`, and what comes again is in order and without holes. A
+/// copy begins at its first row, and what it has not follows when all of it is there.
+pub(super) fn judge_repeats(
+    found: &[u64],
+    expected: &[u64],
+    mut copies: Vec<Vec<u64>>,
+) -> Result<(), String> {
+    let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
+    // The stream that has begun behind no copy, or long after it.
+    let stream = copies.len();
+    copies.push(Vec::new());
+    // What may have been read last: of which copy, and how many rows of that and what follows.
+    let mut places: BTreeSet<(usize, usize)> = begins_in_stream
+        .then_some((stream, 0))
+        .into_iter()
+        .collect();
+    for id in found {
+        let rank = expected.iter().position(|other| other == id);
+        let rank = rank.ok_or_else(|| format!("event {id} was never committed"))?;
+        let mut next = BTreeSet::new();
+        for (copy, count) in places {
+            let rows = &copies[copy];
+            if rows.get(count).or(expected.get(count)) == Some(id) {
+                next.insert((copy, count + 1));
+            }
+            if count >= rows.len() && rank <= count {
+                next.insert((stream, rank + 1));
+            }
+        }
+        let begun = copies
+            .iter()
+            .enumerate()
+            .filter(|(_, rows)| rows.first() == Some(id));
+        next.extend(begun.map(|(copy, _)| (copy, 1)));
+        if next.is_empty() {
+            return Err(format!("event {id} comes before those that it follows"));
+        }
+        places = next;
+    }
+    let found: BTreeSet<&u64> = found.iter().collect();
+    match expected.iter().find(|id| !found.contains(id)) {
+        None => Ok(()),
+        Some(id) => Err(format!("event {id} is missing")),
+    }
+}
+
+fn difference(found: &[u64], expected: &[u64]) -> String {
+    let at = found.iter().zip(expected).position(|(a, b)| a != b);
+    let at = at.unwrap_or(found.len().min(expected.len()));
+    let from = at.saturating_sub(2);
+    let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
+    format!(
+        "from number {from} on it has {} instead of {}; {} instead of {} in all",
+        part(found),
+        part(expected),
+        found.len(),
+        expected.len()
+    )
+}
