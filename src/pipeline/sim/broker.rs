@@ -16,6 +16,7 @@ use crate::pipeline::checkpoint::Checkpoint;
 use crate::pipeline::isolation::{Batching, RefusedRecord, content};
 use crate::pipeline::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
+use crate::postgres::lsn::{Lsn, Position};
 
 /// A producer. When it is dropped, what it still has may or may not arrive.
 pub(super) struct SimSink {
@@ -23,6 +24,9 @@ pub(super) struct SimSink {
     window_records: usize,
     known: BTreeSet<String>,
     refused: Vec<RefusedRecord>,
+    /// Where batches are of one record: the last row that is looked for, and the transactions behind it.
+    suspected_until: Option<Position>,
+    behind: BTreeSet<Lsn>,
 }
 
 struct Producer {
@@ -58,6 +62,9 @@ struct Queued {
 
 /// Records in a batch as the configuration has it.
 const BATCH: u32 = 16;
+/// Behind the rows of a refused batch, so many transactions are sent row by row at most. One that is open
+/// when Walpost is told to stop is ended so.
+const BEHIND_MAX: usize = 3;
 
 impl SimSink {
     pub(super) fn new(
@@ -78,7 +85,14 @@ impl SimSink {
             is_gone: AtomicBool::new(false),
         });
         tokio::spawn(work(Arc::clone(&producer)));
+        // Older rows are in another place each time that they are copied.
+        let suspected_until = match producer.shared.lock() {
+            world if batching.single && !world.has_older => world.cluster.refused_until,
+            _ => None,
+        };
         Self {
+            suspected_until,
+            behind: BTreeSet::new(),
             producer,
             window_records: usize::try_from(window_records).expect("few"),
             known: BTreeSet::new(),
@@ -157,6 +171,9 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_too_much(&batch, &world.cluster) {
+                        // After a reconnect rows come again, behind later ones.
+                        let last = batch.iter().map(|queued| queued.record.at).max();
+                        world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
                         let pause = Duration::from_millis(world.dice.u64(100..300));
                         state.untold = Some((Instant::now() + pause, refusal(&batch)));
@@ -312,6 +329,13 @@ impl Sink for SimSink {
         let at = std::str::from_utf8(at.and_then(|at| at.1).unwrap_or_default());
         let at = at.ok().and_then(|at| at.parse().ok()).expect("a position");
         self.producer.shared.lock().check_position(id, at);
+        if self.suspected_until.is_some_and(|until| until < at) {
+            self.behind.insert(at.commit);
+            if self.behind.len() > BEHIND_MAX {
+                let text = format!("event {id} is sent alone, and no row is looked for any more");
+                self.producer.shared.lock().break_rule(text);
+            }
+        }
         state.queued[partition].push_back(Queued {
             id,
             tag,

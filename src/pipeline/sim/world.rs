@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::older;
 use crate::pipeline::checkpoint::{Checkpoint, Delivered, Switch};
 use crate::postgres::catalog::Said;
-use crate::postgres::lsn::Lsn;
+use crate::postgres::lsn::{Lsn, Position};
 
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
@@ -113,6 +113,8 @@ pub(super) struct Cluster {
     pub(super) rate: Option<u64>,
     /// Where records are refused, that many at once are too many in a batch.
     pub(super) batch_max: Option<usize>,
+    /// Of all batches that were refused, the last row.
+    pub(super) refused_until: Option<Position>,
     /// The epoch of the producer that has taken over last.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
@@ -192,6 +194,7 @@ impl Shared {
                     open_since: None,
                     rate: None,
                     batch_max: draw_batch_max(seed),
+                    refused_until: None,
                     epoch: 0,
                     checkpoint: None,
                     is_up: true,
