@@ -34,6 +34,8 @@ struct Again {
     from: i64,
     /// Nothing came since.
     is_quiet: bool,
+    /// The broker that was read from knew all of it before.
+    was_all: bool,
 }
 
 /// Has a consumer read from leaders alone.
@@ -77,14 +79,20 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         };
         let before = self.again.get(&partition);
         let at = before.map_or(at, |before| before.from.max(at));
-        let is_quiet = before.is_some_and(|before| before.is_quiet);
-        if at >= end || (is_quiet && self.is_all(partition, end)?) {
+        if at >= end {
+            return Ok(true);
+        }
+        // What the broker knows by now says nothing of an end that it told before: it can have caught up
+        // since, and what it gave then is still to be polled.
+        let is_all = self.is_all(partition, end)?;
+        if is_all && before.is_some_and(|before| before.is_quiet && before.was_all) {
             return Ok(true);
         }
         std::thread::sleep(PAUSE);
         let again = Again {
             from: at,
             is_quiet: true,
+            was_all: is_all,
         };
         self.again.insert(partition, again);
         // What was told before that is told no more.

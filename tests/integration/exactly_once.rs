@@ -10,7 +10,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
-use crate::support::wait::stays;
+use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Invocation;
 
 for_each_outbox! {
@@ -392,6 +392,48 @@ fn checkpoint_that_is_none_halts() {
         "the checkpoint of pipeline",
         "it has version 2, and 1 was expected",
     ]);
+}
+
+/// Who takes what the leader gives for all there is goes on from an older checkpoint.
+#[test]
+fn leader_that_lags_hides_no_checkpoint() {
+    let topic = ["walpost-checkpoints".to_owned()];
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    let deliver = |key| {
+        let walpost = scene.start();
+        scene.insert(&aggregate, key);
+        scene.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        wait_until("the slot to be free", || !scene.slot_is_active());
+    };
+    deliver("first");
+    let known = broker.ends(&topic)[&(topic[0].clone(), 0)];
+    let (slot, copy) = (scene.slot(), format!("{}_copy", scene.slot()));
+    let copy_slot = |from: &str, to: &str| {
+        scene.db.run(&format!(
+            "SELECT pg_copy_logical_replication_slot('{from}', '{to}')"
+        ));
+    };
+    let drop_slot = |slot: &str| {
+        let sql = format!("SELECT pg_drop_replication_slot('{slot}')");
+        scene.db.run(&sql);
+    };
+    copy_slot(&slot, &copy);
+    deliver("second");
+    // As if it had died before it confirmed that.
+    drop_slot(&slot);
+    copy_slot(&copy, &slot);
+    drop_slot(&copy);
+    let proxy = broker.proxy();
+    let lag = proxy.lag_behind(known);
+    let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
+    let walpost = scene.start_with(&["-X", &far]);
+    scene.insert(&aggregate, "third");
+    let summary = scene.settle(walpost, &[], Resends::Never);
+    assert_eq!((summary.committed, summary.repeated), (3, 0));
+    assert!(lag.is_over(), "it was not read until the leader caught up");
 }
 
 /// rdkafka waits 100 ms for the end of a consumer with a group, and of an admin client.

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
@@ -188,6 +189,23 @@ fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
         "records read",
     ]);
     walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn leader_that_lags_hides_no_records() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "first");
+    scene.insert(&aggregate, "second");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let proxy = broker.proxy();
+    let lag = proxy.lag_behind(1);
+    let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
+    let verdict = verify_with(&scene, &["-X", &far]);
+    assert_eq!(verdict.counts(), "rows 2, records 2, delivered 2");
+    assert!(lag.is_over(), "it was not read until the leader caught up");
 }
 
 #[test]

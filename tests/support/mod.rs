@@ -23,6 +23,7 @@ pub(crate) mod disk;
 pub(crate) mod event;
 pub(crate) mod http;
 pub(crate) mod kafka;
+pub(crate) mod lag;
 pub(crate) mod load;
 pub(crate) mod middle;
 pub(crate) mod oracle;

@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
+use super::lag::{Fetches, Lag};
+
 /// What the proxy does with the bytes of all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
@@ -61,6 +63,8 @@ struct State {
     cuts: usize,
     /// A topic that Kafka is asked about under another name.
     hidden: Option<String>,
+    /// What Kafka's leaders don't give yet.
+    lag: Option<Arc<Lag>>,
     is_over: bool,
 }
 
@@ -79,6 +83,7 @@ impl Proxy {
                 until_cut: None,
                 cuts: 0,
                 hidden: None,
+                lag: None,
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -131,6 +136,14 @@ impl Proxy {
     /// Kafka's metadata does not show the topic from now on, or again with `None`.
     pub(crate) fn hide_topic(&self, topic: Option<&str>) {
         self.shared.lock().hidden = topic.map(str::to_owned);
+    }
+
+    /// Kafka's partitions seem to end at `end` for a while, on connections that come from now on, which have no
+    /// other troubles.
+    pub(crate) fn lag_behind(&self, end: i64) -> Arc<Lag> {
+        let lag = Arc::new(Lag::behind(end));
+        self.shared.lock().lag = Some(Arc::clone(&lag));
+        lag
     }
 
     /// Passes on to another port after so many connections more.
@@ -211,11 +224,21 @@ impl Shared {
             stream.set_nodelay(true)?;
             self.lock().streams.push(Arc::downgrade(stream));
         }
-        let ways = [(Arc::clone(&client), Arc::clone(&server)), (server, client)];
-        for (from, to) in ways {
+        let lag = self.lock().lag.clone();
+        let fetches = Arc::new(Fetches::default());
+        let ways = [
+            (true, Arc::clone(&client), Arc::clone(&server)),
+            (false, server, client),
+        ];
+        for (is_asking, from, to) in ways {
             let shared = Arc::clone(self);
+            let (lag, fetches) = (lag.clone(), Arc::clone(&fetches));
             thread::spawn(move || {
-                let _ = shared.carry(&from, &to);
+                let _ = match lag {
+                    Some(lag) if is_asking => lag.ask(&from, &to, &fetches),
+                    Some(lag) => lag.answer(&from, &to, &fetches),
+                    None => shared.carry(&from, &to),
+                };
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);
             });
