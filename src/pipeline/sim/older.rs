@@ -1,6 +1,7 @@
 //! Rows that are older than the slot: the journal, the snapshots that have them, and what is asked of both.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::world::{Event, World};
 use crate::pipeline::checkpoint::Delivered;
@@ -73,7 +74,7 @@ impl World {
 
     /// All older rows were confirmed, and everybody can know. That says nothing of a slot that somebody has
     /// made anew.
-    fn is_copied(&self) -> bool {
+    pub(super) fn is_copied(&self) -> bool {
         match self.said() {
             _ if self.put_back.is_some() => false,
             Said::Done => true,
@@ -194,11 +195,13 @@ pub(super) fn judge_each_once(
 }
 
 /// At least once: nothing lacks of what is `expected`, and what comes again is in order and without holes. A
-/// copy begins at its first row, and what it has not follows when all of it is there.
+/// copy begins at its first row, and what it has not follows when all of it is there. Behind those that were
+/// `undone` the stream goes on from the slot of the database that was put back, before which so many events are.
 pub(super) fn judge_repeats(
     found: &[u64],
     expected: &[u64],
     mut copies: Vec<Vec<u64>>,
+    undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
     // The stream that has begun behind no copy, or long after it.
@@ -218,7 +221,10 @@ pub(super) fn judge_repeats(
             if rows.get(count).or(expected.get(count)) == Some(id) {
                 next.insert((copy, count + 1));
             }
-            if count >= rows.len() && rank <= count {
+            let is_behind_undone = undone
+                .as_ref()
+                .is_some_and(|(copies, before)| copies.contains(&copy) && rank <= *before);
+            if count >= rows.len() && rank <= count || is_behind_undone {
                 next.insert((stream, rank + 1));
             }
         }

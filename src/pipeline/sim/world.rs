@@ -1,6 +1,7 @@
 //! The simulated servers' state, and what is asked of them after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -129,12 +130,13 @@ pub(super) struct World {
     pub(super) has_older: bool,
     /// What was copied of snapshots, in this order.
     pub(super) copies: Vec<Vec<Event>>,
+    pub(super) undone: Option<Undone>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
     /// Events of transactions that a failover has lost.
     pub(super) lost: BTreeSet<u64>,
-    /// The database as it was once.
-    copy: Option<Database>,
+    /// The database as it was once, and how many copies were begun by then.
+    copy: Option<(Database, usize)>,
     pub(super) put_back: Option<PutBack>,
     /// What a rule found broken; the first is what counts.
     pub(super) broken: Option<String>,
@@ -147,6 +149,14 @@ pub(super) struct PutBack {
     confirmed: Lsn,
     /// Events from this one on are of the other history.
     first_id: u64,
+}
+
+/// Copies that a database which was put back knows nothing of, for it had all of an earlier one: they are not
+/// gone on with, and not begun again.
+pub(super) struct Undone {
+    pub(super) copies: Range<usize>,
+    /// Where its slot stood.
+    pub(super) confirmed: Lsn,
 }
 
 /// The world, shared by the tasks of one simulation.
@@ -166,6 +176,7 @@ impl Shared {
                 exactly_once,
                 has_older: false,
                 copies: Vec::new(),
+                undone: None,
                 database: Database {
                     timeline: 1,
                     history: Vec::new(),
@@ -318,13 +329,15 @@ impl World {
 
     /// Keeps the database as it is, to be put back.
     pub(super) fn keep_copy(&mut self) {
-        self.copy = Some(self.database.clone());
+        self.copy = Some((self.database.clone(), self.copies.len()));
     }
 
     /// Puts the copy back, if there is one: the same timeline, and transactions that were committed since
     /// never were. Some others are before anybody connects. Where the slot is made again it is behind them.
     pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool, is_down: bool) {
-        let Some(copy) = self.copy.take() else { return };
+        let Some((copy, begun)) = self.copy.take() else {
+            return;
+        };
         if !self.can_be_told(copy.end, is_down) {
             return;
         }
@@ -338,12 +351,18 @@ impl World {
         database.confirmed = database.on_disk;
         database.incarnation = old.incarnation;
         database.end_connections();
+        if self.is_copied() {
+            self.undone = Some(Undone {
+                copies: begun..self.copies.len(),
+                confirmed: self.database.confirmed,
+            });
+        }
         let first_id = old.next_id + 1;
         let ids = |log: &[Transaction]| -> BTreeSet<u64> {
             let events = log.iter().flat_map(|transaction| &transaction.events);
             events.map(|event| event.id).collect()
         };
-        let kept = ids(&database.log);
+        let kept = ids(&self.database.log);
         self.lost.extend(ids(&old.log).difference(&kept));
         // Also what a failover had lost since.
         self.lost.retain(|id| !kept.contains(id));
@@ -500,10 +519,17 @@ impl World {
             rows.iter().map(|event| event.id).collect()
         };
         let copies: Vec<Vec<u64>> = self.copies.iter().map(of).collect();
-        match self.exactly_once {
-            true => older::judge_each_once(&found, &expected, &copies),
-            false => older::judge_repeats(&found, &expected, copies),
+        if self.exactly_once {
+            return older::judge_each_once(&found, &expected, &copies);
         }
+        let undone = self.undone.as_ref().map(|undone| {
+            let log = self.database.log.iter();
+            let before = log.take_while(|transaction| transaction.commit < undone.confirmed);
+            let events = before.flat_map(|transaction| &transaction.events);
+            let count = events.filter(|event| event.partition == partition).count();
+            (undone.copies.clone(), count)
+        });
+        older::judge_repeats(&found, &expected, copies, undone)
     }
 }
 
