@@ -179,7 +179,7 @@ impl Core {
     pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
         let rows = SnapshotRows::new(from);
         let position = rows.position();
-        self.watermark.begin(position.commit)?;
+        self.watermark.begin_copy(position.commit, rows.border())?;
         self.position = Some(position);
         self.snapshot = Some(rows);
         self.suspect();

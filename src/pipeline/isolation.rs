@@ -161,11 +161,13 @@ impl Isolation {
         self.suspects = None;
     }
 
-    /// PostgreSQL does not send again what ends before `confirmed`.
+    /// PostgreSQL does not send again what ends before `confirmed`. A copy ends at its border, and the slot may
+    /// stand there from the beginning.
     pub(super) fn forget(&mut self, confirmed: Lsn) {
-        self.batching
-            .refused
-            .retain(|record| record.at.commit >= confirmed);
+        self.batching.refused.retain(|record| {
+            let Position { commit, .. } = record.at;
+            commit >= confirmed || record.at.is_copied() && commit.0 + 1 == confirmed.0
+        });
     }
 }
 
@@ -255,6 +257,19 @@ mod tests {
     }
 
     /// Each pass copies the rows anew, and so in other places of the log.
+    #[test]
+    fn copied_record_is_remembered_while_no_more_than_its_border_is_confirmed() {
+        let mut failure = failure(5);
+        failure.refused.as_mut().expect("a record").at.commit = Lsn(0x1ff);
+        let mut isolation = Isolation::default();
+        assert!(isolation.failed(&failure, in_flight(40)));
+        assert!(isolation.failed(&failure, in_flight(1)));
+        isolation.forget(Lsn(0x200));
+        assert_eq!(isolation.batching().refused.len(), 1);
+        isolation.forget(Lsn(0x201));
+        assert!(isolation.batching().refused.is_empty());
+    }
+
     #[test]
     fn copied_record_is_known_again_in_the_next_copy() {
         let refused = |border: u64, index| {

@@ -540,6 +540,7 @@ impl Snapshot {
         Ok(Copying {
             connection: Some(self.connection),
             border: stream_from,
+            resumed: confirmed,
             progress: Some(Progress::new("rows copied", about)),
             rows: 0,
             counted: 0,
@@ -561,6 +562,8 @@ pub(super) struct Copying {
     /// None when all rows were read.
     connection: Option<Connection>,
     border: Lsn,
+    /// Where the slot stood when it began.
+    resumed: Lsn,
     progress: Option<Progress>,
     /// Rows that were read, and those of them that the progress has counted.
     rows: u64,
@@ -660,9 +663,10 @@ impl Copying {
         }
     }
 
-    /// All rows were read, and `confirmed` says that they are durable.
+    /// All rows were read, and `confirmed` says that they are durable. Where the slot stood before says nothing
+    /// of them, and after a failover to a standby that had nothing behind that, it is the border.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
-        !self.reads() && confirmed >= self.border
+        !self.reads() && confirmed >= self.border && confirmed > self.resumed
     }
 
     /// Writes down that it is done. Without that the next start finds out by what was confirmed.

@@ -4,10 +4,11 @@ const BORDER: Lsn = Lsn(0x200);
 const BEFORE: Lsn = Lsn(0x1ff);
 const BEYOND: Lsn = Lsn(0x201);
 
-fn copying(connection: Option<Connection>) -> Copying {
+fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
     Copying {
         connection,
         border: BORDER,
+        resumed,
         progress: None,
         rows: 2,
         counted: 2,
@@ -41,11 +42,19 @@ fn decided(written: Said, has_streamed: bool, rows: Rows, confirmed: Lsn) -> Dec
 /// would be lost.
 #[tokio::test]
 async fn copy_is_durable_when_all_was_read_and_its_border_is_confirmed() {
-    let all_read = copying(None);
+    let all_read = copying(None, Lsn::ZERO);
     assert!(!all_read.is_durable(BEFORE));
     assert!(all_read.is_durable(BORDER));
     assert!(all_read.is_durable(BEYOND));
-    assert!(!copying(Some(silent())).is_durable(BEYOND));
+    assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(BEYOND));
+}
+
+/// A standby was promoted that had nothing behind that, and the copy goes on from there.
+#[tokio::test]
+async fn copy_whose_border_the_slot_stood_at_is_durable_when_more_is_confirmed() {
+    let all_read = copying(None, BORDER);
+    assert!(!all_read.is_durable(BORDER));
+    assert!(all_read.is_durable(BEYOND));
 }
 
 #[test]
