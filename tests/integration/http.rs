@@ -591,6 +591,7 @@ fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
     }
     // Who asks with Walpost's own client needs no name.
     let (_, port) = http.address().rsplit_once(':').unwrap();
+    walpost.wait_for_log("streaming");
     Invocation::new(["status", "--http", &format!("localhost:{port}")])
         .finish()
         .expect_code(0);
