@@ -115,7 +115,8 @@ BEGIN
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
                 WHERE indrelid = its_oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
             UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint
-                WHERE conrelid = its_oid AND contype NOT IN ('p', 'n') AND NOT (kept = 'journal' AND contype = 'c' AND pg_get_constraintdef(oid)
+                WHERE conrelid = its_oid AND contype NOT IN ('p', 'n')
+                AND NOT (kept = 'journal' AND contype = 'c' AND pg_get_constraintdef(oid)
                     ~ '^CHECK \(\(action = ANY \(ARRAY\[(''[a-z ]+''::text(, )?)+\]\)\)\)$')
             UNION ALL SELECT format('column %I %s%s', attname, format_type(atttypid, atttypmod),
                     coalesce(' DEFAULT ' || pg_get_expr(adbin, adrelid), ''))

@@ -141,7 +141,7 @@ impl Limits {
         }
     }
 
-    /// Where the topic refuses records that come of rows of up to `row_bytes_max`: what mends it.
+    /// Where the topic refuses records that come of rows of up to `row_bytes_max`: what fixes it.
     #[must_use]
     pub fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;

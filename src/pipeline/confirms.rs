@@ -29,6 +29,8 @@ const RESTS: u32 = 8;
 const SOME_BYTES: u64 = 64 << 10;
 /// after this time.
 const SOME: Duration = Duration::from_secs(300);
+/// How often it is said that nothing can be written.
+const TELL: Duration = Duration::from_secs(60);
 
 /// What may be confirmed, in one session.
 pub(super) struct Confirms {
@@ -53,6 +55,8 @@ pub(super) struct Writer {
     pub(super) of: SlotOf,
     wanted: watch::Receiver<Lsn>,
     written: watch::Sender<Lsn>,
+    /// When it was said last that nothing can be written, since something was.
+    told: Option<Instant>,
 }
 
 impl Confirms {
@@ -78,6 +82,7 @@ impl Confirms {
             of,
             wanted: to_write,
             written,
+            told: None,
         };
         let writing = Some(writing);
         (Self { writing }, writer)
@@ -192,8 +197,18 @@ impl Writer {
     }
 
     /// Everything up to `lsn` may be confirmed.
-    pub(super) fn has_written(&self, lsn: Lsn) {
+    pub(super) fn has_written(&mut self, lsn: Lsn) {
         self.written.send_replace(lsn);
+        self.told = None;
+    }
+
+    /// Nothing could be written: whether that is to be said now.
+    pub(super) fn has_failed(&mut self, now: Instant) -> bool {
+        let says = self.told.is_none_or(|told| now >= told + TELL);
+        if says {
+            self.told = Some(now);
+        }
+        says
     }
 }
 
@@ -276,6 +291,16 @@ mod tests {
         all.1.has_written(Lsn(much));
         let due = Some(Duration::from_millis(at + 1000) + REST);
         assert_eq!(ask(&mut all, much + 8, false, at + 1001), (much, due));
+    }
+
+    #[tokio::test]
+    async fn that_nothing_can_be_written_is_said_once_a_minute_and_when_it_comes_again() {
+        let (_confirms, mut writer, began) = begin();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let said: Vec<_> = (0..200).filter(|&s| writer.has_failed(at(s))).collect();
+        assert_eq!(said, [0, 60, 120, 180]);
+        writer.has_written(Lsn(1100));
+        assert!(writer.has_failed(at(200)));
     }
 
     #[test]

@@ -256,7 +256,6 @@ mod tests {
         assert!(!is("u", 5, b"payload"));
     }
 
-    /// Each pass copies the rows anew, and so in other places of the log.
     #[test]
     fn copied_record_is_remembered_while_no_more_than_its_border_is_confirmed() {
         let mut failure = failure(5);
@@ -270,6 +269,7 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
+    /// Each pass copies the rows again, and so at other positions.
     #[test]
     fn copied_record_is_known_again_in_the_next_copy() {
         let refused = |border: u64, index| {

@@ -906,7 +906,6 @@ async fn closed(catalog: &mut impl Look, writer: &mut Option<Writer>) {
     let Some(writer) = writer else {
         return catalog.closed().await;
     };
-    let mut has_warned = false;
     loop {
         let wanted = tokio::select! {
             biased;
@@ -917,7 +916,7 @@ async fn closed(catalog: &mut impl Look, writer: &mut Option<Writer>) {
             Ok(()) => writer.has_written(wanted),
             Err(CatalogError::Lost(_)) => return catalog.closed().await,
             Err(error) => {
-                if !std::mem::replace(&mut has_warned, true) {
+                if writer.has_failed(Instant::now()) {
                     warn!(
                         pipeline = writer.of.pipeline, %error,
                         "what is delivered can't be written down in walpost.slot_state, and is not confirmed before it is"

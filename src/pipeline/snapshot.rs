@@ -252,18 +252,27 @@ pub(super) async fn has_nothing_to_copy(
     catalog: &impl Look,
     observed: &Observed,
 ) -> bool {
-    let (pipeline, target) = (&settings.name, &settings.target);
+    // Where that can't be said, the start that goes on says what is wrong.
+    let decided = decided(settings, catalog, observed).await;
+    decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
+}
+
+/// What the catalog alone decides about older rows, and the rows that are in the table; nothing where the outbox has
+/// none or they are left out.
+async fn decided(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+    observed: &Observed,
+) -> Result<Option<(Decision, Rows)>, PipelineError> {
+    let target = &settings.target;
     let (SnapshotMode::Initial, Some(table), Some(slot)) =
         (settings.snapshot, target.outbox.table(), &observed.slot)
     else {
-        return true;
+        return Ok(None);
     };
-    // A start that goes on with it says what is wrong.
-    let Ok(past) = catalog.past(pipeline, target, table).await else {
-        return false;
-    };
-    let decision = decide(&past, slot.confirmed, table, &target.slot);
-    decision.is_ok_and(|decision| decision != Decision::Copy)
+    let past = catalog.past(&settings.name, target, table).await?;
+    let decision = decide(&past, slot.confirmed, table, &target.slot)?;
+    Ok(Some((decision, past.rows)))
 }
 
 /// What a start would do about rows that are older than the slot.
@@ -296,15 +305,8 @@ pub async fn outlook(
     catalog: &Catalog,
     observed: &Observed,
 ) -> Result<Option<Outlook>, PipelineError> {
-    let (target, mode) = (&settings.target, settings.snapshot);
-    let (SnapshotMode::Initial, Some(table), Some(slot)) =
-        (mode, target.outbox.table(), &observed.slot)
-    else {
-        return Ok(None);
-    };
-    let past = catalog.past(&settings.name, target, table).await?;
-    let decision = decide(&past, slot.confirmed, table, &target.slot)?;
-    Ok(Some(match (decision, past.rows) {
+    let decided = decided(settings, catalog, observed).await?;
+    Ok(decided.map(|decided| match decided {
         (Decision::Copy, Rows::About(rows)) => Outlook::Copies(rows),
         _ => Outlook::Nothing,
     }))

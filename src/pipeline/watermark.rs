@@ -237,7 +237,8 @@ impl Watermark {
     /// # Errors
     /// Another is open, or commits don't rise.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
-        self.begin_from(commit, commit)
+        // Nothing was received beyond its own commit record.
+        self.begin_copy(commit, commit)
     }
 
     /// A copy begins of what was committed before `border`, which is where it ends. Its commit record counts as
@@ -246,16 +247,11 @@ impl Watermark {
     /// # Errors
     /// A transaction is open, or the stream resumes beyond the border.
     pub fn begin_copy(&mut self, commit: Lsn, border: Lsn) -> Result<(), OrderError> {
-        self.begin_from(commit, border)
-    }
-
-    /// Nothing was received beyond `from`.
-    fn begin_from(&mut self, commit: Lsn, from: Lsn) -> Result<(), OrderError> {
         if let Some(open) = &self.open {
             return Err(OrderError::Nested(commit, open.commit));
         }
-        if from < self.received {
-            return Err(OrderError::NotRising(from, self.received));
+        if border < self.received {
+            return Err(OrderError::NotRising(border, self.received));
         }
         self.open = Some(OpenTransaction { commit, records: 0 });
         self.begun_micros = 0;

@@ -235,8 +235,10 @@ impl Catalog {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         // For a standby nobody has to wait: one that is promoted without the row has another timeline.
         let sql = format!(
-            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; INSERT INTO walpost.slot_state AS s (slot, pipeline, version, system_id, \
-             database_oid, timeline, created_lsn, begun, confirmed_lsn, at) SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
+            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; \
+             INSERT INTO walpost.slot_state AS s \
+             (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
+             SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
              {begun}, '{confirmed}', now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
              SET pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
              database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at, {set}",

@@ -166,13 +166,7 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
     let walpost = scene.start();
     walpost.freeze();
     let slot = scene.slot();
-    wait_until("the slot to go", || {
-        scene.end_walsender();
-        scene
-            .db
-            .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))
-            .is_ok()
-    });
+    scene.drop_slot();
     walpost.thaw();
     walpost
         .finish()

@@ -75,11 +75,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        let role = &self.scene.name;
-        let _ = self
-            .scene
-            .db
-            .try_run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        self.scene.drop_role();
     }
 }
 

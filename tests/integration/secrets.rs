@@ -113,11 +113,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        let role = &self.scene.name;
-        let _ = self
-            .scene
-            .db
-            .try_run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        self.scene.drop_role();
     }
 }
 

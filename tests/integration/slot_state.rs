@@ -26,13 +26,7 @@ fn written(scene: &Scene) -> u64 {
 /// Drops the slot, commits ten events, and makes the slot again.
 pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
     let slot = scene.slot();
-    wait_until("the slot to go", || {
-        scene.end_walsender();
-        scene
-            .db
-            .try_run(&format!("SELECT pg_drop_replication_slot('{slot}')"))
-            .is_ok()
-    });
+    scene.drop_slot();
     for _ in 0..10 {
         scene.insert(aggregate, "k");
     }

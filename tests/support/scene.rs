@@ -462,6 +462,23 @@ impl<'a> Scene<'a> {
         ))
     }
 
+    /// Drops the slot, whoever has it.
+    pub(crate) fn drop_slot(&self) {
+        let drop = format!("SELECT pg_drop_replication_slot('{}')", self.slot());
+        wait_until("the slot to go", || {
+            self.end_walsender();
+            self.db.try_run(&drop).is_ok()
+        });
+    }
+
+    /// Drops the role that has the name of the scene, with its rights.
+    pub(crate) fn drop_role(&self) {
+        let role = &self.name;
+        let _ = self
+            .db
+            .try_run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+
     /// Kills Walpost, and notes what was confirmed and delivered by then.
     pub(crate) fn kill(&self, walpost: Walpost) -> Death {
         walpost.kill();
