@@ -52,6 +52,14 @@ pub(crate) fn sasl_password() -> String {
     format!("{SECRET}-kafka")
 }
 
+/// Of a call that is made again where a frozen broker did not answer it.
+fn again_soon() -> AdminOptions {
+    const WITHIN: Option<Duration> = Some(Duration::from_secs(20));
+    AdminOptions::new()
+        .operation_timeout(WITHIN)
+        .request_timeout(WITHIN)
+}
+
 /// A broker of its own, or the shared one. Topics are not made by themselves.
 pub(crate) struct Broker {
     ports: Ports,
@@ -362,10 +370,12 @@ impl Broker {
             topic = topic.set(key, value);
         }
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
-        let made = runtime
-            .block_on(admin.create_topics([&topic], &options))
-            .expect("the broker answers");
+        let options = again_soon();
+        let made = wait_for("the broker to make a topic", || {
+            runtime
+                .block_on(admin.create_topics([&topic], &options))
+                .ok()
+        });
         match &made[0] {
             Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Err((name, code)) => panic!("could not create the topic {name}: {code}"),
@@ -393,11 +403,14 @@ impl Broker {
     pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
-        let made = runtime
-            .block_on(admin.create_partitions([&NewPartitions::new(topic, total)], &options))
-            .expect("the broker answers");
-        made[0].as_ref().expect("more partitions");
+        let options = again_soon();
+        let wanted = NewPartitions::new(topic, total);
+        // A broker that was frozen can have made them though nobody heard its answer.
+        wait_for("the partitions to be made", || {
+            let asked = admin.create_partitions([&wanted], &options);
+            let made = runtime.block_on(asked).ok()?;
+            (made[0].is_ok() || self.partitions(topic) == total).then_some(())
+        });
         wait_for("the partitions to be known", || {
             (self.partitions(topic) == total).then_some(())
         });
@@ -463,8 +476,8 @@ impl Broker {
         let client: BaseConsumer = self.client().create().unwrap();
         wait_for("the topic to be known", || {
             let metadata = client
-                .fetch_metadata(Some(topic), PATIENCE)
-                .expect("the broker answers");
+                .fetch_metadata(Some(topic), Duration::from_secs(5))
+                .ok()?;
             let partitions = metadata.topics()[0].partitions().len();
             (partitions > 0).then_some(partitions)
         })
