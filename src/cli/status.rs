@@ -300,7 +300,7 @@ fn problems(
         .or_else(|| of_connector?.let_go.as_ref());
     problems.extend(let_go.into_iter().flatten().map(|entry| {
         format!(
-            "a slot was let go: {} may be in the table only; see Troubleshooting in README.md, then walpost replay --let-go \
+            "a slot was let go: {} may be in the table only; see docs/wal-budget.md, then walpost replay --let-go \
              --pipeline {name}",
             entry.describe()
         )
