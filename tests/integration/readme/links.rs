@@ -92,6 +92,33 @@ fn readme_is_short_and_leads_to_every_page() {
 }
 
 #[test]
+fn package_has_what_the_readme_leads_to_and_no_tests() {
+    let output = Command::new(env!("CARGO"))
+        .args(["package", "--list", "--allow-dirty", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let files: BTreeSet<_> = listed.lines().collect();
+    for path in ["src/main.rs", "sql/outbox.sql", "Cargo.lock"] {
+        assert!(files.contains(path), "{path} is not in {files:?}");
+    }
+    let links = page("README.md").links();
+    for link in links.filter(|link| !link.starts_with("https://")) {
+        let path = link.split('#').next().unwrap();
+        assert!(files.contains(path), "{path} is not in {files:?}");
+    }
+    let of_tests = |file: &&&str| {
+        ["tests/", "benches/", "fuzz/"]
+            .iter()
+            .any(|folder| file.starts_with(folder))
+    };
+    assert_eq!(files.iter().find(of_tests), None);
+}
+
+#[test]
 fn each_page_opens_with_what_it_is_for_and_links_back() {
     for page in documents()
         .iter()
