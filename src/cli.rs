@@ -92,6 +92,16 @@ impl Exit {
             Self::Halted => 3,
         }
     }
+
+    /// As one pipeline after another has ended: a person who is needed is worth more than a server that is
+    /// not there now.
+    #[must_use]
+    fn and(self, next: Self) -> Self {
+        match (self, next) {
+            (Self::Halted, _) | (_, Self::Done) => self,
+            (_, next) => next,
+        }
+    }
 }
 
 impl From<&ReadError> for Exit {
@@ -161,11 +171,28 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 
 /// The settings that flags, environment and file make together, or a logged reason why not.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
+    loaded(config::load(given, &variable, variables()))
+}
+
+/// As [`load`], for who makes what the pipelines need.
+fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
+    loaded(config::load_to_administer(given, &variable, variables()))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn variables() -> impl Iterator<Item = (String, String)> {
     // A variable that isn't Unicode can't be one of ours.
-    let vars = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let loaded = config::load(given, &|name| std::env::var(name).ok(), vars);
-    let pipelines = loaded.map_err(|reason: ConfigError| {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn loaded(
+    pipelines: Result<Vec<PipelineSettings>, ConfigError>,
+) -> Result<Vec<PipelineSettings>, Exit> {
+    let pipelines = pipelines.map_err(|reason: ConfigError| {
         error!("{reason}");
         Exit::Usage
     })?;

@@ -47,7 +47,7 @@ impl LogArgs {
 }
 
 /// Where the outbox is.
-#[derive(Default, Args)]
+#[derive(Clone, Default, Args)]
 pub struct ConnectionArgs {
     /// Configuration file (walpost.toml)
     #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]

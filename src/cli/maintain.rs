@@ -47,10 +47,7 @@ pub fn run(args: &MaintainArgs) -> Exit {
                 recovery::of_catalog(&reason).into()
             }
         };
-        // A person who is needed is worth more than a server that is not there now.
-        if exit != Exit::Halted && ended != Exit::Done {
-            exit = ended;
-        }
+        exit = exit.and(ended);
     }
     exit
 }

@@ -66,6 +66,7 @@ pub fn run(args: &RunArgs) -> Exit {
                 partitioned: false,
                 // It runs as its own role already.
                 role: None,
+                owner: None,
                 writers: Vec::new(),
                 lock_timeout: LOCK_TIMEOUT,
             };
