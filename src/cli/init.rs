@@ -17,8 +17,6 @@ use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Script
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
     /// Show the SQL and change nothing
     #[arg(long)]
     print: bool,
@@ -56,6 +54,8 @@ pub struct InitArgs {
         value_name = "DURATION"
     )]
     lock_timeout: String,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Makes what the pipelines need.

@@ -16,13 +16,13 @@ use crate::postgres::retention::{self, Report, RetentionError};
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
 pub struct MaintainArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    retention: RetentionArgs,
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Does once what there is to be done.
