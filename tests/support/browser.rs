@@ -94,21 +94,23 @@ impl Tab {
             session: None,
             commands_sent: 0,
         };
-        let target = tab.command("Target.createTarget", json!({"url": "about:blank"}));
-        let target = &target["targetId"];
-        let attach = json!({"targetId": target, "flatten": true});
-        let attached = tab.command("Target.attachToTarget", attach);
+        let blank = json!({"url": "about:blank"});
+        let target = tab.command("Target.createTarget", blank).unwrap();
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = tab.command("Target.attachToTarget", attach).unwrap();
         tab.session = attached["sessionId"].as_str().map(str::to_owned);
         tab.resize(width, height);
-        tab.command("Page.navigate", json!({"url": url}));
+        tab.command("Page.navigate", json!({"url": url})).unwrap();
+        let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
+        // Until the page has taken the place of the blank one there may be nothing to be asked.
         wait_until("the page to show something", || {
-            tab.evaluate("document.querySelector('[data-pipeline] .state b')?.textContent") != ""
+            tab.try_evaluate(shown).is_ok_and(|text| text != "")
         });
         tab
     }
 
-    /// A command of the DevTools protocol, and what comes of it.
-    fn command(&mut self, method: &str, parameters: Value) -> Value {
+    /// A command of the DevTools protocol, and what comes of it; or the error.
+    fn command(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.commands_sent += 1;
         let id = self.commands_sent;
         let mut command = json!({"id": id, "method": method, "params": parameters});
@@ -120,21 +122,27 @@ impl Tab {
             let answer = self.answers.recv_timeout(PATIENCE);
             let answer = answer.unwrap_or_else(|error| panic!("{method}: {error}"));
             if answer["id"] == id {
-                assert!(answer["error"].is_null(), "{method}: {answer}");
-                return answer["result"].clone();
+                return match answer["error"].is_null() {
+                    true => Ok(answer["result"].clone()),
+                    false => Err(answer),
+                };
             }
         }
     }
 
     /// What an expression of JavaScript is in the page, as JSON; `""` where it is undefined.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+        self.try_evaluate(expression).unwrap()
+    }
+
+    fn try_evaluate(&mut self, expression: &str) -> Result<Value, Value> {
         let parameters = json!({"expression": expression, "returnByValue": true});
-        let answer = self.command("Runtime.evaluate", parameters);
+        let answer = self.command("Runtime.evaluate", parameters)?;
         assert!(answer["exceptionDetails"].is_null(), "{answer}");
         let value = answer["result"].get("value").cloned();
         let value = value.unwrap_or_else(|| json!(""));
         secrets::expect_none(Stream::Error, &value.to_string());
-        value
+        Ok(value)
     }
 
     /// Makes the screen that large; a narrow one is a telephone's.
@@ -142,7 +150,8 @@ impl Tab {
         let size = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600
         });
-        self.command("Emulation.setDeviceMetricsOverride", size);
+        self.command("Emulation.setDeviceMetricsOverride", size)
+            .unwrap();
     }
 
     /// Presses a key and lets it go.
@@ -159,7 +168,7 @@ impl Tab {
             if kind == "keyDown" && !text.is_empty() {
                 event["text"] = json!(text);
             }
-            self.command("Input.dispatchKeyEvent", event);
+            self.command("Input.dispatchKeyEvent", event).unwrap();
         }
     }
 }
