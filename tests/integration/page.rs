@@ -13,7 +13,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{poll_until, stays, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 /// One process with a pipeline for each of the scenes.
@@ -57,42 +57,51 @@ fn card(document: &str, pipeline: &str) -> String {
 }
 
 /// The page and `walpost status` have the same word for each pipeline and, if something is wrong, the
-/// same reason and remedy, and have them once.
-fn expect_agreement(document: &str, status: &str, http: &Http) {
+/// same reason and remedy, and have them once. Both are looked at until they are of one moment.
+fn expect_agreement(tab: &mut Tab, http: &Http) {
+    let mut found = String::new();
+    let agree = poll_until(Duration::from_secs(60), || {
+        let status = Invocation::new(["status", "--http", http.address()]).finish();
+        let document = tab.evaluate("document.documentElement.outerHTML");
+        found = differences(document.as_str().unwrap(), &status.stdout, &http.status());
+        found.is_empty().then_some(())
+    });
+    assert!(agree.is_some(), "{found}");
+}
+
+fn differences(document: &str, printed: &str, status: &Value) -> String {
+    let mut found = String::new();
+    let mut expect_once = |place: &str, text: &str| match place.matches(text).count() {
+        1 => {}
+        times => found += &format!("{times} times {text:?} in {place}\n"),
+    };
     let text = |text: &Value| text.as_str().unwrap().to_owned();
-    for pipeline in http.status()["pipelines"].as_array().unwrap() {
+    for pipeline in status["pipelines"].as_array().unwrap() {
         let name = text(&pipeline["name"]);
-        let on_page = card(document, &name);
+        let card = card(document, &name);
         let word = text(&pipeline["summary"]["state"]);
-        assert!(
-            on_page.contains(&format!("|{word}|for ")),
-            "{word}: {on_page}"
-        );
-        let row = status
+        expect_once(&card, &format!("|{word}|for "));
+        let row = printed
             .lines()
             .find(|line| line.starts_with(&format!("{name} ")));
-        let row = row.unwrap_or_else(|| panic!("no {name} in {status}"));
-        assert!(row.contains(&format!("  {word}  ")), "{word}: {row}");
+        expect_once(row.unwrap_or_default(), &format!("  {word}  "));
         for reason in pipeline["summary"]["reasons"].as_array().unwrap() {
             let (what, remedy) = (text(&reason["what"]), text(&reason["remedy"]));
-            let line = format!("{name}: {what}. {remedy}\n");
-            assert_eq!(status.matches(&line).count(), 1, "{line}: {status}");
+            expect_once(printed, &format!("{name}: {what}. {remedy}\n"));
             for text in [what, remedy] {
-                let text = text
-                    .replace('&', "&amp;")
-                    .replace('<', "&lt;")
-                    .replace('>', "&gt;");
-                assert_eq!(on_page.matches(&text).count(), 1, "{text}: {on_page}");
+                let text = text.replace('&', "&amp;").replace('<', "&lt;");
+                expect_once(&card, &text.replace('>', "&gt;"));
             }
         }
     }
+    found
 }
 
-/// Rows of the overview: the name, the word for the state and the rest of it.
-fn rows(tab: &mut Tab) -> Vec<[String; 3]> {
+/// Rows of the overview: the name, and the word for the state.
+fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
     let rows = tab.evaluate(
         "[...document.querySelectorAll('#overview tbody')].map(row => [row.querySelector('a').textContent,
-         row.querySelector('.state').textContent, row.innerText])",
+         row.querySelector('.state').textContent])",
     );
     serde_json::from_value(rows).unwrap()
 }
@@ -158,8 +167,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     let names = shown.stdout.lines().skip(1).take(12);
     let names: Vec<_> = names.filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(names, order, "{}", shown.stdout);
-    let document = tab.evaluate("document.documentElement.outerHTML");
-    expect_agreement(document.as_str().unwrap(), &shown.stdout, &http);
+    expect_agreement(&mut tab, &http);
 
     // With the cards open it was 6,652 and 17,637 pixels tall.
     for (width, height, most) in [(1280, 900, 1_700), (390, 844, 2_400)] {
@@ -314,8 +322,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
         _ => panic!("{unit}: {stuck}"),
     };
     assert!(number * second <= most, "{most} s: {stuck}");
-    let status = Invocation::new(["status", "--http", http.address()]).finish();
-    expect_agreement(&document, &status.stdout, &http);
+    expect_agreement(&mut Tab::open(&url(&http), 1280, 900), &http);
     walpost.kill();
 }
 
@@ -337,8 +344,7 @@ fn page_shows_an_error_with_its_remedy_and_never_runs_what_is_in_it() {
         "{document}"
     );
     assert!(document.contains("1 of 2 not ready"), "{document}");
-    let status = Invocation::new(["status", "--http", http.address()]).finish();
-    expect_agreement(&document, &status.stdout, &http);
+    expect_agreement(&mut Tab::open(&url(&http), 1280, 900), &http);
     walpost.terminate().expect_code(3);
 }
 
