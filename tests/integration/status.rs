@@ -1,5 +1,6 @@
 //! `walpost status`: of the connector that runs, and of the database alone.
 
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::thread;
@@ -7,6 +8,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::support::http::Http;
+use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
@@ -201,13 +203,16 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
         (http.address(), 40, "streaming"),
         (&silent, 50, "no walpost"),
     ] {
+        let file = reaper::folder("terminal").join("shown");
         let watch = status(&scene, address)
             .arg("--watch")
             .on_terminal(columns, 12)
+            .output_to(File::create(&file).unwrap())
             .start();
-        let frames = || watch.output().matches("\x1b[1;1H").count();
-        wait_until("a third frame", || frames() >= 3);
-        let shown = watch.kill().stdout;
+        let shown = || fs::read_to_string(&file).unwrap();
+        wait_until("a third frame", || shown().matches("\x1b[?7h").count() >= 3);
+        watch.kill();
+        let shown = shown();
         // Scrolled out of sight, and not erased, is what the screen showed before.
         let (before, frames) = shown.split_once("\x1b[?7l").expect(&shown);
         assert_eq!(before.matches('\n').count(), 12, "{shown:?}");
