@@ -386,7 +386,7 @@ fn capture_page() {
         http.get("/healthz").code == 200
     });
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page.png");
-    browser::screenshot(&url(&http), &file, 1220, 690, false);
+    browser::screenshot(&url(&http), &file, 1220, 620, false);
     load.stop();
     walpost.terminate().expect_code(0);
 }

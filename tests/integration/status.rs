@@ -200,7 +200,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
     let silent = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
     for (address, columns, expected) in [
-        (http.address(), 40, "streaming"),
+        (http.address(), 40, "PIPELINE"),
         (&silent, 50, "no walpost"),
     ] {
         let file = reaper::folder("terminal").join("shown");
