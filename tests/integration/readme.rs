@@ -393,11 +393,14 @@ fn event_that_halts_is_left_out_as_described() {
 #[test]
 fn status_shows_a_running_pipeline() {
     let place = Place::new("");
+    create_topic(&place);
     place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);
     let address = walpost.wait_for_log("status at http://");
     let address = address.rsplit_once("http://").unwrap().1.trim();
-    walpost.wait_for_log("streaming");
+    // What has delivered an event streams, whatever the log says already.
+    place.sql(&EVENT.one());
+    place.wait_for_records(&mut walpost, 1);
     let shown = place.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
     assert!(shown.contains("streaming"), "{shown}");
     walpost.stop();

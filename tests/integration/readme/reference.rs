@@ -30,31 +30,31 @@ fn flags(command: &[&str]) -> Vec<Flag> {
         .finish()
         .expect_code(0)
         .stdout;
-    // A default that the help breaks over two lines is one text again.
-    let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    let starts: Vec<_> = text.match_indices(" --").map(|(at, _)| at + 1).collect();
-    let is_flag = |at: &usize| help_has_line(&help, word(&text[*at..]));
-    let starts: Vec<_> = starts.into_iter().filter(is_flag).collect();
-    assert!(starts.len() > 5, "no flags in:\n{help}");
-    let mut found: Vec<Flag> = Vec::new();
-    for (number, start) in starts.iter().enumerate() {
-        let end = starts.get(number + 1).copied().unwrap_or(text.len());
-        let about = &text[*start..end];
-        let name = word(about).to_owned();
-        if found.iter().any(|flag| flag.name == name) {
-            continue;
+    let mut abouts: Vec<String> = Vec::new();
+    for line in help.lines() {
+        match (flag_line(line), abouts.last_mut()) {
+            (Some(flag), _) => abouts.push(flag.to_owned()),
+            // A default that the help breaks over two lines is one text again.
+            (None, Some(about)) => {
+                about.push(' ');
+                about.push_str(line.trim());
+            }
+            (None, None) => {}
         }
+    }
+    assert!(abouts.len() > 5, "no flags in:\n{help}");
+    let flag = |about: &String| {
         let within = |open: &str| {
             let rest = about.split_once(open)?.1;
             Some(rest.split_once(']')?.0.trim_end_matches('=').to_owned())
         };
-        found.push(Flag {
-            name,
+        Flag {
+            name: word(about).to_owned(),
             variable: within("[env: "),
             default: within("[default: ").or_else(|| replaced(about)),
-        });
-    }
-    found
+        }
+    };
+    abouts.iter().map(flag).collect()
 }
 
 /// The default of a flag that makes a list.
@@ -63,18 +63,15 @@ fn replaced(about: &str) -> Option<String> {
     rest.split(' ').next().map(str::to_owned)
 }
 
-/// Whether the flag begins a line of the help, rather than being mentioned in one.
-fn help_has_line(help: &str, flag: &str) -> bool {
-    help.lines().any(|line| {
-        let line = line.trim_start();
-        let line = line.split_once(", ").map_or(
-            line,
-            |(short, long)| {
-                if short.len() == 2 { long } else { line }
-            },
-        );
-        word(line) == flag
-    })
+/// The line of the help from its flag on, if it is one that a flag begins; what is said of flags is further in.
+fn flag_line(line: &str) -> Option<&str> {
+    let text = line.trim_start();
+    let text = match text.split_once(", ") {
+        Some((short, long)) if short.len() == 2 => long,
+        _ => text,
+    };
+    let is_flag = text.starts_with("--") && line.starts_with("  ") && !line.starts_with("        ");
+    is_flag.then_some(text)
 }
 
 fn word(text: &str) -> &str {
