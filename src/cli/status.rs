@@ -34,8 +34,6 @@ const UNKNOWN: &str = "-";
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
     /// Where the connector listens: what `run` was given. off asks the database alone [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
@@ -45,6 +43,8 @@ pub struct StatusArgs {
     /// One JSON document instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Everything that was found.

@@ -163,7 +163,7 @@ pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
         Some("lost") => Some(Problem::new(
             Kind::SlotLost,
             format!("slot {slot:?} is lost: events that were not delivered are in the table only"),
-            "See Troubleshooting in README.md",
+            "See docs/operations.md#walpostslotlost",
         )),
         Some("unreserved") => Some(Problem::new(
             Kind::SlotUnreserved,
