@@ -1,7 +1,8 @@
 //! What a person sees of the program while it runs.
 //!
 //! A pipeline writes what it does into its [`stats::PipelineStats`]; [`status::Status`] is what that
-//! says at one moment, and all else is made of it: [`metrics`], [`health`], the page. The [`watchdog`]
+//! says at one moment, and all else is made of it: [`metrics`], [`health`], the page. Its
+//! [`summary`] is what people see first. The [`watchdog`]
 //! looks at it once a second.
 
 pub mod client;
@@ -16,6 +17,8 @@ pub mod outage;
 pub mod problem;
 pub mod progress;
 pub mod registry;
+pub mod rounded;
 pub mod stats;
 pub mod status;
+pub mod summary;
 pub mod watchdog;
