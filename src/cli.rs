@@ -44,8 +44,8 @@ pub struct Cli {
 pub enum Command {
     /// Make outbox, role, publication and slot; what is there already stays as it is
     ///
-    /// With --config it makes what each pipeline of the file needs, or each that --pipeline names. With several of them,
-    /// --postgres is the connection of one administrator, and each pipeline keeps its own database.
+    /// Of a configuration file it makes what each pipeline needs, or each that is named. Where they are several, the URL is
+    /// the connection of one administrator, and each pipeline keeps its own database.
     Init(init::InitArgs),
     /// Find everything that would make `run` fail or lose data later, each with its remedy
     Check(check::CheckArgs),

@@ -202,8 +202,9 @@ fn sections(help: &str) -> Vec<(String, Vec<String>)> {
         match (line.strip_suffix(':'), &mut sections[..]) {
             (Some(heading), _) if flag == line => sections.push((heading.to_owned(), Vec::new())),
             (_, [.., (_, flags)]) if flag.starts_with('-') => {
-                let long = flag.split(' ').find(|word| word.starts_with("--")).unwrap();
-                flags.push(long.to_owned());
+                // A value has a dash too.
+                let long = flag.split(' ').find(|word| word.starts_with("--"));
+                flags.extend(long.map(str::to_owned));
             }
             _ => {}
         }

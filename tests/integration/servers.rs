@@ -4,6 +4,7 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
+use crate::init::psql_file;
 use crate::support::event::Writer;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::oracle::Oracle;
@@ -167,6 +168,7 @@ fn who_has_all_slots_is_named() {
     scene.check().finish().expect_code(3).expect_says(says);
 
     // With rows that are older than its slot it takes one more.
+    psql_file(&scene, "outbox.sql");
     scene.insert(&scene.aggregate(1), "k");
     scene
         .db
