@@ -6,16 +6,11 @@
 
 pub mod client;
 pub mod health;
-pub mod histogram;
 pub mod history;
 pub mod http;
-pub mod life;
 pub mod logging;
 pub mod metrics;
-pub mod outage;
 pub mod problem;
-pub mod progress;
 pub mod registry;
-pub mod stats;
 pub mod status;
 pub mod watchdog;

@@ -7,7 +7,7 @@ use std::path::Path;
 use walpost::kafka::properties::{Properties, PropertyError, check, client_config};
 use walpost::observe::metrics::METRICS;
 use walpost::outbox::dead_letter;
-use walpost::postgres::conninfo::Conninfo;
+use walpost::postgres::connect::conninfo::Conninfo;
 
 use super::markdown::{README, anchors, in_backticks, links, tables};
 use crate::support::reaper;
