@@ -411,7 +411,8 @@ impl Checkpoints {
             if waited > OTHERS {
                 return Err(SinkError::Broken(format!(
                     "a transaction in topic {topic:?} has been open for more than {OTHERS:?}. If the brokers have lost \
-                     its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}",
+                     its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. End \
+                     it in its other topics first, and here last",
                     self.topics().brokers()
                 )));
             }

@@ -1002,8 +1002,10 @@ impl Session<'_> {
             stats.received_bytes(self.connection.take_received());
             self.end_copy(core, database, memory).await;
             sink.tend();
+            // Behind a row that waits for its topic there are more, maybe with a topic each.
+            let more_to_come = busy || matches!(wait, Wait::Topic(..));
             if let Some(ledger) = &mut self.ledger
-                && let Some(due) = ledger.tend(core, sink, now, busy)
+                && let Some(due) = ledger.tend(core, sink, now, more_to_come)
             {
                 next = next.min(due);
             }

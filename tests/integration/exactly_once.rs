@@ -362,6 +362,22 @@ fn transaction_that_another_has_open_is_waited_for() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
+/// As the error says, for the brokers can lose the end of one.
+#[test]
+fn transaction_that_does_not_end_is_ended_by_hand() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let topic = "walpost-checkpoints".to_owned();
+    broker.open_transaction(&topic, "another pipeline", Duration::from_secs(600));
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("a transaction is open in the topic");
+    broker.abort_open_transactions(&[topic]);
+    walpost.wait_for_log("streaming");
+    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+}
+
 /// A checkpoint knows topics by name, and has to fit a record.
 #[test]
 fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {

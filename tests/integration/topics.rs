@@ -45,6 +45,11 @@ fn judge(scene: &Scene, walpost: Walpost, topics: &[String], began: Instant) {
     for (place, end) in ends {
         assert_eq!(end, expected, "{place:?}");
     }
+    if scene.is_exactly_once() {
+        // Topics that are waited for one after the other are no quiet times.
+        let checkpoints = scene.checkpoints().len();
+        assert!(checkpoints < TOPICS / 4, "{checkpoints} in {took:?}");
+    }
 }
 
 fn many_new_topics_are_created_together(scene: Scene<'static>) {

@@ -416,6 +416,36 @@ impl Broker {
         });
     }
 
+    /// Aborts the transactions that are open in the topics, in their order, as kafka-transactions.sh does.
+    pub(crate) fn abort_open_transactions(&self, topics: &[String]) {
+        let transactions = |arguments: &[&str]| {
+            let output = java(&self.folder, &JVM)
+                .arg("org.apache.kafka.tools.TransactionsCommand")
+                .args(["--bootstrap-server", &self.address()])
+                .args(arguments)
+                .output()
+                .expect("java starts");
+            let said = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{arguments:?}: {said}");
+            said
+        };
+        for topic in topics {
+            for partition in 0..self.partitions(topic) {
+                let place = ["--topic", topic, "--partition", &partition.to_string()];
+                let producers = transactions(&[&["describe-producers"], &place[..]].concat());
+                let columns = producers.lines().map(str::split_whitespace);
+                // That of a producer without an open one is None.
+                let open = columns
+                    .filter_map(|mut line| line.next_back())
+                    .filter(|start| start.parse::<u64>().is_ok());
+                for start in open {
+                    let of_it = ["--start-offset", start];
+                    transactions(&[&["abort"], &place[..], &of_it].concat());
+                }
+            }
+        }
+    }
+
     /// Sets `max.message.bytes` of a topic that has no other setting of its own.
     pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
         const SETTING: &str = "max.message.bytes";

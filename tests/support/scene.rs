@@ -405,13 +405,17 @@ impl<'a> Scene<'a> {
 
     /// What the pipeline's last checkpoint says is safe to confirm.
     pub(crate) fn safe_lsn(&self) -> u64 {
-        let checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
-        let mut ours = checkpoints
-            .iter()
-            .filter(|record| record.key() == self.name);
-        let last = ours.next_back().expect("a checkpoint");
+        let checkpoints = self.checkpoints();
+        let last = checkpoints.last().expect("a checkpoint");
         let json: serde_json::Value = serde_json::from_str(last.text()).unwrap();
         parse_lsn(json["safe_lsn"].as_str().unwrap())
+    }
+
+    /// Those of the pipeline that are committed.
+    pub(crate) fn checkpoints(&self) -> Vec<Record> {
+        let mut checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
+        checkpoints.retain(|record| record.key() == self.name);
+        checkpoints
     }
 
     /// How many committed records the topics of this test hold.
