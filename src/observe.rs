@@ -1,7 +1,7 @@
 //! What a person sees of the program while it runs.
 //!
-//! A pipeline writes what it does into its [`stats::PipelineStats`]; [`status::Status`] is what that
-//! says at one moment, and all else is made of it: [`metrics`], [`health`], the page. The [`watchdog`]
+//! A pipeline writes what it does into its [`PipelineStats`](crate::delivery::stats::PipelineStats);
+//! [`status::Status`] is what that says at one moment, and all else is made of it: [`metrics`], [`health`], the page. The [`watchdog`]
 //! looks at it once a second.
 
 pub mod client;

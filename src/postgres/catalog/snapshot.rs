@@ -1,5 +1,5 @@
 //! The rows of a table as they are at one moment, in no order. Where all of an event is wanted, and in
-//! order, it is [`copy`](super::copy) that reads them.
+//! order, it is [`copy`] that reads them.
 
 use std::pin::Pin;
 
