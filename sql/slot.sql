@@ -25,45 +25,20 @@
 SET search_path = pg_catalog;
 SET row_security = off;
 
+\ir prerequisites.sql
+
 SET walpost.publication = :'publication';
 SET walpost.slot = :'slot';
 
 DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
-    found pg_replication_slots;
 BEGIN
-    SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
-    IF found IS NULL THEN
-        IF current_setting('wal_level') <> 'logical' THEN
-            RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
-                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server.';
-        END IF;
-        IF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = current_setting('walpost.publication')) THEN
-            RAISE EXCEPTION 'publication % does not exist, and must be there before slot %',
-                quote_ident(current_setting('walpost.publication')), name
-                USING HINT = 'Run sql/publication.sql first.';
-        END IF;
-        RETURN;
-    END IF;
-
-    IF found.slot_type <> 'logical' THEN
-        RAISE EXCEPTION 'slot % exists and is a physical one', name
-            USING HINT = 'Choose another name for the slot.';
-    END IF;
-    IF found.plugin <> 'pgoutput' THEN
-        RAISE EXCEPTION 'slot % exists with plugin %, expected pgoutput', name, found.plugin
-            USING HINT = 'Choose another name for the slot.';
-    END IF;
-    IF found.database <> current_database() THEN
-        RAISE EXCEPTION 'slot % exists in database %, expected %', name,
-            quote_ident(found.database), quote_ident(current_database())
-            USING HINT = 'Slot names are one for the whole server: choose another name for the slot.';
-    END IF;
-    IF found.wal_status = 'lost' THEN
-        RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
-            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start anew; '
-                'rows written since then must be sent again.', found.confirmed_flush_lsn);
+    IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name)
+        AND NOT EXISTS (SELECT FROM pg_publication WHERE pubname = current_setting('walpost.publication')) THEN
+        RAISE EXCEPTION 'publication % does not exist, and must be there before slot %',
+            quote_ident(current_setting('walpost.publication')), name
+            USING HINT = 'Run sql/publication.sql first.';
     END IF;
 END
 $walpost$;

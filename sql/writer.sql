@@ -36,6 +36,7 @@ DECLARE
         pg_catalog.to_regprocedure('pg_catalog.pg_logical_emit_message(boolean, text, bytea)'));
     uuidv7 regprocedure;
     sequence regclass;
+    lacking text;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = name) THEN
         RAISE EXCEPTION 'role % does not exist, and is to send events', pg_catalog.quote_ident(name)
@@ -72,5 +73,16 @@ BEGIN
     LOOP
         EXECUTE pg_catalog.format('GRANT USAGE ON SEQUENCE %s TO %I', sequence, name);
     END LOOP;
+    -- Who has a right that it may not pass on is only warned by GRANT.
+    SELECT pg_catalog.string_agg(line, ' ') INTO lacking FROM (VALUES
+        (pg_catalog.has_schema_privilege(name, in_schema, 'USAGE'),
+            pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name)),
+        (pg_catalog.has_table_privilege(name, outbox, 'INSERT'), pg_catalog.format('GRANT INSERT ON %s TO %I;', outbox, name))
+    ) AS rights (has, line) WHERE NOT has;
+    IF lacking IS NOT NULL THEN
+        RAISE EXCEPTION 'role % can''t be let send events to table % by role %', pg_catalog.quote_ident(name), outbox,
+            pg_catalog.quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
+                HINT = pg_catalog.format('As the owner, or a superuser: %s', lacking);
+    END IF;
 END
 $walpost$;

@@ -4,6 +4,7 @@ pub mod check;
 pub mod checkpoint;
 mod consent;
 pub mod exposed;
+mod help;
 pub mod init;
 pub mod maintain;
 mod out;
@@ -14,7 +15,7 @@ pub mod status;
 pub mod verify;
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
 
 use crate::config::args::LogArgs;
@@ -43,6 +44,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make outbox, role, publication and slot; what is there already stays as it is
+    ///
+    /// With --config it makes what each pipeline of the file needs, or each that --pipeline names. With several of them,
+    /// --postgres is the connection of one administrator, and each pipeline keeps its own database.
     Init(init::InitArgs),
     /// Find everything that would make `run` fail or lose data later, each with its remedy
     Check(check::CheckArgs),
@@ -95,7 +99,7 @@ pub fn main() -> Exit {
     // Before librdkafka does it: of the two only this leaves OpenSSL as it is when the process ends.
     // Threads can be amid a handshake then, and would crash it: a signal instead of the exit code.
     openssl::init();
-    let read = Cli::command().try_get_matches().and_then(|matches| {
+    let read = help::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
     });
@@ -108,7 +112,7 @@ pub fn main() -> Exit {
 fn run(cli: Cli, matches: &ArgMatches) -> Exit {
     if let Err(reason) = cli.log.start() {
         // As clap does what it finds wrong: there is no log to say it in.
-        Cli::command()
+        help::command()
             .error(ErrorKind::InvalidValue, Escaped(reason))
             .exit();
     }
@@ -127,7 +131,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
         Command::Status(args) => status::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "walpost", &mut script);
+            clap_complete::generate(shell, &mut help::command(), "walpost", &mut script);
             out::script(&String::from_utf8_lossy(&script));
             Exit::Done
         }
@@ -136,11 +140,28 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 
 /// The settings that flags, environment and file make together, or a logged reason why not.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
+    loaded(config::load(given, &variable, variables()))
+}
+
+/// As [`load`], for who makes what the pipelines need.
+fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
+    loaded(config::load_to_administer(given, &variable, variables()))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn variables() -> impl Iterator<Item = (String, String)> {
     // A variable that isn't Unicode can't be one of ours.
-    let vars = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let loaded = config::load(given, &|name| std::env::var(name).ok(), vars);
-    let pipelines = loaded.map_err(|reason: ConfigError| {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn loaded(
+    pipelines: Result<Vec<PipelineSettings>, ConfigError>,
+) -> Result<Vec<PipelineSettings>, Exit> {
+    let pipelines = pipelines.map_err(|reason: ConfigError| {
         error!("{reason}");
         Exit::Usage
     })?;
@@ -178,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        help::command().debug_assert();
     }
 
     #[test]

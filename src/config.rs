@@ -143,6 +143,61 @@ pub fn load(
     of_file(path.zip(file), given, env, env_vars)
 }
 
+/// As [`load`], for who makes what the pipelines need. With several pipelines of a file, `--postgres` is the
+/// connection of an administrator: it says the server and who asks, and each pipeline its own database.
+///
+/// # Errors
+/// Something can't be used; the message names it.
+pub fn load_to_administer(
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: impl Iterator<Item = (String, String)>,
+) -> Result<Vec<PipelineSettings>, ConfigError> {
+    let connection = given.connection;
+    let (Some(path), Some(url)) = (&connection.config, &connection.postgres) else {
+        return load(given, env, env_vars);
+    };
+    if choose(file::read(path)?.pipeline, &connection.pipeline, true)?.len() < 2 {
+        return load(given, env, env_vars);
+    }
+    let own = ConnectionArgs {
+        postgres: None,
+        ..connection.clone()
+    };
+    let given = Given {
+        connection: &own,
+        ..*given
+    };
+    let mut pipelines = load(&given, env, env_vars)?;
+    on_one_server(&pipelines)?;
+    let administrator = Conninfo::parse(url, env)
+        .map_err(|error| ConfigError::Flag(format!("--postgres: {error}")))?;
+    for settings in &mut pipelines {
+        settings.postgres = administrator.to_database_of(&settings.postgres);
+    }
+    each_its_own(&pipelines)?;
+    Ok(pipelines)
+}
+
+/// The connection of an administrator is to one server: what another server's pipelines need would be made there.
+fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
+    let [first, others @ ..] = pipelines else {
+        return Ok(());
+    };
+    let here = first.postgres.servers();
+    for other in others {
+        let there = other.postgres.servers();
+        if there != here {
+            return Err(ConfigError::Flag(format!(
+                "pipelines {:?} and {:?} are on different servers ({here} and {there}), and --postgres names one: choose those \
+                 of one server with --pipeline",
+                first.name, other.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Where metrics, health and status are shown: as the flag or its variable says, or else the file; none
 /// where nobody says.
 ///

@@ -130,7 +130,7 @@ pub enum RetentionError {
     /// The default partition has what belongs into a new one.
     #[error(
         "partition {partition} can't be made: the default partition {default} has rows of {range}. They are delivered all the \
-         same. To move them, see \"A partition for rows of the default partition\" in the README"
+         same. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
     )]
     DefaultHasRows {
         /// The partition.

@@ -30,13 +30,13 @@ use crate::sink::SinkError;
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
+    /// One JSON document instead of text
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
     #[command(flatten)]
     records: RecordArgs,
-    /// One JSON document instead of text
-    #[arg(long)]
-    json: bool,
 }
 
 /// How a check came out.

@@ -32,25 +32,25 @@ pub enum CheckpointCommand {
 /// Flags of `walpost checkpoint show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
+    /// The checkpoint as it is in Kafka, one JSON document a pipeline
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
     #[command(flatten)]
     records: RecordArgs,
-    /// The checkpoint as it is in Kafka, one JSON document a pipeline
-    #[arg(long)]
-    json: bool,
 }
 
 /// Flags of `walpost checkpoint adopt`.
 #[derive(Debug, Args)]
 pub struct AdoptArgs {
+    /// Don't ask
+    #[arg(long)]
+    yes: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
     #[command(flatten)]
     records: RecordArgs,
-    /// Don't ask
-    #[arg(long)]
-    yes: bool,
 }
 
 /// Why a checkpoint can't be shown or set.

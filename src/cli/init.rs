@@ -4,7 +4,7 @@ use clap::Args;
 use tracing::{error, info};
 
 use super::out::{self, say};
-use super::{load, runtime};
+use super::{load_to_administer, runtime};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
@@ -13,13 +13,11 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::provision::Provision;
+use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
     /// Show the SQL and change nothing
     #[arg(long)]
     print: bool,
@@ -37,6 +35,10 @@ pub struct InitArgs {
     /// Make no role
     #[arg(long)]
     no_role: bool,
+    /// The role that is to own the table, and is there already; whoever runs this can act as it [default:
+    /// who runs this]
+    #[arg(long, env = "WALPOST_OWNER", value_name = "NAME")]
+    owner: Option<String>,
     /// A role that may send events, and is there already; repeated, each of them
     #[arg(
         long,
@@ -53,6 +55,8 @@ pub struct InitArgs {
         value_name = "DURATION"
     )]
     lock_timeout: String,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Makes what the pipelines need.
@@ -71,44 +75,73 @@ pub fn run(args: &InitArgs) -> Exit {
         records: Some(&records),
         sink: Some(SinkName::Stdout),
     };
-    let pipelines = match load(&given) {
+    let pipelines = match load_to_administer(&given) {
         Ok(pipelines) => pipelines,
         Err(exit) => return exit,
     };
-    if args.partitioned
-        && let Some(settings) = pipelines.iter().find(|s| s.target.outbox.table().is_none())
-    {
-        error!(
-            "pipeline {:?}: --partitioned is for a table, and this outbox is in the log; leave it out",
-            settings.name
-        );
-        return Exit::Usage;
+    // A variable that is empty names none.
+    let owner = args.owner.clone().filter(|name| !name.is_empty());
+    let writers = args.writer.iter().filter(|name| !name.is_empty());
+    let writers: Vec<_> = writers.cloned().collect();
+    for (flag, is_given) in [
+        ("--partitioned", args.partitioned),
+        ("--owner", owner.is_some()),
+    ] {
+        if is_given
+            && let Some(settings) = pipelines.iter().find(|s| s.target.outbox.table().is_none())
+        {
+            error!(
+                "pipeline {:?}: {flag} is for a table, and this outbox is in the log; leave it out",
+                settings.name
+            );
+            return Exit::Usage;
+        }
     }
+    let several = pipelines.len() > 1;
+    let mut exit = Exit::Done;
     for settings in &pipelines {
         let provision = Provision {
             pipeline: settings.name.clone(),
             target: settings.target.clone(),
             partitioned: args.partitioned,
             role: (!args.no_role).then(|| args.role.clone()),
-            // A variable that is empty names none.
-            writers: args
-                .writer
-                .iter()
-                .filter(|name| !name.is_empty())
-                .cloned()
-                .collect(),
+            owner: owner.clone(),
+            writers: writers.clone(),
             lock_timeout,
         };
         if args.print {
-            for script in provision.scripts() {
-                say!("-- {}", script.makes);
-                out::script(&format!("{}\n", script.sql));
-            }
-        } else if let Err(exit) = apply(settings, &provision) {
-            return exit;
+            print(settings, &provision, several);
+        } else if let Err(ended) = apply(settings, &provision) {
+            exit = exit.and(ended);
         }
     }
-    Exit::Done
+    exit
+}
+
+/// Prints for psql what would be run.
+fn print(settings: &PipelineSettings, provision: &Provision, several: bool) {
+    if several {
+        let database = settings.postgres.dbname();
+        say!("-- pipeline {:?}, in database {database:?}", settings.name);
+        // Each quoted as psql's arguments are, and within that as values of a connection string.
+        let value = database.replace('\\', "\\\\").replace('\'', "\\'");
+        let value = value.replace('"', "\"\"");
+        say!("\\connect -reuse-previous=on \"dbname='{value}'\"");
+    }
+    let Scripts { together, after } = provision.scripts();
+    say!("BEGIN;");
+    for script in together {
+        print_script(&script);
+    }
+    say!("COMMIT;");
+    for script in after {
+        print_script(&script);
+    }
+}
+
+fn print_script(script: &Script) {
+    say!("-- {}", script.makes);
+    out::script(&format!("{}\n", script.sql));
 }
 
 /// Makes what one pipeline needs, or logs why not.
@@ -117,34 +150,47 @@ pub fn run(args: &InitArgs) -> Exit {
 /// How the program is to end.
 pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Result<(), Exit> {
     let database = settings.postgres.describe();
+    let pipeline = &settings.name;
     let applied = runtime()?.block_on(async {
         let catalog = Catalog::open(&settings.postgres)
             .await
-            .map_err(|error| ("connection".to_owned(), error))?;
+            .map_err(|reason| ProvisionError {
+                step: "connection".to_owned(),
+                reason,
+                left: Left::Nothing,
+            })?;
         let mut applied = provision.apply(&catalog).await;
-        if let Err((_, CatalogError::Server(error))) = &mut applied {
+        if let Err(ProvisionError {
+            reason: CatalogError::Server(error),
+            ..
+        }) = &mut applied
+        {
             catalog.name_users(error).await;
         }
         applied
     });
-    let Err((step, reason)) = applied else {
+    let Err(error) = applied else {
         let target = &settings.target;
-        info!(%database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
+        info!(pipeline, %database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
         return Ok(());
     };
-    let hint = match &reason {
-        _ if is_lock_timeout(&reason) => {
+    let hint = match (&error.reason, error.left) {
+        (reason, Left::NoSlot) if is_lock_timeout(reason) => {
             ". A slot waits for every transaction that was running: see pg_stat_activity; then run \
              init again, or raise --lock-timeout"
         }
-        CatalogError::Server(error) if error.code == "42501" => {
+        (reason, _) if is_lock_timeout(reason) => {
+            ". Another transaction has the lock: see pg_locks; then run init again, or raise --lock-timeout"
+        }
+        (CatalogError::Server(error), _) if error.code == "42501" => {
             ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser"
         }
         _ => "",
     };
-    error!(%database, "{step}: {reason}{hint}");
-    Err(match recovery::of_catalog(&reason) {
-        Remedy::Reconnect if is_lock_timeout(&reason) => Exit::Halted,
+    let ProvisionError { reason, left, .. } = &error;
+    error!(pipeline, %database, "{error}{hint}. {left}");
+    Err(match recovery::of_catalog(reason) {
+        Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
 }

@@ -18,13 +18,13 @@ use crate::retention::{Report, RetentionError};
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
 pub struct MaintainArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    retention: RetentionArgs,
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Does once what there is to be done.
@@ -49,10 +49,7 @@ pub fn run(args: &MaintainArgs) -> Exit {
                 recovery::of_catalog(&reason).into()
             }
         };
-        // A person who is needed is worth more than a server that is not there now.
-        if exit != Exit::Halted && ended != Exit::Done {
-            exit = ended;
-        }
+        exit = exit.and(ended);
     }
     exit
 }

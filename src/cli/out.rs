@@ -26,17 +26,127 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }
 
-/// Prints several lines at once, each as [`say!`] does; on a terminal that is cleared before if
-/// `clears`. False if nobody can read them.
-pub(super) fn lines(lines: &[String], clears: bool) -> bool {
-    let mut text = String::new();
-    if clears && is_terminal() {
-        text += "\x1b[H\x1b[2J";
+/// A table, and what is to be said of it.
+pub(super) struct Screen {
+    /// A line that is too long is cut: the first columns say most.
+    pub(super) table: Vec<String>,
+    /// A line that is too long goes on in the next.
+    pub(super) notes: Vec<String>,
+}
+
+impl Screen {
+    fn escaped(&self) -> Self {
+        let escaped = |lines: &[String]| {
+            let lines = lines.iter();
+            lines.map(|line| Escaped(line).to_string()).collect()
+        };
+        Self {
+            table: escaped(&self.table),
+            notes: escaped(&self.notes),
+        }
     }
-    for line in lines {
-        text += &format!("{}\n", Escaped(line));
+
+    /// As it fits into a terminal.
+    fn fitted(&self, size: Size) -> Vec<String> {
+        let mut lines = Vec::new();
+        let cut = |line: &String| {
+            let line: String = line.chars().take(size.columns).collect();
+            line.trim_end().to_owned()
+        };
+        lines.extend(self.table.iter().map(cut));
+        for note in &self.notes {
+            wrap(note, size.columns, &mut lines);
+        }
+        // The last row is the cursor's.
+        let room = size.rows.saturating_sub(1).max(1);
+        if lines.len() > room {
+            let more = lines.len() + 1 - room;
+            lines.truncate(room - 1);
+            let told = format!("... and {more} more lines");
+            lines.push(told.chars().take(size.columns).collect());
+        }
+        lines
     }
-    print(&text)
+}
+
+/// Of a terminal, in characters.
+#[derive(Clone, Copy)]
+struct Size {
+    columns: usize,
+    rows: usize,
+}
+
+impl Size {
+    /// Of this one, if it knows; else as a terminal was made at first.
+    fn of_terminal() -> Self {
+        let known = terminal_size::terminal_size();
+        let (columns, rows) = known.map_or((80, 24), |(columns, rows)| (columns.0, rows.0));
+        Self {
+            columns: usize::from(columns).max(1),
+            rows: usize::from(rows).max(1),
+        }
+    }
+}
+
+/// Adds `text` as lines of so many characters, broken between words, all but the first indented.
+fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
+    const INDENT: &str = "    ";
+    let mut rest = text;
+    let mut indent = "";
+    while !rest.is_empty() {
+        let width = columns.saturating_sub(indent.len()).max(1);
+        let end = rest.char_indices().nth(width).map(|(at, _)| at);
+        let at = match end {
+            None => rest.len(),
+            // A word that is longer than a line is broken.
+            Some(end) => match rest.get(..=end).and_then(|line| line.rfind(' ')) {
+                Some(space) if space > 0 => space,
+                _ => end,
+            },
+        };
+        let (line, after) = rest.split_at(at);
+        lines.push(format!("{indent}{line}"));
+        rest = after.trim_start();
+        indent = match columns > 4 * INDENT.len() {
+            true => INDENT,
+            false => "",
+        };
+    }
+}
+
+/// Prints several lines at once, each as [`say!`] does. False if nobody can read them.
+pub(super) fn lines(screen: &Screen) -> bool {
+    let Screen { table, notes } = screen.escaped();
+    let lines = table.iter().chain(&notes);
+    print(&lines.map(|line| format!("{line}\n")).collect::<String>())
+}
+
+/// The same on a terminal in place of what was there; elsewhere it is [`lines`].
+pub(super) fn frame(screen: &Screen, is_first: bool) -> bool {
+    if !is_terminal() {
+        return lines(screen);
+    }
+    let size = Size::of_terminal();
+    let drawn = drawn(&screen.escaped().fitted(size), size.columns);
+    // What the screen shows by now is scrolled out of it, so that it can be read later.
+    let room = "\n".repeat(if is_first { size.rows } else { 0 });
+    print(&(room + &drawn))
+}
+
+/// The commands that have a terminal show these lines and nothing else (ECMA-48: CUP, EL, ED).
+/// Nothing is blank in between, as it would be if the screen were cleared first.
+fn drawn(lines: &[String], columns: usize) -> String {
+    // Between sizes a line may be longer than the terminal is wide: without DECAWM it stays one.
+    let mut text = "\x1b[?7l".to_owned();
+    for (row, line) in (1..).zip(lines) {
+        // Where a line is full the cursor stays on its last character, which would be erased.
+        let rest = match line.chars().count() < columns {
+            true => "\x1b[K",
+            false => "",
+        };
+        text += &format!("\x1b[{row};1H{line}{rest}");
+    }
+    text + &format!("\x1b[{};1H\x1b[J\x1b[?7h", lines.len() + 1)
 }
 
 /// Prints a JSON document, on a line. False if nobody can read it.
@@ -93,5 +203,150 @@ fn print(text: &str) -> bool {
             }
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(columns: usize, rows: usize) -> Size {
+        Size { columns, rows }
+    }
+
+    fn fitted(columns: usize, rows: usize) -> Vec<String> {
+        let screen = Screen {
+            table: vec!["NAME  STATE".to_owned(), "orders  halted".to_owned()],
+            notes: vec!["orders: the row with id 17 has no key".to_owned()],
+        };
+        screen.fitted(size(columns, rows))
+    }
+
+    #[test]
+    fn frame_fits_the_terminal_a_table_is_cut_and_a_note_goes_on_below() {
+        assert_eq!(
+            fitted(20, 24),
+            [
+                "NAME  STATE",
+                "orders  halted",
+                "orders: the row with",
+                "    id 17 has no key"
+            ]
+        );
+        assert_eq!(fitted(9, 24)[..2], ["NAME  STA", "orders  h"]);
+        assert_eq!(
+            fitted(80, 3),
+            ["NAME  STATE", "... and 2 more lines"],
+            "the last row is the cursor's"
+        );
+        for columns in 1..50 {
+            for rows in 1..8 {
+                let lines = fitted(columns, rows);
+                assert!(lines.len() < rows.max(2), "{columns}x{rows}: {lines:?}");
+                let longest = lines.iter().map(|line| line.chars().count()).max();
+                assert!(longest <= Some(columns), "{columns}x{rows}: {lines:?}");
+            }
+        }
+        let mut lines = Vec::new();
+        wrap("ÄÖÜäöüÄÖÜäöü ß", 5, &mut lines);
+        assert_eq!(lines, ["ÄÖÜäö", "üÄÖÜä", "öü ß"]);
+    }
+
+    /// A terminal of that size, as far as a frame needs one.
+    struct Terminal {
+        cells: Vec<Vec<char>>,
+        at: (usize, usize),
+        wraps: bool,
+    }
+
+    impl Terminal {
+        fn full_of_rubbish(size: Size) -> Self {
+            Self {
+                cells: vec![vec!['#'; size.columns]; size.rows],
+                at: (size.rows - 1, 0),
+                wraps: true,
+            }
+        }
+
+        fn obey(&mut self, text: &str) {
+            let mut rest = text;
+            while let Some(c) = rest.chars().next() {
+                rest = &rest[c.len_utf8()..];
+                if c != '\x1b' {
+                    self.put(c);
+                    continue;
+                }
+                let end = rest
+                    .find(|c: char| c.is_ascii_alphabetic())
+                    .expect("an end");
+                self.command(&rest[..=end]);
+                rest = &rest[end + 1..];
+            }
+        }
+
+        fn put(&mut self, c: char) {
+            let (rows, columns) = (self.cells.len(), self.cells[0].len());
+            assert_ne!(c, '\n', "it may scroll");
+            assert!(!self.wraps, "a line may go on in the next");
+            assert!(self.at.0 < rows);
+            self.cells[self.at.0][self.at.1] = c;
+            self.at.1 = (self.at.1 + 1).min(columns - 1);
+        }
+
+        fn command(&mut self, command: &str) {
+            let (row, column) = self.at;
+            match command {
+                "[?7l" => self.wraps = false,
+                "[?7h" => self.wraps = true,
+                "[K" => self.cells[row]
+                    .iter_mut()
+                    .skip(column)
+                    .for_each(|c| *c = ' '),
+                "[J" => {
+                    self.command("[K");
+                    self.cells[row + 1..]
+                        .iter_mut()
+                        .for_each(|row| row.fill(' '));
+                }
+                place => {
+                    let place = place.strip_prefix('[').and_then(|p| p.strip_suffix(";1H"));
+                    let row: usize = place.and_then(|row| row.parse().ok()).expect(command);
+                    // Beyond the end is the end.
+                    self.at = (row.min(self.cells.len()) - 1, 0);
+                }
+            }
+        }
+
+        fn shows(&self) -> Vec<String> {
+            let text = |row: &Vec<char>| row.iter().collect::<String>().trim_end().to_owned();
+            let mut rows: Vec<_> = self.cells.iter().map(text).collect();
+            while rows.last().is_some_and(String::is_empty) {
+                rows.pop();
+            }
+            rows
+        }
+    }
+
+    #[test]
+    fn frame_leaves_nothing_of_what_was_on_the_screen() {
+        for columns in [5, 20, 80] {
+            for rows in [2, 4, 24] {
+                let mut terminal = Terminal::full_of_rubbish(size(columns, rows));
+                let lines = fitted(columns, rows);
+                terminal.obey(&drawn(&lines, columns));
+                assert_eq!(terminal.shows(), lines, "{columns}x{rows}");
+                assert!(terminal.wraps);
+            }
+        }
+    }
+
+    /// The terminal got smaller after it was asked.
+    #[test]
+    fn frame_that_is_too_large_by_now_is_cut_and_scrolls_nothing() {
+        let mut terminal = Terminal::full_of_rubbish(size(10, 3));
+        terminal.obey(&drawn(&fitted(20, 24), 20));
+        let shown = terminal.shows();
+        assert_eq!(shown.len(), 2, "{shown:?}");
+        assert!(shown.iter().all(|row| !row.contains('#')), "{shown:?}");
     }
 }

@@ -30,10 +30,6 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    records: RecordArgs,
     /// Rows from here on: a time, like 2025-11-01T03:00:00Z, held against created_at; an id; or the
     /// walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION")]
@@ -63,8 +59,8 @@ pub struct ReplayArgs {
     /// Send at most so many rows a second
     #[arg(long, value_name = "N/s", value_parser = rate)]
     rate: Option<u32>,
-    /// Where records go [default: kafka]
-    #[arg(long, env = "WALPOST_SINK", value_enum)]
+    /// Where records go: kafka, or stdout [default: kafka]
+    #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
     /// Go on with a replay that was cut short. Its --where and --topic have to be given again: what the
     /// journal has of them is compared, and never run
@@ -78,6 +74,10 @@ pub struct ReplayArgs {
     /// Don't ask
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
 }
 
 /// Why rows were not sent, or not all of them.

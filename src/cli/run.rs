@@ -20,12 +20,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Flags of `walpost run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    records: RecordArgs,
-    /// Where records go [default: kafka]
-    #[arg(long, env = "WALPOST_SINK", value_enum)]
+    /// Where records go: kafka, or stdout [default: kafka]
+    #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
     /// Where metrics, health and status are shown: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
@@ -35,12 +31,17 @@ pub struct RunArgs {
         long,
         env = "WALPOST_HTTP_HOST",
         value_name = "NAME",
-        value_delimiter = ','
+        value_delimiter = ',',
+        hide_short_help = true
     )]
     http_host: Vec<String>,
     /// First make what is missing of table or functions, publication and slot
     #[arg(long)]
     init: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
 }
 
 /// Runs the pipelines until they are told to stop or can't go on.
@@ -67,6 +68,7 @@ pub fn run(args: &RunArgs) -> Exit {
                 partitioned: false,
                 // It runs as its own role already.
                 role: None,
+                owner: None,
                 writers: Vec::new(),
                 lock_timeout: LOCK_TIMEOUT,
             };

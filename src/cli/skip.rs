@@ -39,10 +39,6 @@ const ROW_BYTES_MAX: usize = 1 << 30;
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
 pub struct SkipArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    records: RecordArgs,
     /// Skip what is committed before this LSN; or the transaction of this position, and what is
     /// before it
     #[arg(long, value_name = "LSN|POSITION")]
@@ -53,6 +49,10 @@ pub struct SkipArgs {
     /// Don't ask
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
 }
 
 /// Where the slot is to be.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use tracing::error;
 
+use super::out::Screen;
 use super::{load, out, runtime};
 use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
@@ -17,10 +18,10 @@ use crate::model::exit::Exit;
 use crate::model::let_go::LetGo;
 use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
-use crate::observe::problem::{self, Problem};
-use crate::observe::status::{PipelineStatus, Snapshot, Status};
-use crate::observe::watchdog::Lasting;
-use crate::observe::{client, http};
+use crate::observe::problem::{self, Kind, Problem, Severity};
+use crate::observe::status::{PipelineStatus, Snapshot, Status, seconds};
+use crate::observe::summary::{self, Reason, Source};
+use crate::observe::{client, http, rounded};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
@@ -34,8 +35,6 @@ const UNKNOWN: &str = "-";
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
     /// Where the connector listens: what `run` was given. off asks the database alone [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
@@ -45,6 +44,8 @@ pub struct StatusArgs {
     /// One JSON document instead of a table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
 }
 
 /// Everything that was found.
@@ -54,6 +55,9 @@ struct Report {
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
+    /// The connector's clock, or else this machine's, in seconds since 1970.
+    #[serde(skip)]
+    now: f64,
 }
 
 /// The process that runs, or should.
@@ -77,6 +81,23 @@ struct Found {
     connector: Option<PipelineStatus>,
     /// What the database says, if it was asked.
     database: Option<Database>,
+}
+
+impl Found {
+    fn is_healthy(&self) -> bool {
+        self.problems.is_empty() && self.connector.as_ref().is_none_or(|of| of.ready)
+    }
+
+    /// Trouble first, as on the page.
+    fn rank(&self) -> u8 {
+        match (&self.connector, self.problems.is_empty()) {
+            (Some(connector), true) => connector.summary.rank,
+            // The database alone may know of something.
+            (Some(connector), false) => connector.summary.rank.min(2),
+            (None, true) => u8::MAX,
+            (None, false) => 1,
+        }
+    }
 }
 
 /// What the database says of a slot.
@@ -137,12 +158,15 @@ pub fn run(args: &StatusArgs) -> Exit {
         Err(exit) => return exit,
     };
     let exit = runtime.block_on(async {
+        let mut is_first = true;
         loop {
             let report = look(address.as_deref(), &settings, &args.connection.pipeline).await;
-            let printed = match args.json {
-                true => out::json(&report),
-                false => out::lines(&table(&report), args.watch),
+            let printed = match (args.json, args.watch) {
+                (true, _) => out::json(&report),
+                (false, true) => out::frame(&shown(&report), is_first),
+                (false, false) => out::lines(&shown(&report)),
             };
+            is_first = false;
             // Nobody reads on when it can't be printed.
             if !args.watch || !printed {
                 return match report.healthy {
@@ -160,6 +184,9 @@ pub fn run(args: &StatusArgs) -> Exit {
 /// Asks the connector, and the database of each pipeline.
 async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[String]) -> Report {
     let (connector, status) = ask_connector(address).await;
+    let now = status
+        .as_ref()
+        .map_or_else(|| seconds(unix_micros()), |status| status.now);
     let mut said = status.map(|status| status.pipelines).unwrap_or_default();
     let mut pipelines = Vec::new();
     for settings in settings {
@@ -193,7 +220,8 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         });
     }
     Report {
-        healthy: !pipelines.is_empty() && pipelines.iter().all(|found| found.problems.is_empty()),
+        now,
+        healthy: !pipelines.is_empty() && pipelines.iter().all(Found::is_healthy),
         connector,
         pipelines,
     }
@@ -277,110 +305,120 @@ fn problems(
     of_connector: Option<&PipelineStatus>,
     database: Option<&Database>,
 ) -> Vec<String> {
-    let mut problems = Vec::new();
-    let seen = of_connector.map_or(&[][..], |pipeline| &pipeline.problems);
+    let mut reasons: Vec<Reason> = Vec::new();
+    let own = |what: String| Reason {
+        severity: Severity::Critical,
+        source: Source::Connector,
+        what,
+        remedy: String::new(),
+        since: None,
+    };
+    // The database knows better, where it could be asked.
+    let asked = database.filter(|database| database.error.is_none());
     match (of_connector, &connector.address) {
         (Some(pipeline), _) => {
-            let is_explained = |seen: &Lasting| seen.problem.kind.explains_unreadiness();
-            if !seen.iter().any(is_explained) {
-                problems.extend(pipeline.not_ready.clone());
-            }
+            let is_news = |reason: &&Reason| asked.is_none() || reason.source == Source::Connector;
+            reasons.extend(pipeline.summary.reasons.iter().filter(is_news).cloned());
         }
-        (None, Some(address)) => problems.push(match &connector.error {
+        (None, Some(address)) => reasons.push(own(match &connector.error {
             Some(error) => format!("no walpost answers at {address}: {error}"),
             None => format!("the walpost at {address} has no such pipeline"),
-        }),
+        })),
         (None, None) => {}
     }
-    // The database knows better, where it was asked.
-    let is_news = |seen: &&Lasting| database.is_none() || !seen.problem.kind.is_of_database();
-    problems.extend(seen.iter().filter(is_news).map(|seen| seen.problem.line()));
-    // The database was asked last.
-    let let_go = database
-        .and_then(|of| of.let_go.as_ref())
-        .or_else(|| of_connector?.let_go.as_ref());
-    problems.extend(let_go.into_iter().flatten().map(|entry| {
-        format!(
-            "a slot was let go: {} may be in the table only; see Troubleshooting in README.md, then walpost replay --let-go \
-             --pipeline {name}",
-            entry.describe()
-        )
-    }));
-    let Some(database) = database else {
-        return problems;
-    };
-    let error = database.error.iter();
-    problems.extend(error.map(|error| format!("the database can't be asked: {error}")));
-    problems.extend(database.problems.iter().map(Problem::line));
-    if let Some(held) = &database.held
-        && !problems.iter().any(|said| said.contains(held))
-    {
-        problems.push(held.clone());
+    if let Some(database) = asked {
+        for problem in &database.problems {
+            // That the slot is not read is what the connector's reason comes to.
+            let is_told = problem.kind == Kind::NotStreaming
+                && of_connector.is_some_and(|pipeline| !pipeline.ready);
+            if !is_told {
+                summary::add(&mut reasons, Reason::of(problem));
+            }
+        }
+        // A journal that may not be read is the connector's to know.
+        let let_go = database.let_go.as_ref();
+        let let_go = let_go.or_else(|| of_connector?.let_go.as_ref());
+        summary::add_dropped_slots(&mut reasons, name, let_go.map_or(&[], Vec::as_slice));
+        if let Some(held) = &database.held {
+            summary::add(&mut reasons, own(held.clone()));
+        }
     }
-    problems
+    if let Some(error) = database.and_then(|database| database.error.as_ref()) {
+        reasons.push(own(format!("the database can't be asked: {error}")));
+    }
+    reasons.iter().map(Reason::line).collect()
 }
 
-const TITLES: [&str; 11] = [
+const TITLES: [&str; 12] = [
     "PIPELINE",
     "STATE",
-    "EVENTS/S",
+    "FOR",
     "LAG",
-    "BEHIND",
-    "IN FLIGHT",
     "P99",
-    "CONFIRMED",
-    "SLOT",
-    "KEPT",
+    "EVENTS/S",
+    "RETAINED",
     "SAFE",
+    "WAL STATUS",
+    "LAG BYTES",
+    "IN FLIGHT",
+    "CONFIRMED",
+];
+/// Numbers stand below each other by their last digit.
+const IS_NUMBER: [bool; TITLES.len()] = [
+    false, false, true, true, true, true, true, true, false, true, true, true,
 ];
 
-/// Lines to be printed.
-fn table(report: &Report) -> Vec<String> {
+/// What is to be printed.
+fn shown(report: &Report) -> Screen {
+    let mut pipelines: Vec<_> = report.pipelines.iter().collect();
+    pipelines.sort_by_key(|found| found.rank());
+    Screen {
+        table: table(&pipelines, report.now),
+        notes: notes(&pipelines, report),
+    }
+}
+
+fn table(pipelines: &[&Found], now: f64) -> Vec<String> {
     let mut rows = vec![TITLES.map(str::to_owned)];
-    let shown = |cell: String| Escaped(cell).to_string();
-    rows.extend(report.pipelines.iter().map(|found| row(found).map(shown)));
+    let escaped = |cell: String| Escaped(cell).to_string();
+    rows.extend(pipelines.iter().map(|found| row(found, now).map(escaped)));
     let mut widths = [0; TITLES.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
         }
     }
-    let mut lines = Vec::new();
-    for row in &rows {
-        let cells = row.iter().zip(widths);
-        let line: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
+    let line = |row: &[String; TITLES.len()]| {
+        let cells = row.iter().zip(widths).zip(IS_NUMBER);
+        let cells: Vec<_> = cells
+            .map(|((cell, width), is_number)| match is_number {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:width$}"),
+            })
             .collect();
-        lines.push(line.join("  ").trim_end().to_owned());
-    }
-    for found in &report.pipelines {
+        cells.join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    for found in pipelines {
         let snapshot = found.connector.as_ref().and_then(|of| of.snapshot);
         if let Some(snapshot) = snapshot.filter(Snapshot::lasts) {
             let (phase, rows) = (snapshot.phase.name(), snapshot.rows);
             let of = snapshot.expected.map(|rows| format!(" of about {rows}"));
             let of = of.unwrap_or_default();
-            lines.push(format!(
+            notes.push(format!(
                 "{}: snapshot: {phase}, {rows}{of} rows read",
                 found.name
             ));
         }
-        for problem in &found.problems {
-            lines.push(format!("{}: {problem}", found.name));
-        }
-        let error = found
-            .connector
-            .as_ref()
-            .and_then(|of| of.last_error.as_ref());
-        let is_news = |remedy: &str| !found.problems.iter().any(|line| line.contains(remedy));
-        if let Some(error) = error
-            && !found.problems.is_empty()
-            && is_news(&error.remedy)
-        {
-            lines.push(format!("{}: {}", found.name, error.remedy));
-        }
+        let problems = found.problems.iter();
+        notes.extend(problems.map(|problem| format!("{}: {problem}", found.name)));
     }
-    if report.pipelines.is_empty() {
-        lines.push(match &report.connector.error {
+    if pipelines.is_empty() {
+        notes.push(match &report.connector.error {
             Some(error) => format!(
                 "no walpost answers at {}: {error}",
                 report.connector.address.as_deref().unwrap_or(UNKNOWN)
@@ -388,10 +426,10 @@ fn table(report: &Report) -> Vec<String> {
             None => "there is no such pipeline".to_owned(),
         });
     }
-    lines
+    notes
 }
 
-fn row(found: &Found) -> [String; TITLES.len()] {
+fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
     let (connector, database) = (found.connector.as_ref(), found.database.as_ref());
     let shown = |known: Option<String>| known.unwrap_or_else(|| UNKNOWN.to_owned());
     let health = connector.and_then(|of| of.slot_health.as_ref());
@@ -411,7 +449,8 @@ fn row(found: &Found) -> [String; TITLES.len()] {
     let safe = database
         .and_then(|of| of.safe_wal_bytes)
         .or_else(|| health?.safe_wal_bytes);
-    let state = connector.map(|of| of.state.name().replace('_', " "));
+    let state = connector.map(|of| of.summary.state.clone());
+    let lasts = connector.map(|of| rounded::age((now - of.summary.since).max(0.0)));
     let of_slot = || match database?.active? {
         true => Some("in use".to_owned()),
         false => Some("not read".to_owned()),
@@ -419,33 +458,27 @@ fn row(found: &Found) -> [String; TITLES.len()] {
     [
         found.name.clone(),
         shown(state.or_else(of_slot)),
-        shown(connector.map(|of| format!("{:.0}", of.recent.events_per_second))),
-        shown(lag.map(bytes)),
-        shown(connector.and_then(|of| of.lag.seconds).map(duration)),
-        shown(connector.map(|of| of.events.in_flight.to_string())),
+        shown(lasts),
+        shown(
+            connector
+                .and_then(|of| of.lag.seconds)
+                .map(rounded::duration),
+        ),
         shown(
             connector
                 .and_then(|of| of.recent.commit_to_delivery_p99)
-                .map(duration),
+                .map(rounded::duration),
         ),
-        shown(confirmed.map(|lsn| lsn.to_string())),
-        shown(wal_status),
+        shown(connector.map(|of| format!("{:.0}", of.recent.events_per_second))),
         shown(kept.map(bytes)),
         shown(safe.map(|safe| bytes(u64::try_from(safe).unwrap_or_default()))),
+        shown(wal_status),
+        shown(lag.map(bytes)),
+        shown(connector.map(|of| of.events.in_flight.to_string())),
+        shown(confirmed.map(|lsn| lsn.to_string())),
     ]
 }
 
 fn bytes(number: u64) -> String {
     ByteSize::b(number).to_string()
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        0.0 => "0 s".to_owned(),
-        s if s < 0.001 => format!("{:.1} ms", s * 1e3),
-        s if s < 1.0 => format!("{:.0} ms", s * 1e3),
-        s if s < 120.0 => format!("{s:.1} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
 }

@@ -25,10 +25,6 @@ const MEMORY_MIN: u64 = 4 << 20;
 /// Flags of `walpost verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    #[command(flatten)]
-    connection: ConnectionArgs,
-    #[command(flatten)]
-    records: RecordArgs,
     /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long
     /// ago
     #[arg(long, value_name = "TIME")]
@@ -67,6 +63,10 @@ pub struct VerifyArgs {
     /// Records whose events are not in the table are an error
     #[arg(long, conflicts_with_all = ["since", "until"])]
     strict: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    records: RecordArgs,
 }
 
 /// How one pipeline came out.

@@ -13,8 +13,21 @@ use crate::pipeline::settings::Undeliverable;
 use crate::pipeline::snapshot::SnapshotMode;
 use crate::pipeline::wal_budget::budget::AtMax;
 
+/// Headings of flags that commands share.
+pub(crate) mod heading {
+    pub(crate) const PIPELINES: &str = "Pipelines and database";
+    pub(crate) const KAFKA: &str = "Kafka";
+    pub(crate) const DELIVERY: &str = "Delivery";
+    pub(crate) const RECORDS: &str = "Records";
+    pub(crate) const LIMITS: &str = "Limits";
+    pub(crate) const RETENTION: &str = "Retention";
+    pub(crate) const WAL: &str = "WAL that the slot keeps";
+    pub(crate) const LOG: &str = "Logging";
+}
+
 /// How to log.
 #[derive(Debug, Args)]
+#[command(next_help_heading = heading::LOG)]
 pub struct LogArgs {
     /// How log lines look
     #[arg(
@@ -47,7 +60,8 @@ impl LogArgs {
 }
 
 /// Where the outbox is.
-#[derive(Default, Args)]
+#[derive(Clone, Default, Args)]
+#[command(next_help_heading = heading::PIPELINES)]
 pub struct ConnectionArgs {
     /// Configuration file (walpost.toml)
     #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]
@@ -69,8 +83,8 @@ pub struct ConnectionArgs {
         hide_env_values = true
     )]
     pub postgres: Option<String>,
-    /// Where events are: rows of a table, or in the write-ahead log alone [default: table]
-    #[arg(long, env = "WALPOST_OUTBOX", value_enum)]
+    /// Where events are: table, for rows of one, or log, for the write-ahead log alone [default: table]
+    #[arg(long, env = "WALPOST_OUTBOX", value_enum, hide_possible_values = true)]
     pub outbox: Option<OutboxName>,
     /// The outbox table [default: public.outbox]
     #[arg(long, env = "WALPOST_TABLE", value_name = "SCHEMA.TABLE")]
@@ -90,79 +104,162 @@ pub struct ConnectionArgs {
 #[derive(Default, Args)]
 pub struct RecordArgs {
     /// Kafka's bootstrap servers
-    #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]")]
+    #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]", help_heading = heading::KAFKA)]
     pub kafka: Option<String>,
     /// A property of librdkafka. For secrets use a file or a variable:
     /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
-    #[arg(short = 'X', long, value_name = "NAME=VALUE")]
+    #[arg(short = 'X', long, value_name = "NAME=VALUE", help_heading = heading::KAFKA)]
     pub kafka_property: Vec<String>,
     /// Let properties of librdkafka load libraries and run commands. The configuration file can't say so
     #[arg(
         long,
         env = "WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES",
-        value_parser = clap::builder::FalseyValueParser::new()
+        value_parser = clap::builder::FalseyValueParser::new(),
+        help_heading = heading::KAFKA,
+        hide_short_help = true
     )]
     pub allow_code_in_kafka_properties: bool,
-    /// How often a record arrives [default: at-least-once]
-    #[arg(long, env = "WALPOST_DELIVERY", value_enum)]
-    pub delivery: Option<DeliveryName>,
-    /// The same as --delivery exactly-once
-    #[arg(long, conflicts_with = "delivery")]
-    pub exactly_once: bool,
-    /// What becomes of an event that is larger than Kafka may be sent [default: halt]
-    #[arg(long, env = "WALPOST_ON_OVERSIZE", value_enum)]
-    pub on_oversize: Option<Undeliverable>,
-    /// What becomes of an event that no record can be made of [default: halt]
-    #[arg(long, env = "WALPOST_ON_UNROUTABLE", value_enum)]
-    pub on_unroutable: Option<Undeliverable>,
-    /// What becomes of a message in the log that has the outbox's prefix and is no event
-    /// [default: dead-letter]
-    #[arg(long, env = "WALPOST_ON_MALFORMED", value_enum)]
-    pub on_malformed: Option<Undeliverable>,
-    /// The topic for dead letters [default: walpost-dead-letters]
-    #[arg(long, env = "WALPOST_DEAD_LETTER_TOPIC", value_name = "TOPIC")]
-    pub dead_letter_topic: Option<String>,
-    /// Whether rows that are older than the slot are delivered, before the stream and once in the
-    /// pipeline's life [default: initial]
-    #[arg(long, env = "WALPOST_SNAPSHOT", value_enum)]
-    pub snapshot: Option<SnapshotMode>,
-    /// The topic, a template over columns [default: outbox.event.{aggregatetype}]
-    #[arg(long, env = "WALPOST_TOPIC", value_name = "TEMPLATE")]
-    pub topic: Option<String>,
-    /// The key, a template over columns [default: {aggregateid}]
-    #[arg(long, env = "WALPOST_KEY", value_name = "TEMPLATE")]
-    pub key: Option<String>,
-    /// The column with the value [default: payload]
-    #[arg(long, env = "WALPOST_PAYLOAD", value_name = "COLUMN")]
-    pub payload: Option<String>,
-    /// A header, its value a template over columns; replaces the default id={id}
-    #[arg(long, env = "WALPOST_HEADER", value_name = "NAME=TEMPLATE", value_delimiter = ',', value_parser = header)]
-    pub header: Vec<(String, String)>,
-    /// What a null payload becomes [default: empty]
-    #[arg(long, env = "WALPOST_NULL_PAYLOAD", value_enum)]
-    pub null_payload: Option<NullPayload>,
-    /// Bytes that may be between reading and acknowledged [default: 16MiB]
-    #[arg(long, env = "WALPOST_WINDOW_BYTES", value_name = "SIZE")]
-    pub window_bytes: Option<String>,
-    /// Records that may be between reading and acknowledged [default: 100000]
-    #[arg(long, env = "WALPOST_WINDOW_RECORDS", value_name = "COUNT")]
-    pub window_records: Option<u64>,
-    /// The largest row that is accepted [default: 64MiB]
-    #[arg(long, env = "WALPOST_MAX_ROW_BYTES", value_name = "SIZE")]
-    pub max_row_bytes: Option<String>,
-    /// How long PostgreSQL may be silent before the connection counts as dead [default: 60s]
-    #[arg(long, env = "WALPOST_LINK_TIMEOUT", value_name = "DURATION")]
-    pub link_timeout: Option<String>,
-    /// How long stopping may take [default: 30s]
-    #[arg(long, env = "WALPOST_DRAIN_TIMEOUT", value_name = "DURATION")]
-    pub drain_timeout: Option<String>,
     /// Create topics that are missing
     #[arg(
         long,
         env = "WALPOST_CREATE_TOPICS",
-        value_name = "PARTITIONS[:REPLICATION]"
+        value_name = "PARTITIONS[:REPLICATION]",
+        help_heading = heading::KAFKA
     )]
     pub create_topics: Option<CreateTopics>,
+    /// How often a record arrives: at-least-once, or exactly-once [default: at-least-once]
+    #[arg(
+        long,
+        env = "WALPOST_DELIVERY",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_possible_values = true
+    )]
+    pub delivery: Option<DeliveryName>,
+    /// The same as --delivery exactly-once
+    #[arg(long, conflicts_with = "delivery", help_heading = heading::DELIVERY)]
+    pub exactly_once: bool,
+    /// What becomes of an event that is larger than Kafka may be sent: halt, or dead-letter [default: halt]
+    #[arg(
+        long,
+        env = "WALPOST_ON_OVERSIZE",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_possible_values = true
+    )]
+    pub on_oversize: Option<Undeliverable>,
+    /// What becomes of an event that no record can be made of: halt, or dead-letter
+    /// [default: halt]
+    #[arg(
+        long,
+        env = "WALPOST_ON_UNROUTABLE",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_possible_values = true
+    )]
+    pub on_unroutable: Option<Undeliverable>,
+    /// What becomes of a message in the log that has the outbox's prefix and is no event:
+    /// halt, or dead-letter [default: dead-letter]
+    #[arg(
+        long,
+        env = "WALPOST_ON_MALFORMED",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_short_help = true,
+        hide_possible_values = true
+    )]
+    pub on_malformed: Option<Undeliverable>,
+    /// The topic for dead letters [default: walpost-dead-letters]
+    #[arg(
+        long,
+        env = "WALPOST_DEAD_LETTER_TOPIC",
+        value_name = "TOPIC",
+        help_heading = heading::DELIVERY
+    )]
+    pub dead_letter_topic: Option<String>,
+    /// Whether rows that are older than the slot are delivered, before the stream and once in the
+    /// pipeline's life: initial, or never [default: initial]
+    #[arg(
+        long,
+        env = "WALPOST_SNAPSHOT",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_possible_values = true
+    )]
+    pub snapshot: Option<SnapshotMode>,
+    /// The topic, a template over columns [default: outbox.event.{aggregatetype}]
+    #[arg(long, env = "WALPOST_TOPIC", value_name = "TEMPLATE", help_heading = heading::RECORDS)]
+    pub topic: Option<String>,
+    /// The key, a template over columns [default: {aggregateid}]
+    #[arg(long, env = "WALPOST_KEY", value_name = "TEMPLATE", help_heading = heading::RECORDS)]
+    pub key: Option<String>,
+    /// The column with the value [default: payload]
+    #[arg(long, env = "WALPOST_PAYLOAD", value_name = "COLUMN", help_heading = heading::RECORDS)]
+    pub payload: Option<String>,
+    /// A header, its value a template over columns; replaces the default id={id}
+    #[arg(
+        long,
+        env = "WALPOST_HEADER",
+        value_name = "NAME=TEMPLATE",
+        value_delimiter = ',',
+        value_parser = header,
+        help_heading = heading::RECORDS
+    )]
+    pub header: Vec<(String, String)>,
+    /// What a null payload becomes: empty, or tombstone [default: empty]
+    #[arg(
+        long,
+        env = "WALPOST_NULL_PAYLOAD",
+        value_enum,
+        help_heading = heading::RECORDS,
+        hide_possible_values = true
+    )]
+    pub null_payload: Option<NullPayload>,
+    /// Bytes that may be between reading and acknowledged [default: 16MiB]
+    #[arg(
+        long,
+        env = "WALPOST_WINDOW_BYTES",
+        value_name = "SIZE",
+        help_heading = heading::LIMITS,
+        hide_short_help = true
+    )]
+    pub window_bytes: Option<String>,
+    /// Records that may be between reading and acknowledged [default: 100000]
+    #[arg(
+        long,
+        env = "WALPOST_WINDOW_RECORDS",
+        value_name = "COUNT",
+        help_heading = heading::LIMITS,
+        hide_short_help = true
+    )]
+    pub window_records: Option<u64>,
+    /// The largest row that is accepted [default: 64MiB]
+    #[arg(
+        long,
+        env = "WALPOST_MAX_ROW_BYTES",
+        value_name = "SIZE",
+        help_heading = heading::LIMITS,
+        hide_short_help = true
+    )]
+    pub max_row_bytes: Option<String>,
+    /// How long PostgreSQL may be silent before the connection counts as dead [default: 60s]
+    #[arg(
+        long,
+        env = "WALPOST_LINK_TIMEOUT",
+        value_name = "DURATION",
+        help_heading = heading::LIMITS,
+        hide_short_help = true
+    )]
+    pub link_timeout: Option<String>,
+    /// How long stopping may take [default: 30s]
+    #[arg(
+        long,
+        env = "WALPOST_DRAIN_TIMEOUT",
+        value_name = "DURATION",
+        help_heading = heading::LIMITS,
+        hide_short_help = true
+    )]
+    pub drain_timeout: Option<String>,
     /// What is kept of the table.
     #[command(flatten)]
     pub retention: RetentionArgs,
@@ -173,6 +270,7 @@ pub struct RecordArgs {
 
 /// What is kept of the table.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = heading::RETENTION)]
 pub struct RetentionArgs {
     /// How long a partition of the table is kept after it was delivered. Without it, for ever
     #[arg(long, env = "WALPOST_RETENTION", value_name = "DURATION")]
@@ -181,12 +279,17 @@ pub struct RetentionArgs {
     #[arg(long, env = "WALPOST_PARTITIONS_AHEAD", value_name = "COUNT")]
     pub partitions_ahead: Option<u32>,
     /// Delete rows of a table that has no partitions
-    #[arg(long, env = "WALPOST_DELETE_ROWS", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(
+        long,
+        env = "WALPOST_DELETE_ROWS",
+        value_parser = clap::builder::FalseyValueParser::new()
+    )]
     pub delete_rows: bool,
 }
 
 /// How much of the log the slot may keep.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = heading::WAL)]
 pub struct LagArgs {
     /// Warn when the slot keeps more of the log than this. Without it, never
     #[arg(long, env = "WALPOST_LAG_WARN", value_name = "SIZE")]

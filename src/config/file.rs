@@ -38,7 +38,7 @@ pub struct File {
 #[serde(deny_unknown_fields)]
 #[expect(
     missing_docs,
-    reason = "the keys are documented in README.md, for those who write them"
+    reason = "the keys are documented in docs/configuration.md, for those who write them"
 )]
 pub struct FilePipeline {
     pub name: Option<String>,
@@ -115,7 +115,7 @@ pub enum DeliveryName {
 #[serde(deny_unknown_fields)]
 #[expect(
     missing_docs,
-    reason = "the keys are documented in README.md, for those who write them"
+    reason = "the keys are documented in docs/configuration.md, for those who write them"
 )]
 pub struct FileCheckpoint {
     pub topic: Option<String>,
@@ -127,7 +127,7 @@ pub struct FileCheckpoint {
 #[serde(deny_unknown_fields)]
 #[expect(
     missing_docs,
-    reason = "the keys are documented in README.md, for those who write them"
+    reason = "the keys are documented in docs/configuration.md, for those who write them"
 )]
 pub struct FileLag {
     pub warn: Option<Scalar>,

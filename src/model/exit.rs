@@ -24,4 +24,14 @@ impl Exit {
             Self::Halted => 3,
         }
     }
+
+    /// As one pipeline after another has ended: a person who is needed is worth more than a server that is
+    /// not there now.
+    #[must_use]
+    pub(crate) fn and(self, next: Self) -> Self {
+        match (self, next) {
+            (Self::Halted, _) | (_, Self::Done) => self,
+            (_, next) => next,
+        }
+    }
 }

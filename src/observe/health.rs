@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::rounded;
 use crate::delivery::stats::{Seldom, Totals};
-use crate::model::lifecycle::Outage;
-use crate::model::lifecycle::{ErrorKind, State};
+use crate::model::lifecycle::{ErrorKind, Failure, Outage, State};
 
 /// So long events may wait without any of them becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
@@ -51,10 +51,42 @@ impl fmt::Display for NotReady {
             }
             Self::Stuck(waiting, since) => write!(
                 f,
-                "{waiting} events are in flight, and Kafka has acknowledged none for {} s",
-                since.as_secs()
+                "{waiting} events are in flight, and Kafka has acknowledged none for {}",
+                rounded::age(since.as_secs_f64())
             ),
-            Self::Still(since) => write!(f, "its session has not turned for {} s", since.as_secs()),
+            Self::Still(since) => {
+                let since = rounded::age(since.as_secs_f64());
+                write!(f, "its session has not turned for {since}")
+            }
+        }
+    }
+}
+
+impl NotReady {
+    /// What is wrong, where the state is told beside it; nothing if that is all there is to say.
+    #[must_use]
+    pub fn what(&self) -> Option<String> {
+        match self {
+            Self::State(State::Starting, None) => Some("it has not streamed yet".to_owned()),
+            Self::State(_, reason) => reason.clone(),
+            Self::KafkaDown(..) | Self::Stuck(..) | Self::Still(_) => Some(self.to_string()),
+        }
+    }
+
+    /// What comes of it, or what a person can do; `error` is the last one.
+    #[must_use]
+    pub fn remedy<'e>(&self, error: Option<&'e Failure>) -> &'e str {
+        match self {
+            Self::State(..) => error.map_or("See the log for what it waits for", |e| &e.remedy),
+            Self::KafkaDown(..) => {
+                "Walpost goes on by itself when they answer: start the brokers, or mend the network to them. Meanwhile events \
+                 wait in PostgreSQL's log: watch its disk"
+            }
+            Self::Stuck(..) => {
+                "See whether brokers answer, and whether partitions have fewer in-sync replicas than \
+                 min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"
+            }
+            Self::Still(_) => "Restart Walpost, which loses nothing, and report it with the log",
         }
     }
 }

@@ -13,6 +13,19 @@ const ROOM_PART: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How bad something is, in the words of the alerts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Nothing is wrong.
+    #[default]
+    Ok,
+    /// It may heal by itself, or can wait until the morning.
+    Warning,
+    /// Nothing is delivered, or events are about to be lost.
+    Critical,
+}
+
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -68,6 +81,22 @@ impl Kind {
             Self::SlotUnreserved => "slot_unreserved",
             Self::SlotInDanger => "slot_in_danger",
             Self::PartitionsRunOut => "partitions_run_out",
+        }
+    }
+
+    /// How bad it is, as the alerts have it.
+    #[must_use]
+    pub fn severity(self) -> Severity {
+        match self {
+            Self::NotStreaming
+            | Self::SessionHung
+            | Self::DeliveryStuck
+            | Self::NoProgress
+            | Self::SlotMissing
+            | Self::SlotLost
+            | Self::SlotUnreserved
+            | Self::SlotInDanger => Severity::Critical,
+            Self::LongTransaction | Self::PartitionsRunOut => Severity::Warning,
         }
     }
 
@@ -134,7 +163,7 @@ pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
         Some("lost") => Some(Problem::new(
             Kind::SlotLost,
             format!("slot {slot:?} is lost: events that were not delivered are in the table only"),
-            "See Troubleshooting in README.md",
+            "See docs/operations.md#walpostslotlost",
         )),
         Some("unreserved") => Some(Problem::new(
             Kind::SlotUnreserved,

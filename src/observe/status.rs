@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::health;
 use super::history::Recent;
+use super::summary::Summary;
 use super::watchdog::Lasting;
 use crate::delivery::histogram::Counts;
 use crate::delivery::stats::{About, PipelineStats};
@@ -36,6 +37,8 @@ pub struct PipelineStatus {
     /// Its names.
     #[serde(flatten)]
     pub about: About,
+    /// How it is, for people: `walpost status` and the page show this.
+    pub summary: Summary,
     /// What it is at.
     pub state: State,
     /// Since when.
@@ -264,7 +267,6 @@ impl PipelineStatus {
         let not_ready_since = not_ready
             .as_ref()
             .map(|reason| seconds(health::not_ready_since(reason, &seldom, now_micros)));
-        let not_ready = not_ready.map(|reason| reason.to_string());
         let vitals = seldom.database.as_ref().map(|(vitals, _)| vitals);
         let slot = vitals.and_then(|vitals| vitals.slot.as_ref());
         let confirmed = known(totals.confirmed).or_else(|| slot.and_then(|slot| slot.confirmed));
@@ -272,12 +274,21 @@ impl PipelineStatus {
         let restart = slot.and_then(|slot| slot.restart);
         let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
         let statistics = seldom.statistics.as_ref();
+        let let_go = vitals.and_then(|vitals| vitals.let_go.clone());
         Self {
             about: stats.about.clone(),
+            summary: Summary::of(
+                &stats.about.name,
+                &seldom,
+                seconds(seldom.since_micros),
+                not_ready.as_ref().zip(not_ready_since),
+                &problems,
+                let_go.as_deref().unwrap_or_default(),
+            ),
             state: seldom.state,
             since: seconds(seldom.since_micros),
             ready: not_ready.is_none(),
-            not_ready,
+            not_ready: not_ready.map(|reason| reason.to_string()),
             not_ready_since,
             problems,
             events: Events {
@@ -319,7 +330,7 @@ impl PipelineStatus {
                 expected: stage.expected,
             }),
             snapshot_rows: stats.snapshot_rows(),
-            let_go: vitals.and_then(|vitals| vitals.let_go.clone()),
+            let_go,
             partitions: vitals.and_then(|vitals| vitals.partitions),
             partitions_end: vitals
                 .and_then(|vitals| vitals.partitions_end)

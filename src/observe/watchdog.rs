@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use super::health::{self, NotReady};
 use super::problem::{self, Kind, Problem};
+use super::rounded;
 use super::status::seconds;
 use crate::delivery::stats::{About, Seldom, Totals};
 use crate::model::lifecycle::State;
@@ -232,8 +233,8 @@ impl Watchdog {
         Verdict::Wrong(Problem::new(
             Kind::NoProgress,
             format!(
-                "nothing was delivered or confirmed for {} s, and {} of log wait behind {confirmed}",
-                lasts.as_secs(),
+                "nothing was delivered or confirmed for {}, and {} of log wait behind {confirmed}",
+                rounded::age(lasts.as_secs_f64()),
                 ByteSize::b(lag)
             ),
             format!(
@@ -325,13 +326,13 @@ fn not_streaming(facts: &Facts<'_>) -> Verdict {
     }
     let error = facts.seldom.last_error.as_ref();
     let reason = NotReady::State(state, error.map(|error| error.message.clone()));
-    let remedy = error.map_or("See the log for what it waits for", |error| &error.remedy);
+    let remedy = reason.remedy(error);
     let slot = &facts.about.slot;
     Verdict::Wrong(Problem::new(
         Kind::NotStreaming,
         format!(
-            "slot {slot:?} is not read for {} s: {reason}",
-            lasts.as_secs()
+            "slot {slot:?} is not read for {}: {reason}",
+            rounded::age(lasts.as_secs_f64())
         ),
         format!("{remedy}. Meanwhile PostgreSQL keeps its log for the slot: watch its disk"),
     ))
@@ -342,10 +343,9 @@ fn session_hung(facts: &Facts<'_>) -> Verdict {
     match without_stream(facts.seldom.state) {
         Some(verdict) => verdict,
         None if !health::is_hung(totals) => Verdict::Fine,
-        None => Verdict::Wrong(Problem::new(
+        None => Verdict::Wrong(unready(
             Kind::SessionHung,
-            NotReady::Still(totals.turned_ago).to_string(),
-            "Restart Walpost, which loses nothing, and report it with the log",
+            &NotReady::Still(totals.turned_ago),
         )),
     }
 }
@@ -358,20 +358,19 @@ fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
     if !health::is_stuck(totals) {
         return Verdict::Fine;
     }
-    let stuck =
-        |why: NotReady, remedy: &str| Problem::new(Kind::DeliveryStuck, why.to_string(), remedy);
+    let stuck = |why: &NotReady| unready(Kind::DeliveryStuck, why);
     match &seldom.kafka_down {
         // The producer logs that.
-        Some(reason) => Verdict::Told(stuck(
-            NotReady::KafkaDown(reason.clone(), totals.in_flight),
-            "Start the brokers, or mend the network to them",
-        )),
-        None => Verdict::Wrong(stuck(
-            NotReady::Stuck(totals.in_flight, totals.got_on_ago),
-            "See whether brokers answer, and whether partitions have fewer in-sync replicas than \
-             min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions",
-        )),
+        Some(reason) => Verdict::Told(stuck(&NotReady::KafkaDown(
+            reason.clone(),
+            totals.in_flight,
+        ))),
+        None => Verdict::Wrong(stuck(&NotReady::Stuck(totals.in_flight, totals.got_on_ago))),
     }
+}
+
+fn unready(kind: Kind, why: &NotReady) -> Problem {
+    Problem::new(kind, why.to_string(), why.remedy(None))
 }
 
 /// What the database said last, as far as it is about this instance.
@@ -416,7 +415,7 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     let since = match began {
         Some(began) => format!("since {began:.0}"),
         // Others' are not shown to us: it may be longer.
-        None => format!("for {} s at least", open.as_secs()),
+        None => format!("for {} at least", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {
         Whose::Session(pid) => (

@@ -33,8 +33,8 @@ impl Remedy {
             Self::RebuildSink => "Walpost makes a new producer, and goes on by itself",
             Self::StandBy => "Walpost takes over when the slot is free",
             Self::Halt => {
-                "Walpost has halted: do what the message says, then restart it. README.md has the message under \
-                 Troubleshooting"
+                "Walpost has halted: do what the message says, then restart it. docs/troubleshooting.md has the \
+                 message"
             }
         }
     }

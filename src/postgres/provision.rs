@@ -4,6 +4,7 @@
 //! other lines that are psql's own are left out (what stands from `\if` to `\endif` are defaults), and
 //! `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
 
+use std::fmt;
 use std::time::Duration;
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
@@ -19,6 +20,8 @@ const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const JOURNAL: &str = include_str!("../../sql/journal.sql");
 const WRITER: &str = include_str!("../../sql/writer.sql");
+const OWNER: &str = include_str!("../../sql/owner.sql");
+const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
@@ -35,13 +38,24 @@ pub struct Provision {
     pub partitioned: bool,
     /// The role for `walpost run`, if one is to be made.
     pub role: Option<String>,
+    /// The role that is to own the table, if that isn't who makes it.
+    pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
     /// How long each statement may wait for a lock; a slot waits for running transactions too.
     pub lock_timeout: Duration,
 }
 
-/// One step: a batch of statements that runs as one transaction.
+/// All that is run, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scripts {
+    /// As one transaction.
+    pub together: Vec<Script>,
+    /// Each by itself, after the other: a slot can't be made in a transaction that has written.
+    pub after: Vec<Script>,
+}
+
+/// One step: a batch of statements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
     /// What it makes.
@@ -50,17 +64,65 @@ pub struct Script {
     pub sql: String,
 }
 
+/// A step has failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}: {reason}")]
+pub struct ProvisionError {
+    /// What it was to make.
+    pub step: String,
+    /// Why it failed.
+    pub reason: CatalogError,
+    /// What is there by now.
+    pub left: Left,
+}
+
+/// What the steps before one that has failed have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Everything is as it was.
+    Nothing,
+    /// The connection was lost while the transaction was committed.
+    Unknown,
+    /// Everything but the slot.
+    NoSlot,
+    /// Everything, and the slot, which retains WAL from now on; but not what is noted of it.
+    Slot,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "Nothing was changed",
+            Self::Unknown => {
+                "Whether it was committed is not known: run the same command again, which leaves what is there as it is"
+            }
+            Self::NoSlot => {
+                "Everything but the slot is there, and stays: run the same command again for the slot"
+            }
+            Self::Slot => {
+                "The slot is there and retains WAL from now on: run the same command again, which leaves what is there as it \
+                 is; or drop the slot with sql/teardown.sql"
+            }
+        })
+    }
+}
+
 impl Provision {
-    /// The steps, in the order that matters: the journal has to be there before the role, and the
-    /// publication before the slot, after which nothing is older than it.
+    /// The steps, in the order that matters: what would refuse the slot is found first, the journal has to
+    /// be there before the role, the owner's rights are needed until everything that takes them is made,
+    /// and the publication comes before the slot, after which nothing is older than it.
     #[must_use]
-    pub fn scripts(&self) -> Vec<Script> {
+    pub fn scripts(&self) -> Scripts {
         let Target {
             outbox,
             publication,
             slot,
         } = &self.target;
-        let mut scripts = vec![match outbox {
+        let mut together = vec![Script {
+            makes: format!("what the server needs for slot {slot}"),
+            sql: self.fill_in(PREREQUISITES),
+        }];
+        together.push(match outbox {
             Outbox::Table(_) => {
                 let table = if self.partitioned {
                     OUTBOX_PARTITIONED
@@ -76,71 +138,104 @@ impl Provision {
                 makes: "function walpost.publish".to_owned(),
                 sql: self.fill_in(PUBLISH),
             },
-        }];
+        });
         for writer in &self.writers {
-            scripts.push(Script {
+            together.push(Script {
                 makes: format!("rights of role {writer} to send events"),
                 sql: self.fill_in_with(WRITER, "", Some(writer)),
             });
         }
-        scripts.push(Script {
+        together.push(Script {
             makes: "table walpost.journal".to_owned(),
             sql: self.fill_in(JOURNAL),
         });
         if let Some(role) = &self.role {
-            scripts.push(Script {
+            together.push(Script {
                 makes: format!("role {role}"),
                 sql: self.fill_in(ROLE),
             });
         }
-        let makes = format!("publication {publication}");
-        scripts.push(Script {
-            makes,
+        together.push(Script {
+            makes: format!("publication {publication}"),
             sql: self.fill_in(PUBLICATION),
         });
-        scripts.push(Script {
+        if let Some(owner) = &self.owner {
+            together.push(Script {
+                makes: format!("role {owner} as the owner of {outbox}"),
+                sql: self.fill_in(OWNER),
+            });
+        }
+        let slot = Script {
             makes: format!("slot {slot}"),
             sql: self.fill_in(SLOT),
-        });
-        scripts.push(Script {
+        };
+        let note = Script {
             makes: "a note of what is older than the slot".to_owned(),
             sql: self.fill_in(SNAPSHOT),
-        });
-        scripts
+        };
+        Scripts {
+            together,
+            after: vec![slot, note],
+        }
     }
 
     /// Runs the steps. What is there already stays as it is.
     ///
     /// # Errors
-    /// A step fails; the steps before it stand.
-    pub async fn apply(&self, catalog: &Catalog) -> Result<(), (String, CatalogError)> {
+    /// A step fails; the error says what is there by now.
+    pub async fn apply(&self, catalog: &Catalog) -> Result<(), ProvisionError> {
         let client = catalog.client();
-        let timeout = format!("SET lock_timeout = {}", self.lock_timeout.as_millis());
-        client
-            .batch_execute(&timeout)
-            .await
-            .map_err(|error| ("session".to_owned(), error.into()))?;
-        let failed = |makes: &str| {
-            let makes = makes.to_owned();
-            move |error| (makes, error)
-        };
-        let slot = format!("slot {}", self.target.slot);
-        let is_new = match catalog.slot(&self.target.slot).await {
-            Ok(found) => found.is_none(),
-            Err(error) => return Err((slot, error)),
-        };
-        for script in self.scripts() {
-            tracing::info!("making sure of {}", script.makes);
-            client
-                .batch_execute(&script.sql)
-                .await
-                .map_err(|error| failed(&script.makes)(error.into()))?;
-            if script.makes == slot && is_new {
-                catalog
-                    .slot_was_made(&self.pipeline, &self.target)
-                    .await
-                    .map_err(failed("a note of the new slot"))?;
+        let run = |makes: &str, sql: String, left: Left| {
+            let step = makes.to_owned();
+            async move {
+                let ran = client.batch_execute(&sql).await;
+                ran.map_err(|error| ProvisionError {
+                    step,
+                    reason: error.into(),
+                    left,
+                })
             }
+        };
+        let failed = |step: &str, left: Left| {
+            let step = step.to_owned();
+            move |reason| ProvisionError { step, reason, left }
+        };
+        let timeout = format!("SET lock_timeout = {}", self.lock_timeout.as_millis());
+        run("session", timeout, Left::Nothing).await?;
+        let slot = &self.target.slot;
+        let found = catalog.slot(slot).await;
+        let is_new = found
+            .map_err(failed(&format!("slot {slot}"), Left::Nothing))?
+            .is_none();
+        let Scripts { together, after } = self.scripts();
+        run("transaction", "BEGIN".to_owned(), Left::Nothing).await?;
+        for Script { makes, sql } in together {
+            tracing::info!("making sure of {makes}");
+            if let Err(error) = run(&makes, sql, Left::Nothing).await {
+                // Where the connection is gone, so is the transaction.
+                let _ = client.batch_execute("ROLLBACK").await;
+                return Err(error);
+            }
+        }
+        run("transaction", "COMMIT".to_owned(), Left::Nothing)
+            .await
+            .map_err(|error| match error.reason {
+                CatalogError::Lost(_) => ProvisionError {
+                    left: Left::Unknown,
+                    ..error
+                },
+                _ => error,
+            })?;
+        let mut left = Left::NoSlot;
+        for Script { makes, sql } in after {
+            tracing::info!("making sure of {makes}");
+            run(&makes, sql, left).await?;
+            if left == Left::NoSlot && is_new {
+                let note = "a note of the new slot";
+                let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
+                noted.map_err(failed(note, Left::Slot))?;
+            }
+            left = Left::Slot;
         }
         Ok(())
     }
@@ -183,6 +278,7 @@ impl Provision {
                     "examine.sql" => (EXAMINE, examine),
                     "uuidv7.sql" => (UUIDV7, ""),
                     "no_update.sql" => (NO_UPDATE, ""),
+                    "prerequisites.sql" => (PREREQUISITES, ""),
                     name => unreachable!("{name} is included by no file of ours"),
                 };
                 if !included.contains(&inner) {
@@ -234,6 +330,7 @@ impl Provision {
             "publication" => &self.target.publication,
             "slot" => &self.target.slot,
             "role" => self.role.as_ref()?,
+            "owner" => self.owner.as_ref()?,
             "examine" => examine,
             "writer" => writer?,
             _ => return None,
@@ -253,6 +350,7 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         target: target.clone(),
         partitioned: false,
         role: None,
+        owner: None,
         writers: Vec::new(),
         lock_timeout: Duration::ZERO,
     };
@@ -273,6 +371,7 @@ mod tests {
             },
             partitioned: false,
             role: Some("carrier".to_owned()),
+            owner: Some("it's an owner".to_owned()),
             writers: vec!["it's a shop".to_owned()],
             lock_timeout: Duration::from_secs(1),
         }
@@ -296,7 +395,8 @@ mod tests {
             ..provision()
         };
         for provision in [provision(), partitioned, in_the_log()] {
-            for script in provision.scripts() {
+            let Scripts { together, after } = provision.scripts();
+            for script in together.into_iter().chain(after) {
                 for left in [":'", ":\"", "\n\\"] {
                     let code = script
                         .sql
@@ -392,31 +492,38 @@ mod tests {
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 
+    /// What the steps of the transaction make, and those after it.
+    fn made(provision: &Provision) -> [Vec<String>; 2] {
+        let Scripts { together, after } = provision.scripts();
+        [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())
+    }
+
     #[test]
     fn the_publication_comes_before_the_slot_and_the_journal_before_the_role() {
-        let makes: Vec<_> = provision()
-            .scripts()
-            .into_iter()
-            .map(|script| script.makes)
-            .collect();
+        let [together, after] = made(&provision());
         assert_eq!(
-            makes,
+            together,
             [
+                "what the server needs for slot slot",
                 "table \"My Shop\".\"out'box\"",
                 "rights of role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
-                "slot slot",
-                "a note of what is older than the slot"
+                "role it's an owner as the owner of table \"My Shop\".\"out'box\"",
             ]
+        );
+        assert_eq!(
+            after,
+            ["slot slot", "a note of what is older than the slot"]
         );
         let without = Provision {
             role: None,
+            owner: None,
             writers: Vec::new(),
             ..provision()
         };
-        assert_eq!(without.scripts().len(), 5);
-        assert_eq!(in_the_log().scripts()[0].makes, "function walpost.publish");
+        assert_eq!(made(&without)[0].len(), 4);
+        assert_eq!(made(&in_the_log())[0][1], "function walpost.publish");
     }
 }

@@ -194,6 +194,131 @@ fn version_and_help_are_given() {
         .expect_says(&["--null-payload", "WALPOST_KAFKA"]);
 }
 
+/// The headings of a help text, and the flags under each.
+fn sections(help: &str) -> Vec<(String, Vec<String>)> {
+    let mut sections: Vec<(String, Vec<String>)> = Vec::new();
+    for line in help.lines() {
+        let flag = line.trim_start();
+        match (line.strip_suffix(':'), &mut sections[..]) {
+            (Some(heading), _) if flag == line => sections.push((heading.to_owned(), Vec::new())),
+            (_, [.., (_, flags)]) if flag.starts_with('-') => {
+                let long = flag.split(' ').find(|word| word.starts_with("--")).unwrap();
+                flags.push(long.to_owned());
+            }
+            _ => {}
+        }
+    }
+    sections
+}
+
+#[test]
+fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
+    let everywhere = ["Pipelines and database", "Logging"];
+    let records = ["Kafka", "Delivery", "Records", "Limits"];
+    for (command, own, shared, useless) in [
+        (
+            &["init"][..],
+            "--owner",
+            &[][..],
+            &["--kafka", "--window-bytes"][..],
+        ),
+        (
+            &["check"],
+            "--json",
+            &records,
+            &["--window-bytes", "--drain-timeout"],
+        ),
+        (&["run"], "--init", &records, &[]),
+        (
+            &["replay"],
+            "--dry-run",
+            &records,
+            &["--link-timeout", "--lag-max", "--retention"],
+        ),
+        (
+            &["skip"],
+            "--to",
+            &records[..3],
+            &["--window-records", "--create-topics"],
+        ),
+        (
+            &["verify"],
+            "--since",
+            &records,
+            &["--on-oversize", "--lag-max", "--link-timeout"],
+        ),
+        (
+            &["checkpoint", "show"],
+            "--json",
+            &records[..1],
+            &["--topic", "--retention"],
+        ),
+        (
+            &["checkpoint", "adopt"],
+            "--yes",
+            &records[..1],
+            &["--topic", "--window-bytes"],
+        ),
+        (&["maintain"], "--dry-run", &["Retention"], &["--kafka"]),
+        (&["status"], "--watch", &[], &["--kafka"]),
+    ] {
+        let help = |flag| {
+            let help = Invocation::new(command.iter().chain(&[flag])).finish();
+            sections(&help.expect_code(0).stdout)
+        };
+        let long = help("--help");
+        let (first, flags) = &long[0];
+        assert_eq!(first, "Options", "{command:?}");
+        assert!(
+            flags.iter().any(|flag| flag == own),
+            "{command:?}: {flags:?}"
+        );
+        for heading in everywhere.iter().chain(shared) {
+            let has_it = long.iter().any(|(found, _)| found == heading);
+            assert!(has_it, "{command:?}: no {heading} in {long:?}");
+        }
+        let listed: Vec<_> = long.iter().flat_map(|(_, flags)| flags).collect();
+        for flag in useless {
+            assert!(
+                !listed.iter().any(|found| found == flag),
+                "{command:?}: {flag}"
+            );
+        }
+        let count = |sections: &[(String, Vec<String>)]| -> usize {
+            sections.iter().map(|(_, flags)| flags.len()).sum()
+        };
+        let short = help("-h");
+        // What is rarely needed is one of Kafka's.
+        let has_rare = shared.contains(&"Kafka");
+        assert_eq!(
+            count(&short) < count(&long),
+            has_rare,
+            "{command:?}: {short:?}"
+        );
+    }
+}
+
+/// A script may give every command the same.
+#[test]
+fn flag_that_a_command_does_not_list_is_accepted() {
+    let scene = Scene::new();
+    let flags = [
+        "--window-bytes",
+        "1MiB",
+        "--drain-timeout",
+        "5s",
+        "--link-timeout",
+        "5s",
+    ];
+    scene.check().args(flags).finish().expect_code(0);
+    scene.verify().args(flags).finish().expect_code(0);
+    scene
+        .replay(&["--all", "--yes"])
+        .args(flags)
+        .finish()
+        .expect_code(0);
+}
+
 #[test]
 fn logs_are_json_where_that_is_asked() {
     let scene = Scene::new();

@@ -8,9 +8,6 @@ use std::time::Duration;
 
 use walpost::observe::metrics::{METRICS, MetricType};
 
-use crate::support::postgres::{MAJOR, Server};
-use crate::support::walpost::Invocation;
-
 /// A file of the repository.
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
@@ -329,71 +326,4 @@ fn each_alert_has_a_test_and_an_entry_in_the_runbook() {
         .collect();
     let anchors: BTreeSet<_> = alerts.iter().map(|alert| alert.to_lowercase()).collect();
     assert_eq!(named, anchors.iter().map(String::as_str).collect());
-}
-
-#[test]
-fn links_of_the_runbook_lead_somewhere() {
-    let runbook = read("docs/operations.md");
-    let anchors = |text: &str| -> BTreeSet<String> {
-        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
-        let headings = text.lines().filter(|line| line.starts_with('#'));
-        headings
-            .map(|line| line.trim_start_matches('#').trim().to_lowercase())
-            .map(|heading| {
-                heading
-                    .chars()
-                    .filter(kept)
-                    .collect::<String>()
-                    .replace(' ', "-")
-            })
-            .collect()
-    };
-    for rest in runbook.split("](").skip(1) {
-        let (link, _) = rest.split_once(')').unwrap();
-        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
-        let text = match path {
-            "" => runbook.clone(),
-            path => read(path.strip_prefix("../").expect("a file of the repository")),
-        };
-        assert!(
-            anchor.is_empty() || anchors(&text).contains(anchor),
-            "{link}"
-        );
-    }
-}
-
-/// The fenced blocks of the runbook in that language; those in a list are indented.
-fn examples(language: &str) -> Vec<String> {
-    let runbook = read("docs/operations.md");
-    let blocks: Vec<_> = runbook
-        .split(&format!("```{language}\n"))
-        .skip(1)
-        .map(|rest| rest.split("```").next().unwrap().to_owned())
-        .collect();
-    assert!(!blocks.is_empty(), "{language}");
-    blocks
-}
-
-#[test]
-fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
-    let server = Server::private(MAJOR, "max_prepared_transactions = 1\n");
-    let db = server.session("postgres");
-    db.rows("SELECT pg_create_logical_replication_slot('walpost_outbox', 'pgoutput')");
-    for block in examples("sql") {
-        for statement in block.split_inclusive(";\n") {
-            db.run(statement);
-        }
-    }
-    // None of them has dropped a slot that is well.
-    assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
-}
-
-#[test]
-fn commands_of_the_runbook_are_ones_that_walpost_knows() {
-    let blocks = examples("sh").concat();
-    let commands = values(&blocks, "walpost ");
-    for command in commands {
-        let arguments = command.split(' ').chain(["--help"]);
-        Invocation::new(arguments).finish().expect_code(0);
-    }
 }

@@ -137,7 +137,7 @@ fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
     let finished = scene.init().args(["--lock-timeout", "1s"]).finish();
     finished
         .expect_code(3)
-        .expect_says(&["transaction", "slot"]);
+        .expect_says(&["transaction", "Everything but the slot is there"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
     // The server tells the error before it drops what it has begun.
     wait_until("the slot to be gone", || scene.db.number(slots) == 0);
@@ -193,7 +193,7 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
             &format!("slot={name}"),
         ])
         .args(["-v", &format!("pipeline={}", scene.name)])
-        .args(["-v", "writer=postgres"])
+        .args(["-v", "writer=postgres", "-v", "owner=postgres"])
         .args(["-v", &format!("role={}", scene.name), "--file"])
         .arg(file)
         .output()

@@ -360,6 +360,11 @@ fn status_shows_what_a_stranger_answers_tame() {
     pipeline["name"] = EVIL.into();
     pipeline["ready"] = false.into();
     pipeline["not_ready"] = EVIL.into();
+    let summary = &mut pipeline["summary"];
+    summary["state"] = EVIL.into();
+    summary["reasons"] = serde_json::json!([{
+        "severity": "critical", "source": "connector", "what": EVIL, "remedy": EVIL, "since": null
+    }]);
     for document in [status.to_string(), format!("{{\"version\": \"{EVIL}")] {
         let address = hostile_walpost(document);
         for arguments in [

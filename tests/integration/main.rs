@@ -67,6 +67,7 @@ macro_rules! for_each_scene {
     )* };
 }
 
+mod administrator;
 mod budget;
 mod checker;
 mod cluster;
@@ -96,12 +97,14 @@ mod missing;
 mod network;
 mod order;
 mod outage;
+mod owner;
 mod page;
 mod partition_count;
 mod partitions;
 mod payload;
 mod planted;
 mod postgres_security;
+mod prerequisites;
 mod privileges;
 mod readme;
 mod reconnects;

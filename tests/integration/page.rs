@@ -4,14 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
+
 use super::budget;
-use crate::support::browser;
+use crate::support::browser::{self, Tab};
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{poll_until, stays, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 /// One process with a pipeline for each of the scenes.
@@ -54,6 +56,185 @@ fn card(document: &str, pipeline: &str) -> String {
     texts.join("|")
 }
 
+/// The page and `walpost status` have the same word for each pipeline and, if something is wrong, the
+/// same reason and remedy, and have them once. Both are looked at until they are of one moment.
+fn expect_agreement(tab: &mut Tab, http: &Http) {
+    let mut found = String::new();
+    let agree = poll_until(Duration::from_secs(60), || {
+        let status = Invocation::new(["status", "--http", http.address()]).finish();
+        let document = tab.evaluate("document.documentElement.outerHTML");
+        found = differences(document.as_str().unwrap(), &status.stdout, &http.status());
+        found.is_empty().then_some(())
+    });
+    assert!(agree.is_some(), "{found}");
+}
+
+fn differences(document: &str, printed: &str, status: &Value) -> String {
+    let mut found = String::new();
+    let mut expect_once = |place: &str, text: &str| match place.matches(text).count() {
+        1 => {}
+        times => found += &format!("{times} times {text:?} in {place}\n"),
+    };
+    let text = |text: &Value| text.as_str().unwrap().to_owned();
+    for pipeline in status["pipelines"].as_array().unwrap() {
+        let name = text(&pipeline["name"]);
+        let card = card(document, &name);
+        let word = text(&pipeline["summary"]["state"]);
+        expect_once(&card, &format!("|{word}|for "));
+        let row = printed
+            .lines()
+            .find(|line| line.starts_with(&format!("{name} ")));
+        expect_once(row.unwrap_or_default(), &format!("  {word}  "));
+        for reason in pipeline["summary"]["reasons"].as_array().unwrap() {
+            let (what, remedy) = (text(&reason["what"]), text(&reason["remedy"]));
+            expect_once(printed, &format!("{name}: {what}. {remedy}\n"));
+            for text in [what, remedy] {
+                let text = text.replace('&', "&amp;").replace('<', "&lt;");
+                expect_once(&card, &text.replace('>', "&gt;"));
+            }
+        }
+    }
+    found
+}
+
+/// Rows of the overview: the name, and the word for the state.
+fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
+    let rows = tab.evaluate(
+        "[...document.querySelectorAll('#overview tbody')].map(row => [row.querySelector('a').textContent,
+         row.querySelector('.state').textContent])",
+    );
+    serde_json::from_value(rows).unwrap()
+}
+
+/// Twelve: one has halted, one has no server, another stands by, and nine stream.
+#[test]
+fn page_of_many_pipelines_has_trouble_first_and_is_short() {
+    let (halted, healthy) = (Scene::new(), Scene::bare());
+    let mut text = format!(
+        "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
+        Broker::shared().address()
+    );
+    let mut add = |name: &str, conninfo: &str| {
+        text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
+        name.to_owned()
+    };
+    let named = |suffix: &str| format!("{}_{suffix}", healthy.name);
+    let streaming: Vec<_> = (1..=9)
+        .map(|n| add(&named(&format!("s{n}")), &healthy.conninfo()))
+        .collect();
+    let idle = add(&named("standby"), &healthy.conninfo());
+    let away = add(&named("away"), "host=/nowhere dbname=x user=y");
+    let last = add(&halted.name, &halted.conninfo());
+    let file = reaper::folder("config").join("walpost.toml");
+    fs::write(&file, text).unwrap();
+    for name in streaming.iter().chain([&idle]) {
+        let arguments = ["init", "--pipeline", name, "--config"];
+        Invocation::new(arguments)
+            .arg(&file)
+            .finish()
+            .expect_code(0);
+    }
+    let other = ["run", "--http", "off", "--pipeline", &idle, "--config"];
+    let mut other = Invocation::new(other).arg(&file).start();
+    other.wait_for_log(" streaming ");
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(&file)
+        .without("WALPOST_HTTP")
+        .start();
+    let http = walpost.http();
+    walpost.wait_for_logs(" streaming ", 10);
+    walpost.wait_for_log("standing by");
+    halted.insert("no topic is called <so>", "k");
+    walpost.wait_for_log("halted: ");
+
+    let mut tab = Tab::open(&url(&http), 1280, 900);
+    wait_until("the overview", || {
+        let rows = rows(&mut tab);
+        let states: Vec<_> = rows.iter().map(|row| row[1].as_str()).collect();
+        states.len() == 12
+            && states[..2] == ["halted", "reconnecting"]
+            && !states[2..].contains(&"starting")
+    });
+    let order: Vec<_> = rows(&mut tab).into_iter().map(|[name, ..]| name).collect();
+    let configured = streaming.iter().chain([&idle]);
+    let expected: Vec<_> = [&last, &away].into_iter().chain(configured).collect();
+    assert_eq!(order.iter().collect::<Vec<_>>(), expected);
+    let cards =
+        "[...document.querySelectorAll('[data-pipeline]')].map(card => card.dataset.pipeline)";
+    assert_eq!(tab.evaluate(cards), serde_json::json!(order), "the cards");
+
+    let shown = Invocation::new(["status", "--http", http.address()]).finish();
+    let names = shown.stdout.lines().skip(1).take(12);
+    let names: Vec<_> = names.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, order, "{}", shown.stdout);
+    expect_agreement(&mut tab, &http);
+
+    // With the cards open it was 6,652 and 17,637 pixels tall.
+    for (width, height, most) in [(1280, 900, 1_700), (390, 844, 2_400)] {
+        tab.resize(width, height);
+        let size = tab.evaluate(
+            "[document.documentElement.scrollHeight, document.documentElement.scrollWidth,
+              document.querySelectorAll('.charts').length, [...document.querySelectorAll('.charts')].filter(c => c.offsetHeight).length]",
+        );
+        assert!(size[0].as_u64().unwrap() <= most, "{width}: {size}");
+        assert_eq!(size[1], width, "it scrolls sideways: {size}");
+        assert_eq!((&size[2], &size[3]), (&12.into(), &0.into()), "folded");
+    }
+
+    // By keyboard alone: the first link is that of the first row, and leads to its card.
+    let focused = "document.activeElement.textContent";
+    tab.press("Tab");
+    assert_eq!(tab.evaluate(focused), *last);
+    for _ in 0..5 {
+        tab.press("Tab");
+    }
+    let fifth = &order[5];
+    assert_eq!(tab.evaluate(focused), **fifth);
+    tab.press("Enter");
+    let card = format!("document.getElementById('pipeline-{fifth}')");
+    wait_until("the card", || {
+        tab.evaluate(&format!("{card}.querySelector('.charts').offsetHeight > 0")) == true
+    });
+    let top = format!("{card}.getBoundingClientRect().top");
+    wait_until("the card to be in sight", || {
+        let top = tab.evaluate(&top).as_f64().unwrap();
+        (0.0..844.0).contains(&top)
+    });
+    let fold = format!("{card}.querySelector('button').getAttribute('aria-expanded')");
+    assert_eq!(tab.evaluate(&fold), "true");
+    // The next stop is its heading, which folds it again.
+    tab.press("Tab");
+    assert_eq!(tab.evaluate(focused), **fifth);
+    tab.press("Enter");
+    assert_eq!(tab.evaluate(&fold), "false");
+    drop(tab);
+
+    // A card that the address names is open, and has charts.
+    let mut tab = Tab::open(&format!("{}#pipeline-{last}", url(&http)), 390, 844);
+    let card = format!("document.getElementById('pipeline-{last}')");
+    wait_until("the charts", || {
+        tab.evaluate(&format!("{card}.querySelectorAll('path.first').length")) == 3
+    });
+    other.terminate().expect_code(0);
+    walpost.terminate().expect_code(3);
+}
+
+/// Three are shown as they are: there is nothing to be folded.
+#[test]
+fn page_of_few_pipelines_has_no_overview() {
+    let scene = Scene::new();
+    let (walpost, http) = start(&[&scene]);
+    for width in [1280, 390] {
+        let mut tab = Tab::open(&url(&http), width, 900);
+        let size = tab.evaluate(
+            "[document.documentElement.scrollWidth, document.getElementById('overview').hidden,
+              document.querySelector('.charts').offsetHeight > 0, document.querySelectorAll('article button').length]",
+        );
+        assert_eq!(size, serde_json::json!([width, true, true, 0]));
+    }
+    walpost.terminate().expect_code(0);
+}
+
 #[test]
 fn page_shows_each_pipeline_and_its_rate() {
     let scenes = [Scene::new(), Scene::new()];
@@ -70,7 +251,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     load.stop();
     let busy = card(&document, &scenes[0].name);
     let after = |title: &str| busy.split_once(title).unwrap().1;
-    let rate = after("Events a second|").split('|').next().unwrap();
+    let rate = after("Events per second|").split('|').next().unwrap();
     let number: f64 = rate
         .split(' ')
         .next()
@@ -81,10 +262,10 @@ fn page_shows_each_pipeline_and_its_rate() {
     assert!(number > 0.0, "{busy}");
     let slot = scenes[0].slot();
     for text in [
-        "Streaming",
+        "streaming",
         "Commit to delivery",
-        "Safe",
-        "Reachable",
+        "reserved, active",
+        "reachable",
         &slot,
         "at-least-once",
     ] {
@@ -100,7 +281,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     );
     let idle = card(&document, &scenes[1].name);
     assert!(
-        idle.contains("Streaming") && idle.contains("Events delivered|0"),
+        idle.contains("streaming") && idle.contains("Events delivered|0"),
         "{idle}"
     );
     assert!(document.contains(">Ready<"), "{document}");
@@ -130,7 +311,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
     let document = browser::document(&url(&http));
     let most = killed.elapsed().as_secs_f64() + 1.0;
     let stuck = card(&document, &scene.name);
-    let (_, lasts) = stuck.split_once("Stuck|for ").expect(&stuck);
+    let (_, lasts) = stuck.split_once("stuck|for ").expect(&stuck);
     let (lasts, _) = lasts.split_once('|').unwrap_or((lasts, ""));
     let (number, unit) = lasts.split_once(' ').expect(lasts);
     let number: f64 = number.parse().expect(lasts);
@@ -141,6 +322,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
         _ => panic!("{unit}: {stuck}"),
     };
     assert!(number * second <= most, "{most} s: {stuck}");
+    expect_agreement(&mut Tab::open(&url(&http), 1280, 900), &http);
     walpost.kill();
 }
 
@@ -153,7 +335,7 @@ fn page_shows_an_error_with_its_remedy_and_never_runs_what_is_in_it() {
     walpost.wait_for_log("halted: ");
     let document = browser::document(&url(&http));
     let halted = card(&document, &scenes[0].name);
-    for text in ["Halted", "&lt;img src=x onerror=", "restart it"] {
+    for text in ["halted", "&lt;img src=x onerror=", "restart it"] {
         assert!(halted.contains(text), "{text} in {halted}");
     }
     assert!(!document.contains("<img"), "{document}");
@@ -162,6 +344,7 @@ fn page_shows_an_error_with_its_remedy_and_never_runs_what_is_in_it() {
         "{document}"
     );
     assert!(document.contains("1 of 2 not ready"), "{document}");
+    expect_agreement(&mut Tab::open(&url(&http), 1280, 900), &http);
     walpost.terminate().expect_code(3);
 }
 
@@ -203,7 +386,7 @@ fn capture_page() {
         http.get("/healthz").code == 200
     });
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page.png");
-    browser::screenshot(&url(&http), &file, 1220, 690, false);
+    browser::screenshot(&url(&http), &file, 1220, 620, false);
     load.stop();
     walpost.terminate().expect_code(0);
 }
@@ -220,7 +403,7 @@ fn page_lists_what_was_let_go() {
         http.pipeline()["let_go"].is_array()
     });
     let listed = card(&browser::document(&url(&http)), &scene.name);
-    for text in ["Committed after", "entry ", "walpost replay --let-go"] {
+    for text in ["committed after", "entry ", "walpost replay --let-go"] {
         assert!(listed.contains(text), "{text}: {listed}");
     }
     walpost.terminate().expect_code(0);

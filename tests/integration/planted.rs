@@ -245,6 +245,7 @@ on_each_version! {
     outbox_runs_no_code_of_its_owner_as_others
     policies_of_the_outbox_are_not_evaluated
     partitions_of_a_table_with_code_of_others_are_not_made
+    owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table
 }
 
 fn overloads_of_another_role_are_never_called(major: u32) {
@@ -253,24 +254,21 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     shop.plant_overloads();
     shop.init().finish().expect_code(0);
     shop.expect_nothing_ran("init");
-    for arguments in [
+    let owner = format!("--owner={}", shop.walpost);
+    for (number, arguments) in [
         ["--partitioned", "--table=public.parts"],
         ["--no-role", "--outbox=log"],
-    ] {
-        let (publication, slot) = (
-            format!("{}_p", scene.name),
-            format!("{}_{}", scene.name, &arguments[1][2..7]),
-        );
+        [&owner, "--table=public.owned"],
+        [&owner, "--table=public.owned"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("{}_{number}", scene.name);
         let init = Invocation::new(["init", "--postgres", &scene.conninfo(), "--pipeline=other"])
             .args(arguments)
-            .args([
-                "--role",
-                &shop.walpost,
-                "--publication",
-                &format!("{publication}{}", arguments[1].len()),
-                "--slot",
-                &slot,
-            ]);
+            .args(["--role", &shop.walpost, "--writer", &shop.mallory])
+            .args(["--publication", &name, "--slot", &name]);
         init.finish().expect_code(0);
         shop.expect_nothing_ran(arguments[1]);
     }
@@ -697,6 +695,53 @@ fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
         init.expect_says(&[says]);
         shop.expect_nothing_ran(&table);
     }
+}
+
+/// The application's role is not trusted more because it owns the table.
+fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let mallory = &shop.mallory;
+    let init = |owner: &str| {
+        let init = shop.init().args(["--owner", owner, "--writer", mallory]);
+        init.finish()
+    };
+    // A table that waits for the name, and would be taken for Walpost's.
+    shop.theirs.run(
+        "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
+             CONSTRAINT walpost_event_size CHECK (plot.note('check')))",
+    );
+    init("postgres").expect_code(3).expect_says(&[
+        &format!("table public.outbox belongs to role {mallory}, expected role postgres"),
+        "Nothing was changed",
+    ]);
+    shop.expect_nothing_ran("init for another owner");
+    shop.theirs.run("DROP TABLE public.outbox");
+
+    init(mallory).expect_code(0);
+    // What other outboxes of the schema call too is not the owner's to change.
+    for function in [
+        "walpost_uuidv7() RETURNS uuid",
+        "walpost_no_update() RETURNS trigger",
+    ] {
+        let replace = format!(
+            "CREATE OR REPLACE FUNCTION public.{function} LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('mine'); RETURN NULL; END $$"
+        );
+        // From PostgreSQL 18 on the first of them is the server's.
+        if major < 18 || function.contains("update") {
+            shop.theirs.try_run(&replace).expect_err(function);
+        }
+    }
+    shop.theirs.run(
+        "CREATE TRIGGER t AFTER INSERT ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row();
+         CREATE INDEX i ON public.outbox (id) WHERE plot.note('index');
+         ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint')) NOT VALID;
+         ALTER TABLE public.outbox ALTER aggregateid SET DEFAULT plot.note('default')::text;
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')",
+    );
+    init(mallory).expect_code(0);
+    shop.expect_nothing_ran("init for its owner again");
+    shop.command(&["check"]).finish();
+    shop.expect_nothing_ran("check");
 }
 
 #[test]

@@ -1,76 +1,108 @@
-//! The examples of README.md, run in the order in which a reader would.
+//! The examples of README.md and of docs/, run in the order in which a reader would.
 
+mod links;
 mod markdown;
 mod place;
 mod reference;
 
 use std::fs;
 
-use self::markdown::{README, blocks, examples};
+use self::markdown::{Example, in_repository, manual, page};
 use self::place::{Place, Service};
 use crate::support::kafka::Broker;
-use crate::support::postgres::Stop;
+use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::{wait_until, within_a_day};
+use crate::support::walpost::Invocation;
 
-/// Everything that a fenced block in a language may be, by the heading it stands under; each is run
-/// by a test below, but for pictures.
-const RUN: [(&str, &str); 35] = [
-    ("text", "Why not poll the table"),
-    ("sql", "1. Settings of the server"),
-    ("sh", "2. Table, role, publication, slot"),
-    ("text", "3. Let the role in"),
-    ("sh", "4. Topics"),
-    ("toml", "5. Configuration"),
-    ("sh", "6. Check"),
-    ("sql", "8. Send an event"),
-    ("sql", "Look after it"),
-    ("sh", "Remove it"),
-    ("sh", "Coming from Debezium's outbox event router"),
-    ("sql", "Coming from Debezium's outbox event router"),
-    ("sh", "A partitioned outbox"),
-    ("sql", "A partitioned outbox"),
-    ("toml", "Retention"),
-    ("sql", "Retention"),
-    ("sh", "Retention"),
-    ("sql", "A partition for rows of the default partition"),
-    ("sql", "An outbox without a table"),
-    ("sh", "An outbox without a table"),
-    ("toml", "An outbox without a table"),
-    ("toml", "Several pipelines"),
-    ("sh", "Several pipelines"),
-    ("toml", "When Kafka is away for long"),
-    ("sh", "Exactly once"),
-    ("sql", "The journal"),
-    ("toml", "Dead letters"),
-    ("sh", "Verify"),
-    ("text", "Verify"),
-    ("sh", "walpost status"),
-    ("toml", "Kafka"),
-    ("sql", "What a consumer sees"),
-    ("sql", "Other trouble"),
-    ("sh", "Leave events out"),
-    ("sh", "Send events again"),
-];
+/// Names the examples that tests run, so that a page or a heading that gets another name is one line here.
+macro_rules! examples {
+    ($($name:ident = $page:literal, $heading:literal, $language:ident;)*) => {
+        $(const $name: Example = Example {
+            page: $page,
+            heading: $heading,
+            language: stringify!($language),
+        };)*
+        const NAMED: &[(&str, Example)] = &[$((stringify!($name), $name)),*];
+    };
+}
+
+examples! {
+    QUICK_SETTINGS = "README.md", "2. Prepare PostgreSQL", sql;
+    QUICK_INIT = "README.md", "2. Prepare PostgreSQL", sh;
+    QUICK_FILE = "README.md", "3. Configure", toml;
+    QUICK_SECRETS = "README.md", "3. Configure", sh;
+    QUICK_RUN = "README.md", "4. Check and run", sh;
+    QUICK_EVENT = "README.md", "5. Send an event", sql;
+    QUICK_READER = "README.md", "6. Read it", properties;
+    QUICK_READ = "README.md", "6. Read it", sh;
+    SETTINGS = "docs/deploy.md", "1. Settings of the server", sql;
+    INIT = "docs/deploy.md", "2. Table, role, publication, slot", sh;
+    ACCESS = "docs/deploy.md", "3. Let the role in", text;
+    TOPICS = "docs/deploy.md", "4. Topics", sh;
+    FILE = "docs/deploy.md", "5. Configuration", toml;
+    CHECK = "docs/deploy.md", "5. Configuration", sh;
+    EVENT = "docs/deploy.md", "7. Send an event", sql;
+    REMOVE = "docs/deploy.md", "Remove it", sh;
+    DEBEZIUM = "docs/debezium.md", "Switch over", sh;
+    DEBEZIUM_SLOTS = "docs/debezium.md", "Switch over", sql;
+    PARTITIONED = "docs/retention.md", "A partitioned outbox", sh;
+    RETENTION_FILE = "docs/retention.md", "Retention", toml;
+    RETENTION_OWNER = "docs/retention.md", "Retention", sql;
+    MAINTAIN = "docs/retention.md", "Retention", sh;
+    DROP_PARTITION = "docs/retention.md", "Drop a partition by hand", sql;
+    MOVE_ROWS = "docs/retention.md", "Move rows out of the default partition", sql;
+    PUBLISH = "docs/messages.md", "Publish an event", sql;
+    MESSAGES_INIT = "docs/messages.md", "Set it up", sh;
+    MESSAGES_FILE = "docs/messages.md", "Set it up", toml;
+    REVOKE = "docs/messages.md", "Who can forge an event", sql;
+    PIPELINES = "docs/configuration.md", "Several pipelines", sh;
+    BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
+    ADOPT = "docs/exactly-once.md", "The first start", sh;
+    JOURNAL = "docs/architecture.md", "The journal", sql;
+    VERIFY = "docs/verify.md", "Run it", sh;
+    VERIFY_OUTPUT = "docs/verify.md", "Run it", text;
+    STATUS = "docs/monitoring.md", "walpost status", sh;
+    POSITION = "docs/consumers.md", "The position", sql;
+    OPEN_TRANSACTIONS = "docs/troubleshooting.md", "Other trouble", sql;
+    SKIP = "docs/skip.md", "Leave events out", sh;
+    REPLAY = "docs/replay.md", "Send rows again", sh;
+    FIRST_LOOK = "docs/operations.md", "First look", sql;
+}
+
+/// Pages of which each block of a language goes through one test, wherever it stands: `toml` on all of them, and the
+/// runbook.
+fn is_run_as_a_whole(page: &str, language: &str) -> bool {
+    language == "toml" || page == "docs/operations.md" && ["sql", "sh"].contains(&language)
+}
 
 #[test]
 fn every_example_is_one_that_a_test_runs() {
-    for block in blocks() {
-        let (language, heading) = (&*block.language, &*block.heading);
-        let is_run = RUN.contains(&(language, heading));
-        assert!(is_run, "no test runs the {language} under {heading:?}");
+    for page in manual() {
+        for block in page.blocks() {
+            let is_picture = ["README.md", "docs/benchmarks.md"].contains(&&*page.path)
+                && block.language == "text";
+            let is_run = is_picture
+                || is_run_as_a_whole(&page.path, &block.language)
+                || NAMED.iter().any(|(_, example)| example.has(page, &block));
+            let (path, language, heading) = (&page.path, &block.language, &block.heading);
+            assert!(
+                is_run,
+                "{path}: no test runs the {language} under {heading:?}"
+            );
+        }
     }
-    for (language, heading) in RUN {
-        examples(heading, language);
+    // Each is there, and is used by a test of this file.
+    let source = fs::read_to_string(in_repository("tests/integration/readme.rs")).unwrap();
+    let source: String = source.split_whitespace().collect();
+    for (name, example) in NAMED {
+        example.all();
+        let is_used = [".one()", ".all()"]
+            .iter()
+            .any(|call| source.contains(&format!("{name}{call}")));
+        assert!(is_used, "no test uses {name}");
     }
-}
-
-/// The one example in that language under that heading.
-fn example(heading: &str, language: &str) -> String {
-    let mut found = examples(heading, language);
-    assert_eq!(found.len(), 1, "{language} under {heading:?}");
-    found.remove(0)
 }
 
 /// What systemd runs.
@@ -82,9 +114,9 @@ fn run_line() -> String {
     line.expect("a line ExecStart").to_owned()
 }
 
-/// Starts the service of the README with its configuration.
+/// Starts the service of docs/deploy.md with its configuration.
 fn run(place: &Place) -> Service {
-    place.write("walpost.toml", &example("5. Configuration", "toml"));
+    place.write("walpost.toml", &FILE.one());
     place.start(&run_line())
 }
 
@@ -95,7 +127,7 @@ fn create_topic(place: &Place) {
 /// Goes all the steps; `make` is how table, role, publication and slot are made.
 fn deploy(make: impl Fn(&Place)) {
     let place = Place::new("wal_level = replica\n");
-    place.sql(&example("1. Settings of the server", "sql"));
+    place.sql(&SETTINGS.one());
     place.server.stop(Stop::Fast);
     place.server.start();
     let db = place.shop();
@@ -104,34 +136,34 @@ fn deploy(make: impl Fn(&Place)) {
     make(&place);
 
     let file = db.value("SHOW hba_file").unwrap();
-    let lines = fs::read_to_string(&file).unwrap() + &example("3. Let the role in", "text");
+    let lines = fs::read_to_string(&file).unwrap() + &ACCESS.one();
     fs::write(&file, lines).unwrap();
     let rules = db.rows("SELECT error FROM pg_hba_file_rules WHERE database = '{shop}'");
     assert_eq!(rules, [vec![None], vec![None]]);
 
-    place.sh(&example("4. Topics", "sh"));
+    place.sh(&TOPICS.one());
     assert_eq!(Broker::shared().partitions(&place.topic()), 12);
-    place.write("walpost.toml", &example("5. Configuration", "toml"));
-    let found = place.sh(&example("6. Check", "sh"));
+    place.write("walpost.toml", &FILE.one());
+    let found = place.sh(&CHECK.one());
     assert!(!found.contains("WARNING"), "{found}");
 
     let mut walpost = place.start(&run_line());
-    place.sql(&example("8. Send an event", "sql"));
+    place.sql(&EVENT.one());
     let records = place.wait_for_records(&mut walpost, 1);
     assert_eq!(records[0].key(), "4711");
     assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);
-    let slot = place.sql(&example("Look after it", "sql"));
+    let slot = place.sql(&FIRST_LOOK.all()[0]);
     assert!(slot.starts_with("walpost_outbox|t|reserved|"), "{slot}");
     walpost.stop();
 
-    place.sh(&example("Remove it", "sh"));
+    place.sh(&REMOVE.one());
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 0);
 }
 
 #[test]
 fn deploying_with_walpost_init_ends_with_an_event_in_kafka() {
     deploy(|place| {
-        let made = examples("2. Table, role, publication, slot", "sh");
+        let made = INIT.all();
         assert!(made[0].contains("walpost init"), "{made:?}");
         place.sh(&made[0]);
     });
@@ -140,7 +172,7 @@ fn deploying_with_walpost_init_ends_with_an_event_in_kafka() {
 #[test]
 fn deploying_with_the_sql_files_ends_with_an_event_in_kafka() {
     deploy(|place| {
-        let made = examples("2. Table, role, publication, slot", "sh");
+        let made = INIT.all();
         assert!(made[1].contains("psql"), "{made:?}");
         place.sh(&made[1]);
     });
@@ -164,23 +196,23 @@ fn configuration_files_fit_what_init_makes() {
         ));
     }
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
-    let blocks = blocks()
-        .into_iter()
-        .filter(|block| block.language == "toml");
+    let blocks = manual().flat_map(|page| page.blocks());
+    let blocks = blocks.filter(|block| block.language == "toml");
     let mut files: Vec<_> = blocks.map(|block| block.text).collect();
     assert!(files.len() >= 4, "{files:?}");
     files.push(in_config_map());
     for text in files {
         place.write("walpost.toml", &text);
         // Two of them use the same names for different kinds of outbox.
-        place.sh(&example("Remove it", "sh"));
+        place.sh(&REMOVE.one());
         let file: toml::Table = place.fill_in(&text).parse().unwrap();
         for pipeline in file["pipeline"].as_array().unwrap() {
             let name = pipeline
                 .get("name")
                 .map_or("outbox", |name| name.as_str().unwrap());
             let database = if name == "billing" { "billing" } else { "shop" };
-            let init = example("Several pipelines", "sh")
+            let init = PIPELINES
+                .one()
                 .replace("--pipeline orders", &format!("--pipeline {name}"))
                 .replace("@/shop?", &format!("@/{database}?"));
             place.sh(&init);
@@ -201,7 +233,6 @@ fn in_config_map() -> String {
 
 #[test]
 fn switching_from_debezium_leaves_no_gap() {
-    let heading = "Coming from Debezium's outbox event router";
     let place = Place::new("");
     create_topic(&place);
     let db = place.shop();
@@ -217,14 +248,14 @@ fn switching_from_debezium_leaves_no_gap() {
         )));
     };
     insert("before");
-    place.sh(&example(heading, "sh"));
-    let queries = examples(heading, "sql");
+    place.sh(&DEBEZIUM.one());
+    let queries = DEBEZIUM_SLOTS.all();
     insert("between");
     assert_eq!(place.sql(&queries[0]), "f");
     db.rows("SELECT pg_replication_slot_advance('debezium', pg_current_wal_lsn())");
     assert_eq!(place.sql(&queries[0]), "t");
     insert("after");
-    place.write("walpost.toml", &example("5. Configuration", "toml"));
+    place.write("walpost.toml", &FILE.one());
     let mut walpost = place.start(&format!("{} --snapshot never", run_line()));
     let records = place.wait_for_records(&mut walpost, 2);
     let keys: Vec<_> = records.iter().map(|record| record.key()).collect();
@@ -238,16 +269,15 @@ fn switching_from_debezium_leaves_no_gap() {
 #[test]
 fn partition_that_is_dropped_as_described_was_delivered() {
     within_a_day();
-    let heading = "A partitioned outbox";
     let place = Place::new("");
     create_topic(&place);
     let db = place.shop();
-    let commands = examples(heading, "sh");
+    let commands = PARTITIONED.all();
     commands.iter().for_each(|command| drop(place.sh(command)));
-    let queries = examples(heading, "sql");
+    let queries = DROP_PARTITION.all();
     let today = db.value("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')");
     let today = |query: &str| query.replace("20251101", today.as_deref().unwrap());
-    place.sql(&example("8. Send an event", "sql"));
+    place.sql(&EVENT.one());
     let position = place.sql(&today(&queries[0]));
     let may_be_dropped = queries[1].replace("0/16B3748", &position);
     assert_eq!(place.sql(&may_be_dropped), "f");
@@ -265,9 +295,9 @@ fn partitions_are_kept_by_run_as_described() {
     let place = Place::new("");
     create_topic(&place);
     let db = place.shop();
-    place.sh(&examples("A partitioned outbox", "sh")[0]);
-    place.sql(&example("Retention", "sql"));
-    let would = place.sh(&example("Retention", "sh"));
+    place.sh(&PARTITIONED.all()[0]);
+    place.sql(&RETENTION_OWNER.one());
+    let would = place.sh(&MAINTAIN.one());
     assert!(
         !would.contains("would"),
         "nothing is old or missing: {would}"
@@ -276,20 +306,17 @@ fn partitions_are_kept_by_run_as_described() {
     let last = "SELECT to_char(now() AT TIME ZONE 'UTC' + interval '7 days', 'YYYYMMDD')";
     let last = format!("outbox_p{}", db.value(last).unwrap());
     db.run(&format!("DROP TABLE {last}"));
-    place.write(
-        "walpost.toml",
-        &example("When Kafka is away for long", "toml"),
-    );
-    let found = place.sh(&example("6. Check", "sh"));
+    place.write("walpost.toml", &BUDGET_FILE.one());
+    let found = place.sh(&CHECK.one());
     assert!(found.contains("the slot can be let go"), "{found}");
-    place.write("walpost.toml", &example("Retention", "toml"));
+    place.write("walpost.toml", &RETENTION_FILE.one());
     let mut walpost = place.start(&run_line());
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
     wait_until("the last partition to be made", || db.is_true(&made));
 
     // Rows that came before their partition.
-    let sql = example("A partition for rows of the default partition", "sql");
-    place.sql(&example("8. Send an event", "sql"));
+    let sql = MOVE_ROWS.one();
+    place.sql(&EVENT.one());
     let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
     place.sql(insert);
     place.wait_for_records(&mut walpost, 2);
@@ -297,7 +324,7 @@ fn partitions_are_kept_by_run_as_described() {
     place.sql(&sql);
     assert_eq!(db.number("SELECT count(*) FROM outbox_default"), 0);
     assert_eq!(db.number("SELECT count(*) FROM outbox_p20251101"), 1);
-    place.sql(&example("8. Send an event", "sql"));
+    place.sql(&EVENT.one());
     let records = place.wait_for_records(&mut walpost, 3);
     assert_eq!(records.len(), 3, "moving a row publishes nothing");
     walpost.stop();
@@ -305,26 +332,21 @@ fn partitions_are_kept_by_run_as_described() {
 
 #[test]
 fn event_that_is_published_without_a_table_arrives() {
-    let heading = "An outbox without a table";
-    let made = examples(heading, "sh");
+    let made = MESSAGES_INIT.all();
     assert_eq!(made.len(), 2);
-    let queries = examples(heading, "sql");
-    let [publish, revoke] = &queries[..] else {
-        panic!("{queries:?}");
-    };
     for make in made {
         let place = Place::new("");
         create_topic(&place);
         place.sh(&make);
-        place.write("walpost.toml", &example(heading, "toml"));
+        place.write("walpost.toml", &MESSAGES_FILE.one());
         let mut walpost = place.start(&run_line());
-        place.sql(revoke);
-        place.sql(publish);
+        place.sql(&REVOKE.one());
+        place.sql(&PUBLISH.one());
         let records = place.wait_for_records(&mut walpost, 1);
         assert_eq!(records[0].key(), "4711");
         assert_eq!(records[0].text(), r#"{"total": "12.50"}"#);
         walpost.stop();
-        place.sh(&example("Remove it", "sh"));
+        place.sh(&REMOVE.one());
         let kept = place
             .shop()
             .number("SELECT count(*) FROM pg_replication_slots");
@@ -336,13 +358,13 @@ fn event_that_is_published_without_a_table_arrives() {
 fn pipeline_that_delivers_exactly_once_begins_at_an_adopted_checkpoint() {
     let place = Place::new("");
     create_topic(&place);
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
-    place.write("walpost.toml", &example("5. Configuration", "toml"));
-    let adopt = example("Exactly once", "sh");
+    place.sh(&INIT.all()[0]);
+    place.write("walpost.toml", &FILE.one());
+    let adopt = ADOPT.one();
     let shown = place.sh(&format!("echo outbox | {adopt}"));
     assert!(shown.contains("no checkpoint"), "{shown}");
     let mut walpost = place.start(&format!("{} --exactly-once", run_line()));
-    place.sql(&example("8. Send an event", "sql"));
+    place.sql(&EVENT.one());
     let records = place.wait_for_records(&mut walpost, 1);
     assert_eq!(records[0].key(), "4711");
     walpost.stop();
@@ -352,16 +374,16 @@ fn pipeline_that_delivers_exactly_once_begins_at_an_adopted_checkpoint() {
 fn event_that_halts_is_left_out_as_described() {
     let place = Place::new("");
     create_topic(&place);
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
-    place.write("walpost.toml", &example("5. Configuration", "toml"));
-    let event = example("8. Send an event", "sql");
+    place.sh(&INIT.all()[0]);
+    place.write("walpost.toml", &FILE.one());
+    let event = EVENT.one();
     place.sql(&event.replace("'order'", "'not a topic'"));
     place.sql(&event);
     let halted = place.sh(&format!("{} 2>&1 || test $? = 3", run_line()));
     let (_, rest) = halted.split_once("halted: ").unwrap();
     let (_, rest) = rest.split_once(" at ").unwrap();
     let position = rest.split(' ').next().unwrap();
-    let skip = example("Leave events out", "sh").replace("00000000/016B3748:0000000002", position);
+    let skip = SKIP.one().replace("00000000/016B3748:0000000002", position);
     place.sh(&format!("echo outbox | {skip}"));
     let mut walpost = run(&place);
     assert_eq!(place.wait_for_records(&mut walpost, 1)[0].key(), "4711");
@@ -371,13 +393,12 @@ fn event_that_halts_is_left_out_as_described() {
 #[test]
 fn status_shows_a_running_pipeline() {
     let place = Place::new("");
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);
     let address = walpost.wait_for_log("status at http://");
     let address = address.rsplit_once("http://").unwrap().1.trim();
     walpost.wait_for_log("streaming");
-    let example = example("walpost status", "sh");
-    let shown = place.sh_as_walpost(&format!("{} --http {address}", example.trim()));
+    let shown = place.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
     assert!(shown.contains("streaming"), "{shown}");
     walpost.stop();
 }
@@ -386,18 +407,18 @@ fn status_shows_a_running_pipeline() {
 fn events_that_are_sent_again_keep_their_ids() {
     let place = Place::new("");
     create_topic(&place);
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.sh(&INIT.all()[0]);
     for _ in 0..3 {
-        place.sql(&example("8. Send an event", "sql"));
+        place.sql(&EVENT.one());
     }
     // A slot that is lost, and made anew.
-    place.sh(&example("Remove it", "sh"));
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.sh(&REMOVE.one());
+    place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);
     let db = place.shop();
     let ids = "SELECT id FROM outbox ORDER BY created_at, id";
     let before = db.rows(ids);
-    let replay = example("Send events again", "sh");
+    let replay = REPLAY.one();
     let shown = place.sh(&replay);
     assert!(shown.contains("3 rows of table public.outbox"), "{shown}");
     let replay = replay.replace("--dry-run", "");
@@ -416,14 +437,14 @@ fn events_that_are_sent_again_keep_their_ids() {
 fn what_was_delivered_can_be_verified() {
     let place = Place::new("");
     create_topic(&place);
-    place.sh(&examples("2. Table, role, publication, slot", "sh")[0]);
+    place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);
     for _ in 0..3 {
-        place.sql(&example("8. Send an event", "sql"));
+        place.sql(&EVENT.one());
     }
     place.wait_for_records(&mut walpost, 3);
-    let found = place.sh(&example("Verify", "sh"));
-    let shown = example("Verify", "text");
+    let found = place.sh(&VERIFY.one());
+    let shown = VERIFY_OUTPUT.one();
     let lines = |text: &str, from: &str| {
         let lines: Vec<_> = text
             .lines()
@@ -442,37 +463,124 @@ fn what_was_delivered_can_be_verified() {
 #[test]
 fn other_queries_answer_what_they_are_for() {
     let scene = Scene::new();
-    let journal = scene.db.rows(&example("The journal", "sql"));
+    let journal = scene.db.rows(&JOURNAL.one());
     let [entry] = &journal[..] else {
         panic!("not one entry: {journal:?}");
     };
     assert_eq!(entry[2].as_deref(), Some("snapshot"));
-    let position = scene.db.rows(&example("What a consumer sees", "sql"));
+    let position = scene.db.rows(&POSITION.one());
     assert_eq!(position, [vec![Some("0/16B3748".to_owned())]]);
     let other = scene.server.session(&scene.name);
     other.run("BEGIN; CREATE TABLE held_open ()");
-    let open = scene.db.rows(&example("Other trouble", "sql"));
+    let open = scene.db.rows(&OPEN_TRANSACTIONS.one());
     let held =
         |row: &Vec<Option<String>>| row[4].as_deref().is_some_and(|q| q.contains("held_open"));
     assert!(open.iter().any(held), "{open:?}");
 }
 
+/// As the README's reader does: TLS and passwords on both sides, and roles that are no superusers.
 #[test]
-fn words_of_dev_are_words_that_dev_has() {
-    let help = std::process::Command::new("./dev")
-        .arg("help")
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
-    let words: Vec<_> = README
-        .split("./dev ")
-        .skip(1)
-        .map(|rest| rest.split(['\n', '`']).next().unwrap())
+fn quick_start_ends_with_an_event_in_a_consumer() {
+    let place = Place::new("wal_level = replica\n");
+    let role = |name: &str, password: &str| {
+        let sql = format!("ALTER ROLE {name} LOGIN PASSWORD '{password}'");
+        place.server.session("postgres").run(&sql);
+    };
+    role("shop", &format!("{SECRET}-shop"));
+    place.sql(&QUICK_SETTINGS.one());
+    place.server.stop(Stop::Fast);
+    place.server.start();
+
+    // What is read by \password.
+    let password = format!("{SECRET}-role");
+    let init = QUICK_INIT.one().replace(
+        "psql ",
+        &format!("printf '%s\\n%s\\n' {password} {password} | setsid --wait psql "),
+    );
+    place.sh(&init);
+    let admitted = in_backticks_of_readme("hostssl ");
+    let file = place.shop().value("SHOW hba_file").unwrap();
+    // Of the role alone, and in front of the lines that are there.
+    let admitted = admitted.replace("192.0.2.17/32", "127.0.0.1/32");
+    let rules = fs::read_to_string(&file).unwrap();
+    let reject = "host all walpost 127.0.0.1/32 reject";
+    fs::write(&file, format!("{admitted}\n{reject}\n{rules}")).unwrap();
+    place.shop().run("SELECT pg_reload_conf()");
+
+    place.write("walpost.toml", &QUICK_FILE.one());
+    let secrets = QUICK_SECRETS
+        .one()
+        .replace("the password of the role walpost", &password)
+        .replace(
+            "the password of the Kafka user walpost",
+            &crate::support::kafka::sasl_password(),
+        );
+    place.write("secrets.env", &secrets);
+    let lines = QUICK_RUN.one();
+    let (prepare, run) = lines.trim().rsplit_once('\n').unwrap();
+    let found = place.sh(prepare);
+    assert!(found.contains("slot"), "{found}");
+    let (source, _) = prepare.split_once('\n').unwrap();
+    let mut walpost = place.start_after(source, run);
+    walpost.wait_for_log("streaming");
+
+    place.sql_as("shop", &format!("{SECRET}-shop"), &QUICK_EVENT.one());
+    place.wait_for_records(&mut walpost, 1);
+    let reader = QUICK_READER
+        .one()
+        .replace("username=\"reader\"", "username=\"walpost\"")
+        .replace("...", &crate::support::kafka::sasl_password());
+    place.write("reader.properties", &reader);
+    let read = QUICK_READ
+        .one()
+        .replace("reader.properties", "/etc/walpost/reader.properties");
+    let shown = place.sh(&read);
+    assert!(shown.contains("4711"), "{shown}");
+    assert!(shown.contains(r#"{"total": "12.50"}"#), "{shown}");
+    walpost.stop();
+}
+
+/// The code in the README's text that begins with `start`.
+fn in_backticks_of_readme(start: &str) -> String {
+    let found = markdown::in_backticks(&page("README.md").text);
+    let found = found.into_iter().find(|code| code.starts_with(start));
+    found.unwrap_or_else(|| panic!("README.md has no `{start}…`"))
+}
+
+#[test]
+fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
+    let server = Server::private(MAJOR, "max_prepared_transactions = 1\n");
+    let db = server.session("postgres");
+    db.rows("SELECT pg_create_logical_replication_slot('walpost_outbox', 'pgoutput')");
+    let blocks = page("docs/operations.md").blocks();
+    let statements = blocks.iter().filter(|block| block.language == "sql");
+    for block in statements {
+        for statement in block.text.split_inclusive(";\n") {
+            db.run(statement);
+        }
+    }
+    // None of them has dropped a slot that is well.
+    assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
+}
+
+/// The shell lines of all pages that start Walpost.
+#[test]
+fn commands_of_the_pages_are_ones_that_walpost_knows() {
+    let blocks = manual().flat_map(|page| page.blocks());
+    let shell = blocks.filter(|block| block.language == "sh");
+    let lines: Vec<_> = shell
+        .flat_map(|block| {
+            let joined = block.text.replace("\\\n", " ");
+            joined
+                .lines()
+                .map(|line| line.trim().to_owned())
+                .collect::<Vec<_>>()
+        })
+        .filter_map(|line| line.strip_prefix("walpost ").map(str::to_owned))
         .collect();
-    assert!(words.len() >= 2);
-    for word in words {
-        let listed = |line: &str| line.trim_start().starts_with(&format!("{word} "));
-        assert!(help.lines().any(listed), "{word}");
+    assert!(lines.len() > 15, "{lines:?}");
+    for line in lines {
+        let arguments = line.split_whitespace().chain(["--help"]);
+        Invocation::new(arguments).finish().expect_code(0);
     }
 }

@@ -713,7 +713,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     let finished = maintain(&scene, &[]).expect_code(3);
     finished.expect_says(&[
         "default partition public.outbox_default has rows",
-        "README",
+        "docs/retention.md#",
         "made for",
     ]);
     // The others were made, and nothing is left of that one.

@@ -816,7 +816,7 @@ fn progress_is_in_metrics_status_and_the_table_of_status() {
     let line = format!("of about {ROWS} rows read");
     assert!(shown.stdout.contains(&line), "{shown:?}");
     let page = browser::document(&format!("http://{}/", http.address()));
-    let line = "of about 40,000 rows read.";
+    let line = "of about 40,000 rows read";
     assert!(page.contains(line), "{page}");
     broker.thaw();
     wait_until("the end", || is_in("done"));

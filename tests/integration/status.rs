@@ -1,5 +1,6 @@
 //! `walpost status`: of the connector that runs, and of the database alone.
 
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::thread;
@@ -7,6 +8,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::support::http::Http;
+use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
@@ -44,7 +46,7 @@ fn running_pipeline_is_healthy_and_its_row_has_what_connector_and_database_say()
     let shown = status(&scene, http.address()).finish().expect_code(0);
     let cells = row(&shown.stdout, &scene.name);
     assert_eq!(cells[1], "streaming", "{cells:?}");
-    assert_eq!(cells[5], "0", "in flight: {cells:?}");
+    assert_eq!(cells[10], "0", "in flight: {cells:?}");
     assert_eq!(cells[8], "reserved", "{cells:?}");
     let json = status(&scene, http.address())
         .arg("--json")
@@ -171,5 +173,60 @@ fn watching_goes_on_until_it_is_ended() {
     scene.insert(&aggregate, "k");
     wait_until("a later look", || delivered(1));
     watch.kill();
+    walpost.terminate().expect_code(0);
+}
+
+/// Into a pipe it is the table again and again, as a program can read it.
+#[test]
+fn watching_into_a_pipe_writes_no_escapes() {
+    let scene = Scene::new();
+    let (walpost, http) = start(&scene);
+    let watch = status(&scene, http.address()).arg("--watch").start();
+    let tables = || watch.output().matches("PIPELINE  ").count();
+    wait_until("a second table", || tables() >= 2);
+    let shown = watch.kill().stdout;
+    assert!(!shown.contains('\x1b'), "{shown:?}");
+    assert!(shown.starts_with("PIPELINE  "), "{shown:?}");
+    walpost.terminate().expect_code(0);
+}
+
+/// On a terminal each frame is written over the one before, and fits.
+#[test]
+fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
+    let scene = Scene::new();
+    let (walpost, http) = start(&scene);
+    // Nobody listens there: a reason that is longer than a line.
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = nowhere.local_addr().unwrap().to_string();
+    drop(nowhere);
+    for (address, columns, expected) in [
+        (http.address(), 40, "PIPELINE"),
+        (&silent, 50, "no walpost"),
+    ] {
+        let file = reaper::folder("terminal").join("shown");
+        let watch = status(&scene, address)
+            .arg("--watch")
+            .on_terminal(columns, 12)
+            .output_to(File::create(&file).unwrap())
+            .start();
+        let shown = || fs::read_to_string(&file).unwrap();
+        wait_until("a third frame", || shown().matches("\x1b[?7h").count() >= 3);
+        watch.kill();
+        let shown = shown();
+        // Scrolled out of sight, and not erased, is what the screen showed before.
+        let (before, frames) = shown.split_once("\x1b[?7l").expect(&shown);
+        assert_eq!(before.matches('\n').count(), 12, "{shown:?}");
+        for clear in ["\x1b[2J", "\x1b[3J", "\x1bc", "\n"] {
+            assert!(!frames.contains(clear), "{clear:?}: {shown:?}");
+        }
+        let (frame, _) = frames.split_once("\x1b[J\x1b[?7h").expect(&shown);
+        assert!(frame.contains(expected), "{frame:?}");
+        let pieces = frame.split("\x1b[");
+        let lines: Vec<_> = pieces.filter_map(|piece| piece.split_once('H')).collect();
+        assert!((3..=12).contains(&lines.len()), "{frame:?}");
+        for (_, text) in lines {
+            assert!(text.chars().count() <= columns, "{text:?}: {frame:?}");
+        }
+    }
     walpost.terminate().expect_code(0);
 }

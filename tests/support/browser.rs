@@ -1,25 +1,32 @@
 //! Chromium without a window.
 
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
-use super::reaper;
+use serde_json::{Value, json};
+
+use super::reaper::{self, Ending};
 use super::secrets::{self, Stream};
+use super::wait::{PATIENCE, wait_until};
+
+const ARGUMENTS: [&str; 7] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+];
 
 fn run(url: &str, arguments: &[&str]) -> String {
     let profile = reaper::folder("browser");
     let said = Command::new("chromium")
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-        ])
-        .args([
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--disable-background-networking",
-        ])
+        .args(ARGUMENTS)
         // So long the page believes to have run, however slow the machine is.
         .arg("--virtual-time-budget=6000")
         .arg(format!("--user-data-dir={}", profile.display()))
@@ -48,4 +55,144 @@ pub(crate) fn screenshot(url: &str, file: &Path, width: u32, height: u32, dark: 
         arguments.push("--blink-settings=preferredColorScheme=0");
     }
     run(url, &arguments);
+}
+
+/// A page that stays open: it can be asked, resized and clicked at. Ends when dropped.
+pub(crate) struct Tab {
+    child: Child,
+    commands: File,
+    answers: Receiver<Value>,
+    session: Option<String>,
+    commands_sent: u64,
+}
+
+impl Tab {
+    /// `url` on a screen of that size, when its script has shown a pipeline.
+    pub(crate) fn open(url: &str, width: u32, height: u32) -> Self {
+        let folder = reaper::folder("browser");
+        let (commands, answers) = (folder.join("commands"), folder.join("answers"));
+        let made = Command::new("mkfifo").args([&commands, &answers]).status();
+        assert!(made.unwrap().success());
+        // It reads commands of the DevTools protocol from descriptor 3, and answers at 4.
+        let child = Command::new("sh")
+            .args(["-c", r#"exec 3<"$0" 4>"$1"; shift; exec chromium "$@""#])
+            .args([&commands, &answers])
+            .args(ARGUMENTS)
+            .arg("--remote-debugging-pipe")
+            .arg(format!("--user-data-dir={}", folder.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell");
+        reaper::register(child.id(), Ending::Kill);
+        let commands = OpenOptions::new().write(true).open(commands).unwrap();
+        let mut tab = Self {
+            child,
+            commands,
+            answers: answers_from(File::open(answers).unwrap()),
+            session: None,
+            commands_sent: 0,
+        };
+        let blank = json!({"url": "about:blank"});
+        let target = tab.command("Target.createTarget", blank).unwrap();
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = tab.command("Target.attachToTarget", attach).unwrap();
+        tab.session = attached["sessionId"].as_str().map(str::to_owned);
+        tab.resize(width, height);
+        tab.command("Page.navigate", json!({"url": url})).unwrap();
+        let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
+        // Until the page has taken the place of the blank one there may be nothing to be asked.
+        wait_until("the page to show something", || {
+            tab.try_evaluate(shown).is_ok_and(|text| text != "")
+        });
+        tab
+    }
+
+    /// A command of the DevTools protocol, and what comes of it; or the error.
+    fn command(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
+        self.commands_sent += 1;
+        let id = self.commands_sent;
+        let mut command = json!({"id": id, "method": method, "params": parameters});
+        if let Some(session) = &self.session {
+            command["sessionId"] = json!(session);
+        }
+        write!(self.commands, "{command}\0").expect("chromium: ./dev setup");
+        loop {
+            let answer = self.answers.recv_timeout(PATIENCE);
+            let answer = answer.unwrap_or_else(|error| panic!("{method}: {error}"));
+            if answer["id"] == id {
+                return match answer["error"].is_null() {
+                    true => Ok(answer["result"].clone()),
+                    false => Err(answer),
+                };
+            }
+        }
+    }
+
+    /// What an expression of JavaScript is in the page, as JSON; `""` where it is undefined.
+    pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+        self.try_evaluate(expression).unwrap()
+    }
+
+    fn try_evaluate(&mut self, expression: &str) -> Result<Value, Value> {
+        let parameters = json!({"expression": expression, "returnByValue": true});
+        let answer = self.command("Runtime.evaluate", parameters)?;
+        assert!(answer["exceptionDetails"].is_null(), "{answer}");
+        let value = answer["result"].get("value").cloned();
+        let value = value.unwrap_or_else(|| json!(""));
+        secrets::expect_none(Stream::Error, &value.to_string());
+        Ok(value)
+    }
+
+    /// Makes the screen that large; a narrow one is a telephone's.
+    pub(crate) fn resize(&mut self, width: u32, height: u32) {
+        let size = json!({
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600
+        });
+        self.command("Emulation.setDeviceMetricsOverride", size)
+            .unwrap();
+    }
+
+    /// Presses a key and lets it go.
+    pub(crate) fn press(&mut self, key: &str) {
+        let (code, text) = match key {
+            "Tab" => (9, ""),
+            "Enter" => (13, "\r"),
+            _ => panic!("{key} has no code here"),
+        };
+        for kind in ["keyDown", "keyUp"] {
+            let mut event = json!({
+                "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code
+            });
+            if kind == "keyDown" && !text.is_empty() {
+                event["text"] = json!(text);
+            }
+            self.command("Input.dispatchKeyEvent", event).unwrap();
+        }
+    }
+}
+
+/// What it answers, each message up to a NUL.
+fn answers_from(file: File) -> Receiver<Value> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for message in BufReader::new(file).split(0) {
+            let Ok(message) = message else { return };
+            let message = serde_json::from_slice(&message).expect("a message of DevTools");
+            if sender.send(message).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+impl Drop for Tab {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        reaper::forget(self.child.id());
+    }
 }

@@ -123,6 +123,29 @@ impl Invocation {
         self
     }
 
+    /// Has it print to a terminal of that size, and what that gets is read here.
+    pub(crate) fn on_terminal(mut self, columns: usize, rows: usize) -> Self {
+        let quoted = |text: &OsStr| format!("'{}'", text.to_str().unwrap().replace('\'', r"'\''"));
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        let words: Vec<_> = words.map(quoted).collect();
+        let line = format!(
+            "stty columns {columns} rows {rows}; exec {}",
+            words.join(" ")
+        );
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--flush", "--command", &line, "/dev/null"]);
+        command.env("SHELL", "/bin/sh");
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.current_dir(reaper::scratch());
+        self.command = command;
+        self
+    }
+
     /// Lets somebody answer what it asks: see [`Walpost::answer`].
     pub(crate) fn ask(mut self) -> Self {
         self.asks = true;

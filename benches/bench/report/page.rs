@@ -58,10 +58,13 @@ const INTRODUCTION: &str = "
 # Benchmarks
 
 How fast Walpost carries a backlog, how soon an event arrives, how that changes with the load, and what it costs the
-database; beside what the database alone can do (*the limit*: `pg_recvlogical` to /dev/null, from the same slot
-position over the same socket) and beside other programs. Each figure is the median of the rounds, with the least and
-the most in parentheses. `./dev bench render` makes this page and its charts of [benchmarks.json](benchmarks.json),
-which has every round.
+database; beside what the database alone can do and beside other programs.
+
+Back to the [README](../README.md).
+
+What the database alone can do, *the limit*, is `pg_recvlogical` to /dev/null, from the same slot position over the same
+socket. Each figure is the median of the rounds, with the least and the most in parentheses. `./dev bench render` makes
+this page and its charts of [benchmarks.json](benchmarks.json), which has every round.
 
 PostgreSQL, Kafka, the program under test and the benchmark itself share the cores of one machine. So figures are
 lower than on machines of their own, and move from machine to machine; ratios move much less. All that a table compares

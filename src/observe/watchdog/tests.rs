@@ -286,7 +286,7 @@ fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
     assert_eq!(scene.said, []);
     scene.pass(1);
     assert_eq!(scene.said, [(599, "begins", Kind::LongTransaction)]);
-    assert!(scene.last.contains("for 300 s at least"), "{}", scene.last);
+    assert!(scene.last.contains("for 5 min at least"), "{}", scene.last);
 }
 
 #[test]

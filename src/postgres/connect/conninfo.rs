@@ -358,8 +358,7 @@ impl Conninfo {
     /// Database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as
     /// walpost`.
     pub fn describe(&self) -> String {
-        let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
-        format!("{} on {} as {}", self.dbname, hosts.join(","), self.user)
+        format!("{} on {} as {}", self.dbname, self.servers(), self.user)
     }
 
     /// What was found of the connections that were opened with it: for each way in which one is open
@@ -367,6 +366,22 @@ impl Conninfo {
     #[must_use]
     pub fn exposures(&self) -> Vec<String> {
         self.exposures.texts()
+    }
+
+    /// The servers, in one text.
+    #[must_use]
+    pub fn servers(&self) -> String {
+        let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
+        hosts.join(",")
+    }
+
+    /// The same connection to another database of the server: the one that `other` is for.
+    #[must_use]
+    pub fn to_database_of(&self, other: &Conninfo) -> Conninfo {
+        Conninfo {
+            dbname: other.dbname.clone(),
+            ..self.clone()
+        }
     }
 
     /// The user who asks.

@@ -1,7 +1,16 @@
-//! README.md taken apart: examples, tables, headings, links.
+//! README.md, the pages of docs/ and the other documents, taken apart: examples, tables, headings, links. They are
+//! read when a test runs, so that prose can change without a build.
 
-/// The text.
-pub(super) const README: &str = include_str!("../../../README.md");
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// A document.
+pub(super) struct Page {
+    /// Relative to the repository: `README.md`, `docs/deploy.md`.
+    pub(super) path: String,
+    pub(super) text: String,
+}
 
 /// A fenced block.
 #[derive(Clone, Debug)]
@@ -12,93 +21,174 @@ pub(super) struct Block {
     pub(super) text: String,
 }
 
+/// Where examples of one kind stand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Example {
+    pub(super) page: &'static str,
+    pub(super) heading: &'static str,
+    pub(super) language: &'static str,
+}
+
 /// A line with the heading it stands under.
-struct Line {
-    heading: String,
-    text: &'static str,
+struct Line<'t> {
+    heading: &'t str,
+    text: &'t str,
     is_fenced: bool,
 }
 
-fn lines() -> impl Iterator<Item = Line> {
-    let (mut heading, mut is_fenced) = (String::new(), false);
-    README.lines().map(move |text| {
-        if text.starts_with("```") {
-            is_fenced = !is_fenced;
-        } else if !is_fenced && text.starts_with('#') {
-            text.trim_start_matches('#').trim().clone_into(&mut heading);
-        }
-        Line {
-            heading: heading.clone(),
-            text,
-            is_fenced: is_fenced || text.starts_with("```"),
-        }
-    })
+/// A path of the repository.
+pub(super) fn in_repository(path: impl AsRef<Path>) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Every fenced block, in order.
-pub(super) fn blocks() -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    let mut is_open = false;
-    for line in lines().filter(|line| line.is_fenced) {
-        match line.text.strip_prefix("```") {
-            Some(_) if is_open => is_open = false,
-            Some(language) => {
-                is_open = true;
-                let (language, text) = (language.to_owned(), String::new());
-                blocks.push(Block {
-                    heading: line.heading,
-                    language,
-                    text,
-                });
-            }
-            None => {
-                let block = blocks.last_mut().unwrap();
-                block.text.push_str(line.text);
-                block.text.push('\n');
-            }
-        }
-    }
-    blocks
-}
-
-/// The blocks in one language under one heading.
-pub(super) fn examples(heading: &str, language: &str) -> Vec<String> {
-    let found: Vec<_> = blocks()
-        .into_iter()
-        .filter(|block| block.heading == heading && block.language == language)
-        .map(|block| block.text)
+/// The Markdown files of a folder.
+fn read_folder(folder: &str) -> Vec<Page> {
+    let names = fs::read_dir(in_repository(folder)).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut pages: Vec<_> = names
+        .filter(|name| name.ends_with(".md"))
+        .map(|name| {
+            let path = format!("{folder}{name}");
+            let text = fs::read_to_string(in_repository(&path)).unwrap();
+            Page { path, text }
+        })
         .collect();
-    assert!(
-        !found.is_empty(),
-        "README.md has no {language} example under {heading:?}"
-    );
-    found
+    pages.sort_by(|a, b| a.path.cmp(&b.path));
+    pages
 }
 
-/// The cells of the tables under a heading, without the rows of headings. Each cell is the list of
-/// what stands in backticks; a cell without any is its text.
-pub(super) fn tables(heading: &str) -> Vec<Vec<Vec<String>>> {
-    let mut rows = Vec::new();
-    let mut previous: Option<&str> = None;
-    for line in lines().filter(|line| line.heading == heading && !line.is_fenced) {
-        if line.text.starts_with("|---") {
-            rows.pop();
-        } else if line.text.starts_with('|') {
-            rows.push(line.text);
-        }
-        previous = Some(line.text);
+/// Every document of the repository, in whatever order.
+pub(super) fn documents() -> &'static [Page] {
+    static DOCUMENTS: LazyLock<Vec<Page>> = LazyLock::new(|| {
+        let mut pages = read_folder("");
+        pages.extend(read_folder("docs/"));
+        pages
+    });
+    &DOCUMENTS
+}
+
+/// README.md and the pages of docs/: what is written for those who use Walpost.
+pub(super) fn manual() -> impl Iterator<Item = &'static Page> {
+    documents()
+        .iter()
+        .filter(|page| page.path == "README.md" || page.path.starts_with("docs/"))
+}
+
+pub(super) fn page(path: &str) -> &'static Page {
+    let found = documents().iter().find(|page| page.path == path);
+    found.unwrap_or_else(|| panic!("there is no page {path}"))
+}
+
+impl Page {
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        let (mut heading, mut is_fenced) = ("", false);
+        self.text.lines().map(move |text| {
+            // Those in a list are indented.
+            let is_fence = text.trim_start().starts_with("```");
+            if is_fence {
+                is_fenced = !is_fenced;
+            } else if !is_fenced && text.starts_with('#') {
+                heading = text.trim_start_matches('#').trim();
+            }
+            Line {
+                heading,
+                text,
+                is_fenced: is_fenced || is_fence,
+            }
+        })
     }
-    assert!(
-        previous.is_some() && !rows.is_empty(),
-        "README.md has no table under {heading:?}"
-    );
-    let cells = |row: &&str| {
-        row.trim_matches('|')
-            .split('|')
-            .map(|text| cell(text.trim()))
+
+    /// Every fenced block, in order.
+    pub(super) fn blocks(&self) -> Vec<Block> {
+        let mut blocks: Vec<Block> = Vec::new();
+        let mut is_open = false;
+        for line in self.lines().filter(|line| line.is_fenced) {
+            match line.text.trim_start().strip_prefix("```") {
+                Some(_) if is_open => is_open = false,
+                Some(language) => {
+                    is_open = true;
+                    blocks.push(Block {
+                        heading: line.heading.to_owned(),
+                        language: language.to_owned(),
+                        text: String::new(),
+                    });
+                }
+                None => {
+                    let block = blocks.last_mut().unwrap();
+                    block.text.push_str(line.text);
+                    block.text.push('\n');
+                }
+            }
+        }
+        blocks
+    }
+
+    /// The cells of the tables under a heading, without the rows of headings. Each cell is the list of
+    /// what stands in backticks; a cell without any is its text.
+    pub(super) fn tables(&self, heading: &str) -> Vec<Vec<Vec<String>>> {
+        let mut rows = Vec::new();
+        let under = |line: &Line| line.heading == heading && !line.is_fenced;
+        for line in self.lines().filter(under) {
+            if line.text.starts_with("|---") {
+                rows.pop();
+            } else if line.text.starts_with('|') {
+                rows.push(line.text);
+            }
+        }
+        let path = &self.path;
+        assert!(!rows.is_empty(), "{path} has no table under {heading:?}");
+        let cells = |row: &&str| {
+            row.trim_matches('|')
+                .split('|')
+                .map(|text| cell(text.trim()))
+                .collect()
+        };
+        rows.iter().map(cells).collect()
+    }
+
+    /// The headings, as the anchors that GitHub makes of them.
+    pub(super) fn anchors(&self) -> Vec<String> {
+        let heading = |line: &Line| line.text.starts_with('#') && !line.is_fenced;
+        self.lines()
+            .filter(heading)
+            .map(|line| {
+                let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+                let text: String = line.heading.to_lowercase().chars().filter(kept).collect();
+                text.replace(' ', "-")
+            })
             .collect()
-    };
-    rows.iter().map(cells).collect()
+    }
+
+    /// Where the links lead, as they are written.
+    pub(super) fn links(&self) -> impl Iterator<Item = &str> {
+        let behind = self.text.split("](").skip(1);
+        behind.filter_map(|rest| Some(rest.split_once(')')?.0))
+    }
+}
+
+impl Example {
+    pub(super) fn has(&self, page: &Page, block: &Block) -> bool {
+        self.page == page.path && self.heading == block.heading && self.language == block.language
+    }
+
+    /// All of them, in order.
+    pub(super) fn all(&self) -> Vec<String> {
+        let page = page(self.page);
+        let found = page.blocks().into_iter();
+        let found: Vec<_> = found
+            .filter(|block| self.has(page, block))
+            .map(|block| block.text)
+            .collect();
+        assert!(!found.is_empty(), "there is no such example: {self:?}");
+        found
+    }
+
+    /// The only one.
+    pub(super) fn one(&self) -> String {
+        let mut found = self.all();
+        assert_eq!(found.len(), 1, "{self:?}");
+        found.remove(0)
+    }
 }
 
 fn cell(text: &str) -> Vec<String> {
@@ -114,27 +204,5 @@ pub(super) fn in_backticks(text: &str) -> Vec<String> {
         .skip(1)
         .step_by(2)
         .map(str::to_owned)
-        .collect()
-}
-
-/// The headings, as the anchors that GitHub makes of them.
-pub(super) fn anchors() -> Vec<String> {
-    let heading = |line: &Line| line.text.starts_with('#') && !line.is_fenced;
-    lines()
-        .filter(heading)
-        .map(|line| {
-            let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
-            let text: String = line.heading.to_lowercase().chars().filter(kept).collect();
-            text.replace(' ', "-")
-        })
-        .collect()
-}
-
-/// Where the links lead.
-pub(super) fn links() -> Vec<&'static str> {
-    README
-        .split("](")
-        .skip(1)
-        .filter_map(|rest| Some(rest.split_once(')')?.0))
         .collect()
 }

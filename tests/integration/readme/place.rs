@@ -1,4 +1,4 @@
-//! Where the examples of README.md run: a server, a broker and a shell in which the names that the
+//! Where the examples of the pages run: a server, a broker and a shell in which the names that the
 //! examples use lead to the test's own.
 
 use std::fs;
@@ -40,12 +40,14 @@ impl Place {
             &format!("{} \"$@\"", env!("CARGO_BIN_EXE_walpost")),
         );
         let library = dependencies().join("kafka/lib");
-        let tool = "org.apache.kafka.tools.TopicCommand";
-        let java = "java -XX:TieredStopAtLevel=1";
-        place.install(
-            "kafka-topics.sh",
-            &format!("{java} -cp '{}/*' {tool} \"$@\"", library.display()),
-        );
+        let java = format!("java -XX:TieredStopAtLevel=1 -cp '{}/*'", library.display());
+        for (name, class) in [
+            ("kafka-topics.sh", "TopicCommand"),
+            ("kafka-console-consumer.sh", "consumer.ConsoleConsumer"),
+        ] {
+            let line = format!("{java} org.apache.kafka.tools.{class} \"$@\"");
+            place.install(name, &line);
+        }
         place
     }
 
@@ -69,7 +71,7 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// An example with the test's own names in the place of README.md's.
+    /// An example with the test's own names in the place of the pages'.
     pub(super) fn fill_in(&self, example: &str) -> String {
         let broker = Broker::shared();
         let (socket, port) = (self.server.socket.display(), self.server.port);
@@ -84,6 +86,7 @@ impl Place {
             // The test's broker has SASL and TLS, not both on one listener.
             ("kafka1.example.com:9094", broker.sasl_address()),
             ("sasl_ssl", "sasl_plaintext".to_owned()),
+            ("SASL_SSL", "SASL_PLAINTEXT".to_owned()),
             ("/etc/walpost/postgres-ca.pem", root.clone()),
             ("/etc/walpost/kafka-ca.pem", root.clone()),
             ("/etc/walpost-tls/postgres.pem", root.clone()),
@@ -100,6 +103,7 @@ impl Place {
                 "--replication-factor 3",
                 "--replication-factor 1".to_owned(),
             ),
+            ("replication = 3", "replication = 1".to_owned()),
             ("min.insync.replicas=2", "min.insync.replicas=1".to_owned()),
         ]
         .iter()
@@ -151,12 +155,28 @@ impl Place {
     /// Runs an example of SQL in the database `shop` with psql, and returns what it prints: rows,
     /// columns separated by `|`.
     pub(super) fn sql(&self, example: &str) -> String {
+        let (example, mut command) = self.psql(example);
+        succeeded(&example, &command.output().unwrap())
+    }
+
+    /// The same over TCP with TLS, as a role with a password.
+    pub(super) fn sql_as(&self, role: &str, password: &str, example: &str) -> String {
+        let (example, mut command) = self.psql(example);
+        command
+            .env("PGHOST", "localhost")
+            .env("PGSSLMODE", "require")
+            .env("PGUSER", role)
+            .env("PGPASSWORD", password);
+        succeeded(&example, &command.output().unwrap())
+    }
+
+    fn psql(&self, example: &str) -> (String, Command) {
         let example = self.fill_in(example);
         let file = self.folder.join("example.sql");
         fs::write(&file, &example).unwrap();
         let psql = "psql -XqAt -v ON_ERROR_STOP=1 -d shop -f";
-        let line = format!("{psql} {}", file.display());
-        succeeded(&example, &self.command(&line).output().unwrap())
+        let command = self.command(&format!("{psql} {}", file.display()));
+        (example, command)
     }
 
     /// Writes an example as a file of the folder that stands for `/etc/walpost`.
@@ -166,8 +186,13 @@ impl Place {
 
     /// Starts a command line, as a service manager does.
     pub(super) fn start(&self, line: &str) -> Service {
+        self.start_after("", line)
+    }
+
+    /// The same behind lines that prepare the environment.
+    pub(super) fn start_after(&self, lines: &str, line: &str) -> Service {
         let log = self.folder.join("log");
-        let line = format!("exec {}", self.fill_in(line));
+        let line = format!("{}\nexec {}", self.fill_in(lines), self.fill_in(line));
         let mut command = self.command(&line);
         let child = command
             .env_remove("PGUSER")

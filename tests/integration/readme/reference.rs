@@ -1,4 +1,4 @@
-//! The tables of README.md against the program.
+//! The tables of the pages against the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,11 +7,13 @@ use std::path::Path;
 use walpost::kafka::properties::{Properties, PropertyError, check, client_config};
 use walpost::observe::metrics::METRICS;
 use walpost::outbox::dead_letter;
-use walpost::postgres::connect::conninfo::Conninfo;
 
-use super::markdown::{README, anchors, in_backticks, links, tables};
+use super::markdown::{in_backticks, in_repository, page};
 use crate::support::reaper;
 use crate::support::walpost::Invocation;
+
+const CONFIGURATION: &str = "docs/configuration.md";
+const TROUBLESHOOTING: &str = "docs/troubleshooting.md";
 
 /// What `--help` says of a flag.
 #[derive(Debug, PartialEq, Eq)]
@@ -91,6 +93,7 @@ fn documented() -> Vec<Flag> {
         }
     };
     let first = |cell: &Vec<String>| cell[0].clone();
+    let tables = |heading| page(CONFIGURATION).tables(heading);
     let keys = tables("Keys of a pipeline").into_iter().map(|cells| {
         assert_eq!(cells.len(), 6, "{cells:?}");
         [first(&cells[1]), first(&cells[2]), first(&cells[4])]
@@ -151,7 +154,8 @@ fn every_key_of_the_file_is_in_the_reference_and_no_other() {
     let known = known.split("; did you mean").next().unwrap();
     let known: BTreeSet<_> = in_backticks(known).into_iter().collect();
     assert!(known.len() > 10, "{refused}");
-    let documented: BTreeSet<_> = tables("Keys of a pipeline")
+    let documented: BTreeSet<_> = page(CONFIGURATION)
+        .tables("Keys of a pipeline")
         .into_iter()
         .map(|cells| cells[0][0].clone())
         .collect();
@@ -161,7 +165,8 @@ fn every_key_of_the_file_is_in_the_reference_and_no_other() {
 #[test]
 fn every_metric_is_in_the_reference_as_it_is_and_no_other() {
     let text = |cell: &[String]| cell.join(", ");
-    let documented: Vec<_> = tables("Metrics")
+    let documented: Vec<_> = page("docs/monitoring.md")
+        .tables("Metrics")
         .iter()
         .map(|cells| [&cells[0], &cells[1], &cells[2], &cells[3]].map(|cell| text(cell)))
         .collect();
@@ -184,7 +189,7 @@ fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
     };
     let config = client_config(&Properties::new(), "walpost-<pipeline>");
     let mut documented = BTreeSet::new();
-    for cells in tables("Kafka") {
+    for cells in page(CONFIGURATION).tables("Kafka") {
         let (names, value) = (&cells[0], &cells[1][0]);
         for name in names {
             documented.insert(name.clone());
@@ -254,24 +259,30 @@ fn formats(sources: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-fn read_sources(folder: &Path, into: &mut String) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            read_sources(&path, into);
-        } else {
-            into.push_str(&fs::read_to_string(path).unwrap());
+/// The text of files and of all files in folders.
+pub(super) fn sources(paths: &[&str]) -> String {
+    let mut sources = String::new();
+    for path in paths {
+        read_sources(&in_repository(path), &mut sources);
+    }
+    sources
+}
+
+fn read_sources(path: &Path, into: &mut String) {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            read_sources(&entry.unwrap().path(), into);
         }
+    } else if let Ok(text) = fs::read_to_string(path) {
+        // What is no text has nothing to read.
+        into.push_str(&text);
     }
 }
 
 #[test]
 fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
-    let mut sources = String::new();
-    read_sources(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut sources,
-    );
+    let sources = sources(&["src"]);
+    let troubleshooting = &page(TROUBLESHOOTING).text;
     let mut missing = Vec::new();
     for (name, least) in [
         ("Problem", 15),
@@ -293,21 +304,18 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
             let sentence = first_sentence(&format);
             let words = sentence.split(['…', ' ', ',', ':']);
             // What only joins values to another error has no words to look up.
-            if words.filter(|word| word.len() > 2).count() > 0 && !README.contains(&sentence) {
+            let is_empty = words.filter(|word| word.len() > 2).count() == 0;
+            if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));
             }
         }
     }
-    assert!(missing.is_empty(), "not in README.md: {missing:#?}");
+    assert!(missing.is_empty(), "not in {TROUBLESHOOTING}: {missing:#?}");
 }
 
 #[test]
 fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
-    let mut sources = String::new();
-    read_sources(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut sources,
-    );
+    let sources = sources(&["src"]);
     for line in [
         "standing by",
         "Kafka is unreachable; waiting for it",
@@ -320,17 +328,18 @@ fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
         "reconnecting",
         "dead letter of ",
     ] {
-        assert!(README.contains(line.trim_end()), "README.md: {line}");
+        let is_told = page(TROUBLESHOOTING).text.contains(line.trim_end());
+        assert!(is_told, "{TROUBLESHOOTING}: {line}");
         assert!(sources.contains(line), "src: {line}");
     }
 }
 
 #[test]
 fn headers_of_dead_letters_are_in_their_table_and_no_others() {
-    let documented: BTreeSet<_> = tables("Dead letters")
+    let documented: BTreeSet<_> = page("docs/dead-letters.md")
+        .tables("Headers")
         .into_iter()
         .flat_map(|cells| cells[0].clone())
-        .filter(|name| name.starts_with("walpost-"))
         .collect();
     let known = [
         dead_letter::ERROR,
@@ -344,62 +353,4 @@ fn headers_of_dead_letters_are_in_their_table_and_no_others() {
         dead_letter::PIPELINE,
     ];
     assert_eq!(documented, known.map(String::from).into());
-}
-
-#[test]
-fn links_lead_somewhere() {
-    let anchors = anchors();
-    let links = links();
-    assert!(links.len() > 5, "{links:?}");
-    for link in links {
-        if let Some(anchor) = link.strip_prefix('#') {
-            assert!(anchors.iter().any(|known| known == anchor), "#{anchor}");
-        } else if !link.starts_with("https://") {
-            assert!(is_in_repository(link), "{link}");
-        }
-    }
-    for path in in_backticks(README) {
-        let folder = ["sql/", "src/", "deploy/", "./dev"];
-        let path = path.split([' ', '*']).next().unwrap();
-        if folder.iter().any(|folder| path.starts_with(folder)) {
-            assert!(is_in_repository(path), "{path}");
-        }
-    }
-}
-
-/// Names of tests look like `module::name`; tables are `log` and `table` of one.
-#[test]
-fn tests_that_the_guarantees_name_are_there() {
-    let guarantees = include_str!("../../../docs/guarantees.md");
-    let named: BTreeSet<_> = in_backticks(guarantees)
-        .into_iter()
-        .filter(|name| name.contains("::") && !name.ends_with(':'))
-        .collect();
-    assert!(named.len() > 20, "{named:?}");
-    let mut sources = String::new();
-    for folder in ["src", "tests/integration"] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        read_sources(&folder, &mut sources);
-    }
-    for name in named {
-        let function = format!("fn {}(", name.rsplit("::").next().unwrap());
-        assert!(sources.contains(&function), "no test {name}");
-    }
-}
-
-fn is_in_repository(path: &str) -> bool {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists()
-}
-
-#[test]
-fn connection_strings_can_be_read() {
-    let strings: Vec<_> = README
-        .split(['`', '\'', '"'])
-        .filter(|text| text.starts_with("postgresql://"))
-        .collect();
-    assert!(strings.len() > 5, "{strings:?}");
-    for string in strings {
-        let read = Conninfo::parse(string, &|_| None);
-        assert!(read.is_ok(), "{string}: {:?}", read.err());
-    }
 }

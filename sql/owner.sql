@@ -1,0 +1,103 @@
+-- Gives the outbox to the role that owns the application's tables.
+--
+--   psql -v schema=public -v table=outbox -v owner=shop -f sql/owner.sql
+--
+-- Run by: a superuser; or who has made the table, and can act as that role. Last of the files but slot.sql and snapshot.sql, since
+-- the others need the rights of the owner. Twice without harm. `walpost init --owner shop` runs the same.
+--
+-- Given are the table that outbox.sql or outbox_partitioned.sql has made, and its partitions, where whoever runs this owns
+-- them. A table of somebody else, or of another make, is refused and stays as it is. Not given are the functions
+-- walpost_uuidv7 and walpost_no_update: an outbox of another application in the same schema calls them too, and whoever owned
+-- them could have code run as its writers. Nor are publication, journal and role: they are Walpost's.
+-- Nothing here runs code of that role: it is never taken on, and a change of owner calls nothing.
+\set ON_ERROR_STOP on
+\if :{?schema}
+\else
+\set schema public
+\endif
+\if :{?table}
+\else
+\set table outbox
+\endif
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+
+SET walpost.schema = :'schema';
+SET walpost.table_name = :'table';
+SET walpost.owner = :'owner';
+
+DO $walpost$
+DECLARE
+    name text := current_setting('walpost.owner');
+    in_schema text := current_setting('walpost.schema');
+    outbox_name text := current_setting('walpost.table_name');
+    outbox text := format('%I.%I', in_schema, outbox_name);
+    us oid := (SELECT oid FROM pg_roles WHERE rolname = current_user);
+    is_superuser boolean := (SELECT rolsuper FROM pg_roles WHERE rolname = current_user);
+    wanted oid := (SELECT oid FROM pg_roles WHERE rolname = name);
+    given oid[] := '{}';
+    found pg_class;
+    uuidv7 regprocedure;
+BEGIN
+    IF wanted IS NULL THEN
+        RAISE EXCEPTION 'role % does not exist, and is to own table %', quote_ident(name), outbox
+            USING HINT = format('CREATE ROLE %I LOGIN; or name another owner.', name);
+    END IF;
+    IF NOT (pg_has_role(wanted, 'MEMBER') AND pg_has_role(wanted, 'USAGE') AND CASE
+        WHEN current_setting('server_version_num')::int >= 160000 THEN pg_has_role(wanted, 'SET') ELSE true END) THEN
+        RAISE EXCEPTION 'role % can''t act as role %, which is to own table %', quote_ident(current_user), quote_ident(name),
+            outbox USING ERRCODE = 'insufficient_privilege',
+                HINT = format('GRANT %I TO %I; or run this as a superuser.', name, current_user);
+    END IF;
+    SELECT c.* INTO found FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = in_schema AND c.relname = outbox_name;
+    IF found IS NULL THEN
+        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = 'Run sql/outbox.sql first.';
+    END IF;
+    IF found.relowner <> wanted THEN
+        IF found.relowner <> us THEN
+            RAISE EXCEPTION 'table % belongs to role %, expected role %', outbox,
+                quote_ident(pg_get_userbyid(found.relowner)), quote_ident(name)
+                USING HINT = format('If it is to own it: ALTER TABLE %s OWNER TO %I; or name no owner.', outbox, name);
+        ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = found.oid AND conname = 'walpost_event_size') THEN
+            RAISE EXCEPTION 'table % was not made by Walpost and stays as it is: it belongs to role %, expected role %', outbox,
+                quote_ident(current_user), quote_ident(name)
+                USING HINT = format('If it is to own it: ALTER TABLE %s OWNER TO %I; or name no owner.', outbox, name);
+        END IF;
+        given := ARRAY[found.oid];
+    END IF;
+    -- A partition has the columns of the table and no others, so its owner sees nothing in it that the table's does not.
+    given := given || ARRAY (WITH RECURSIVE tree (oid) AS (
+            SELECT inhrelid FROM pg_inherits WHERE inhparent = found.oid
+            UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+        ) SELECT oid FROM pg_class JOIN tree USING (oid) WHERE relispartition AND relowner = us AND relowner <> wanted);
+    IF given <> '{}' AND NOT is_superuser AND NOT has_schema_privilege(wanted, in_schema, 'CREATE') THEN
+        RAISE EXCEPTION 'role % may not create in schema %, and is to own table % there', quote_ident(name),
+            quote_ident(in_schema), outbox USING ERRCODE = 'insufficient_privilege',
+                HINT = format('GRANT CREATE ON SCHEMA %I TO %I; or run this as a superuser.', in_schema, name);
+    END IF;
+    FOR found IN SELECT * FROM pg_class WHERE oid = ANY (given) LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
+        -- Who owns the schema can put another table in the place of the one that was looked at.
+        IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
+            RAISE EXCEPTION 'table % was replaced by another one meanwhile', found.relname;
+        END IF;
+        RAISE NOTICE 'table % belongs to role % from now on', found.oid::regclass, quote_ident(name);
+    END LOOP;
+    IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
+        -- Who has the right, and may not pass it on, is only warned.
+        IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
+            RAISE EXCEPTION 'role % can''t be let use schema % by role %', quote_ident(name), quote_ident(in_schema),
+                quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
+        END IF;
+    END IF;
+    -- The default of the id, before PostgreSQL 18.
+    uuidv7 := to_regprocedure(format('%I.walpost_uuidv7()', in_schema));
+    IF uuidv7 IS NOT NULL AND NOT has_function_privilege(wanted, uuidv7, 'EXECUTE') THEN
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);
+    END IF;
+END
+$walpost$;

@@ -1,0 +1,79 @@
+-- Refuses a server on which the slot can't be made, or would be of no use. By itself it changes nothing.
+--
+--   psql -v slot=walpost_outbox -f sql/prerequisites.sql
+--
+-- Run by: who is to run slot.sql, which runs this file too. `walpost init` runs it before the first statement that changes
+-- something: a slot can't be made in a transaction that has written, so that nothing takes table, role and publication back
+-- where the slot is refused after them. A slot of that name that is there already is examined.
+\set ON_ERROR_STOP on
+\if :{?slot}
+\else
+\set slot walpost_outbox
+\endif
+
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+
+SET walpost.slot = :'slot';
+
+DO $walpost$
+DECLARE
+    name text := current_setting('walpost.slot');
+    slots_max int := current_setting('max_replication_slots');
+    senders_max int := current_setting('max_wal_senders');
+    found pg_replication_slots;
+BEGIN
+    SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
+    IF found IS NULL THEN
+        IF pg_is_in_recovery() THEN
+            RAISE EXCEPTION 'this server is a standby in recovery, and slot % is made on the primary', name
+                USING HINT = 'Connect to the primary.';
+        END IF;
+        IF current_setting('wal_level') <> 'logical' THEN
+            RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
+                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again. On a rented '
+                    'server it is a parameter of the provider, such as rds.logical_replication or cloudsql.logical_decoding.';
+        END IF;
+        IF (SELECT count(*) FROM pg_replication_slots) >= slots_max THEN
+            RAISE EXCEPTION 'all replication slots are in use, and slot % needs one', name
+                USING ERRCODE = 'configuration_limit_exceeded', HINT = format('See which are needed: SELECT slot_name, active '
+                    'FROM pg_replication_slots; and drop the others. Or: ALTER SYSTEM SET max_replication_slots = %s; then '
+                    'restart the server.', slots_max + 10);
+        END IF;
+        IF (SELECT count(*) FROM pg_stat_replication) >= senders_max THEN
+            RAISE EXCEPTION 'all WAL senders are in use, and reading slot % takes one', name
+                USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_stat_replication; '
+                    'or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
+        END IF;
+        -- On RDS and Aurora it is a membership.
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolreplication))
+            AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(oid, 'MEMBER')) THEN
+            RAISE EXCEPTION 'role % has no REPLICATION, and can''t make slot %', quote_ident(current_user), name
+                USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('ALTER ROLE %I REPLICATION; or on RDS and Aurora: GRANT rds_replication TO %I;',
+                        current_user, current_user);
+        END IF;
+        RETURN;
+    END IF;
+
+    IF found.slot_type <> 'logical' THEN
+        RAISE EXCEPTION 'slot % exists and is a physical one', name
+            USING HINT = 'Choose another name for the slot.';
+    END IF;
+    IF found.plugin <> 'pgoutput' THEN
+        RAISE EXCEPTION 'slot % exists with plugin %, expected pgoutput', name, found.plugin
+            USING HINT = 'Choose another name for the slot.';
+    END IF;
+    IF found.database <> current_database() THEN
+        RAISE EXCEPTION 'slot % exists in database %, expected %', name,
+            quote_ident(found.database), quote_ident(current_database())
+            USING HINT = 'Slot names are one for the whole server: choose another name for the slot.';
+    END IF;
+    IF found.wal_status = 'lost' THEN
+        RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
+            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start anew; '
+                'rows written since then must be sent again.', found.confirmed_flush_lsn);
+    END IF;
+END
+$walpost$;

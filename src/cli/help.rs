@@ -1,0 +1,102 @@
+//! What the help of each command lists: its own flags, then those that commands share, by subject, and
+//! none that has no use there. One without use is accepted all the same: variables and scripts give
+//! every command the same settings.
+
+use clap::{Command, CommandFactory};
+
+use super::Cli;
+
+const MODE: &[&str] = &["delivery", "exactly_once"];
+const SNAPSHOT: &[&str] = &["snapshot"];
+const UNDELIVERABLE: &[&str] = &[
+    "on_oversize",
+    "on_unroutable",
+    "on_malformed",
+    "dead_letter_topic",
+];
+const TEMPLATES: &[&str] = &["topic", "key", "payload", "header", "null_payload"];
+const TOPICS: &[&str] = &["create_topics"];
+const WINDOW: &[&str] = &["window_bytes", "window_records"];
+const ROW: &[&str] = &["max_row_bytes"];
+const LINK: &[&str] = &["link_timeout"];
+const DRAIN: &[&str] = &["drain_timeout"];
+const KEPT: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
+const LAG: &[&str] = &["lag_warn", "lag_max", "lag_at_max"];
+
+/// What has no use for a command, beside that of `run`.
+type Useless = &'static [&'static [&'static str]];
+
+const CHECK: Useless = &[WINDOW, LINK, DRAIN];
+const VERIFY: Useless = &[
+    SNAPSHOT,
+    UNDELIVERABLE,
+    TOPICS,
+    WINDOW,
+    LINK,
+    DRAIN,
+    KEPT,
+    LAG,
+];
+const REPLAY: Useless = &[MODE, SNAPSHOT, LINK, KEPT, LAG];
+const SKIP: Useless = &[UNDELIVERABLE, TOPICS, WINDOW, ROW, LINK, DRAIN, KEPT, LAG];
+const CHECKPOINT: Useless = &[
+    MODE,
+    SNAPSHOT,
+    UNDELIVERABLE,
+    TEMPLATES,
+    TOPICS,
+    WINDOW,
+    ROW,
+    LINK,
+    DRAIN,
+    KEPT,
+    LAG,
+];
+
+/// The command line.
+pub(super) fn command() -> Command {
+    let without = |useless: Useless| {
+        move |command: Command| {
+            command.mut_args(|arg| {
+                let id = arg.get_id().as_str();
+                let is_useless = useless.iter().any(|ids| ids.contains(&id));
+                if is_useless { arg.hide(true) } else { arg }
+            })
+        }
+    };
+    Cli::command()
+        .mut_subcommand("check", without(CHECK))
+        .mut_subcommand("verify", without(VERIFY))
+        .mut_subcommand("replay", without(REPLAY))
+        .mut_subcommand("skip", without(SKIP))
+        .mut_subcommand("checkpoint", |command| {
+            command
+                .mut_subcommand("show", without(CHECKPOINT))
+                .mut_subcommand("adopt", without(CHECKPOINT))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_a_flag_that_the_command_has() {
+        for (path, useless) in [
+            (&["check"][..], CHECK),
+            (&["verify"], VERIFY),
+            (&["replay"], REPLAY),
+            (&["skip"], SKIP),
+            (&["checkpoint", "show"], CHECKPOINT),
+            (&["checkpoint", "adopt"], CHECKPOINT),
+        ] {
+            let command = command();
+            let found = path.iter().fold(&command, |command, name| {
+                command.find_subcommand(name).expect("a command")
+            });
+            let hidden = found.get_arguments().filter(|arg| arg.is_hide_set());
+            let ids: usize = useless.iter().map(|ids| ids.len()).sum();
+            assert_eq!(hidden.count(), ids, "{path:?}");
+        }
+    }
+}

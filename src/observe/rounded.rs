@@ -1,0 +1,56 @@
+//! Durations as people read them: two or three digits and a unit. The page has the same rules. Pure.
+
+/// How long something takes.
+#[must_use]
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0 s".to_owned(),
+        s if s < 0.000_95 => format!("{:.2} ms", s * 1e3),
+        s if s < 0.009_5 => format!("{:.1} ms", s * 1e3),
+        s if s < 0.999_5 => format!("{:.0} ms", s * 1e3),
+        s if s < 9.95 => format!("{s:.1} s"),
+        s => age(s),
+    }
+}
+
+/// How long something lasts: fractions of a second say nothing there.
+#[must_use]
+pub fn age(seconds: f64) -> String {
+    match seconds {
+        s if s < 119.5 => format!("{s:.0} s"),
+        s if s < 7170.0 => format!("{:.0} min", s / 60.0),
+        s if s < 35_820.0 => format!("{:.1} h", s / 3600.0),
+        s if s < 171_000.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_or_three_digits_and_the_unit_they_are_read_in() {
+        for (seconds, expected) in [
+            (0.0, "0 s"),
+            (0.000_062_5, "0.06 ms"),
+            (0.004_21, "4.2 ms"),
+            (0.009_6, "10 ms"),
+            (0.066_067, "66 ms"),
+            (0.999_6, "1.0 s"),
+            (9.94, "9.9 s"),
+            (9.96, "10 s"),
+            (66.067_527, "66 s"),
+            (119.6, "2 min"),
+            (7169.0, "119 min"),
+            (7170.0, "2.0 h"),
+            (92_000.0, "26 h"),
+            (171_000.0, "2 days"),
+        ] {
+            assert_eq!(duration(seconds), expected, "{seconds}");
+        }
+        assert_eq!(age(0.4), "0 s");
+        assert_eq!(age(9.4), "9 s");
+        assert_eq!(age(3_700.0), "62 min");
+    }
+}

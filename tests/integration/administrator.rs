@@ -1,0 +1,157 @@
+//! `walpost init --config` with one administrator's connection for several pipelines.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::init::psql;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Finished, Invocation};
+
+/// Two pipelines of one file, each in a database of its own. Their role does not exist: it is not asked.
+struct Two {
+    scenes: [Scene<'static>; 2],
+    file: PathBuf,
+}
+
+impl Two {
+    fn new() -> Self {
+        let two = Self {
+            scenes: [Scene::bare(), Scene::bare()],
+            file: reaper::folder("config").join("walpost.toml"),
+        };
+        two.write(two.scenes.each_ref().map(Scene::conninfo));
+        two
+    }
+
+    fn write(&self, conninfos: [String; 2]) {
+        let pipelines = conninfos.iter().zip(&self.scenes).map(|(conninfo, scene)| {
+            let postgres = conninfo.replace("user=postgres", "user=nobody");
+            format!("[[pipeline]]\nname = \"{}\"\npostgres = \"{postgres}\"\nkafka = {{ \"bootstrap.servers\" = \"k:1\" }}\n", scene.name)
+        });
+        fs::write(&self.file, pipelines.collect::<String>()).unwrap();
+    }
+
+    fn init(&self) -> Invocation {
+        Invocation::new(["init", "--no-role", "--config"]).arg(&self.file)
+    }
+
+    /// As a provider gives it: with a database that is no pipeline's.
+    fn init_as_postgres(&self) -> Invocation {
+        let conninfo = self.scenes[0].server.conninfo("postgres");
+        self.init().args(["--postgres", &conninfo])
+    }
+
+    /// Which of the two have publication and slot, in their own database and nothing of the other's.
+    fn made(&self) -> [bool; 2] {
+        self.scenes.each_ref().map(|scene| {
+            let found = scene.db.rows(
+                "SELECT pubname::text FROM pg_publication UNION ALL
+                 SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput'",
+            );
+            let name = vec![Some(scene.slot())];
+            assert!(found.is_empty() || found == [name.clone(), name], "{found:?}");
+            !found.is_empty()
+        })
+    }
+
+    /// Has said of this one of the two what contains the text.
+    fn expect_of(&self, finished: &Finished, which: usize, text: &str) {
+        let name = &self.scenes[which].name;
+        let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
+        assert!(
+            finished.stderr.lines().any(is_of),
+            "{name}: {text}: {finished:?}"
+        );
+    }
+}
+
+#[test]
+fn one_administrator_makes_what_each_pipeline_needs_in_its_own_database() {
+    let two = Two::new();
+    let done = two.init_as_postgres().finish().expect_code(0);
+    assert_eq!(two.made(), [true, true]);
+    for which in [0, 1] {
+        two.expect_of(&done, which, "ready");
+    }
+    two.init_as_postgres().finish().expect_code(0);
+    let none = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
+    let postgres = two.scenes[0].server.session("postgres");
+    assert_eq!(postgres.number(none), 0, "it is no pipeline's database");
+}
+
+#[test]
+fn administrator_can_be_named_by_the_variables_of_libpq() {
+    let two = Two::new();
+    let server = two.scenes[0].server;
+    let init = two
+        .init()
+        .env("WALPOST_POSTGRES", "postgresql://")
+        .env("PGHOST", &server.socket)
+        .env("PGPORT", server.port.to_string())
+        .env("PGUSER", "postgres")
+        .env("PGDATABASE", "postgres");
+    init.finish().expect_code(0);
+    assert_eq!(two.made(), [true, true]);
+}
+
+#[test]
+fn pipelines_that_are_named_are_made_and_no_other() {
+    let two = Two::new();
+    let name = &two.scenes[1].name;
+    // Of one pipeline the connection string is taken as it is, with its database.
+    two.init()
+        .args(["--pipeline", name, "--postgres", &two.scenes[1].conninfo()])
+        .finish()
+        .expect_code(0);
+    assert_eq!(two.made(), [false, true]);
+    let both = two.scenes.each_ref().map(|scene| scene.name.clone());
+    let init = two.init_as_postgres().args(["--pipeline", &both.join(",")]);
+    init.finish().expect_code(0);
+    assert_eq!(two.made(), [true, true]);
+}
+
+#[test]
+fn pipeline_that_fails_is_named_and_the_others_are_made() {
+    let two = Two::new();
+    let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
+    let lacking = first.replace(&two.scenes[0].name, "not_there");
+    two.write([lacking, second.clone()]);
+    let failed = two.init_as_postgres().finish().expect_code(3);
+    two.expect_of(&failed, 0, "not_there");
+    two.expect_of(&failed, 1, "ready");
+    assert_eq!(two.made(), [false, true]);
+    two.write([first, second]);
+    two.init_as_postgres().finish().expect_code(0);
+    assert_eq!(two.made(), [true, true]);
+}
+
+#[test]
+fn pipelines_of_another_server_are_refused() {
+    let two = Two::new();
+    let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
+    let elsewhere = second.replace("host=", "host=/elsewhere");
+    two.write([first, elsewhere]);
+    let refused = two.init_as_postgres().finish().expect_code(2);
+    refused.expect_says(&["are on different servers", "--pipeline"]);
+    assert_eq!(two.made(), [false, false]);
+    // A flag that is for one pipeline still is.
+    let table = two.init_as_postgres().args(["--table", "public.other"]);
+    table
+        .finish()
+        .expect_code(2)
+        .expect_says(&["--pipeline NAME"]);
+}
+
+#[test]
+fn printed_statements_of_several_pipelines_go_to_the_database_of_each() {
+    let two = Two::new();
+    let printed = two.init_as_postgres().arg("--print").finish();
+    let printed = printed.expect_code(0).stdout;
+    assert_eq!(two.made(), [false, false]);
+    let file = two.file.with_extension("sql");
+    fs::write(&file, printed).unwrap();
+    // In whatever database it begins.
+    psql(&two.scenes[1], &file);
+    assert_eq!(two.made(), [true, true]);
+}

@@ -1,0 +1,160 @@
+//! `walpost init` where the server refuses something: nothing is changed.
+
+use crate::support::postgres::{MAJOR, MAJORS, Server, Stop};
+use crate::support::session::Session;
+use crate::support::walpost::Invocation;
+
+/// Everything that `init` could leave: objects, rights and roles.
+fn everything(db: &Session) -> Vec<Vec<Option<String>>> {
+    db.rows(
+        "SELECT 'schema', nspname::text, nspacl::text FROM pg_namespace
+         UNION ALL SELECT 'relation', oid::regclass::text, relacl::text FROM pg_class WHERE oid >= 16384
+         UNION ALL SELECT 'function', oid::regprocedure::text, proacl::text FROM pg_proc WHERE oid >= 16384
+         UNION ALL SELECT 'publication', pubname::text, NULL FROM pg_publication
+         UNION ALL SELECT 'slot', slot_name::text, NULL FROM pg_replication_slots
+         UNION ALL SELECT 'role', rolname::text, NULL FROM pg_roles
+         UNION ALL SELECT 'database', datname::text, datacl::text FROM pg_database
+         ORDER BY 1, 2",
+    )
+}
+
+/// A server whose database `postgres` is to get an outbox for the role `shop`.
+struct Place(Server);
+
+impl Place {
+    fn new(major: u32, settings: &str) -> Self {
+        let server = Server::private(major, settings);
+        server.session("postgres").run(
+            "CREATE ROLE shop; CREATE ROLE dba LOGIN; GRANT CREATE ON DATABASE postgres TO dba;
+             GRANT CREATE ON SCHEMA public TO dba",
+        );
+        Self(server)
+    }
+
+    fn db(&self) -> Session {
+        self.0.session("postgres")
+    }
+
+    fn set(&self, setting: &str) {
+        self.db().run(&format!("ALTER SYSTEM SET {setting}"));
+        self.0.stop(Stop::Fast);
+        self.0.start();
+    }
+
+    fn init(&self, role: &str) -> Invocation {
+        let user = format!("user={role}");
+        let conninfo = self.0.conninfo("postgres").replace("user=postgres", &user);
+        Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
+    }
+
+    /// Tables of both kinds, and an outbox without one.
+    fn refused(&self, role: &str, code: i32, arguments: &[&str], says: &[&str]) {
+        let before = everything(&self.db());
+        for kind in [None, Some("--partitioned"), Some("--outbox=log")] {
+            let init = self.init(role).args(arguments).args(kind);
+            let init = init.finish().expect_code(code);
+            init.expect_says(says).expect_says(&["Nothing was changed"]);
+            let after = everything(&self.db());
+            assert_eq!(after, before, "{kind:?}: {says:?}");
+        }
+    }
+}
+
+#[test]
+fn init_before_the_restart_for_wal_level_changes_nothing() {
+    for major in MAJORS {
+        let place = Place::new(major, "wal_level = replica\n");
+        let alter = "ALTER SYSTEM SET wal_level = logical";
+        let says = ["wal_level is replica", alter, "restart the server"];
+        place.refused("postgres", 3, &[], &says);
+        place.set("wal_level = logical");
+        place.init("postgres").finish().expect_code(0);
+    }
+}
+
+#[test]
+fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing() {
+    let place = Place::new(MAJOR, "max_replication_slots = 1\n");
+    place
+        .db()
+        .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
+    let all = "max_replication_slots is 1, and all are in use: of_a_standby (not read)";
+    let needs = "slot walpost_outbox needs one";
+    place.refused("postgres", 1, &[], &[needs, all]);
+    let physical = "slot of_a_standby exists and is a physical one";
+    place.refused("postgres", 3, &["--slot=of_a_standby"], &[physical]);
+    place
+        .db()
+        .rows("SELECT pg_drop_replication_slot('of_a_standby')");
+
+    place.set("max_wal_senders = 0");
+    let all = "all WAL senders are in use, and reading slot walpost_outbox takes one";
+    place.refused("postgres", 1, &[], &[all, "max_wal_senders is 0"]);
+    place.set("max_wal_senders = 5");
+
+    let says = [
+        "role dba has no REPLICATION",
+        "ALTER ROLE dba REPLICATION",
+        "GRANT rds_replication TO dba",
+    ];
+    place.refused("dba", 3, &["--no-role"], &says);
+    place.db().run("ALTER ROLE dba REPLICATION");
+    // What is found when much is made already.
+    place.refused(
+        "dba",
+        3,
+        &[],
+        &["must be superuser to create replication users"],
+    );
+
+    let name = "--publication=theirs";
+    place.db().run("CREATE PUBLICATION theirs FOR ALL TABLES");
+    place
+        .db()
+        .run("CREATE ROLE mallory SUPERUSER; ALTER PUBLICATION theirs OWNER TO mallory; ALTER ROLE mallory NOSUPERUSER");
+    let says = "publication theirs belongs to role mallory";
+    place.refused("postgres", 3, &[name], &[says]);
+    place.init("dba").arg("--no-role").finish().expect_code(0);
+}
+
+#[test]
+fn init_on_a_standby_says_so() {
+    let primary = Server::private(MAJOR, "");
+    let standby = primary.standby("standby", "");
+    let init = Invocation::new(["init", "--postgres", &standby.conninfo("postgres")]);
+    let says = [
+        "a standby in recovery",
+        "Connect to the primary",
+        "Nothing was changed",
+    ];
+    init.finish().expect_code(3).expect_says(&says);
+}
+
+/// A slot can't be made in the transaction that makes the rest.
+#[test]
+fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() {
+    let place = Place::new(MAJOR, "");
+    let other = place.db();
+    other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
+    let init = || place.init("postgres").arg("--lock-timeout=1s").finish();
+    let says = [
+        "slot walpost_outbox: ",
+        "waits for every transaction that was running",
+        "Everything but the slot is there",
+        "run the same command again",
+    ];
+    init().expect_code(3).expect_says(&says);
+    let found = "SELECT count(*) FROM pg_publication WHERE pubname = 'walpost_outbox'";
+    assert_eq!(place.db().number(found), 1);
+    other.run("COMMIT");
+    init().expect_code(0);
+    // A lock that somebody has on what the transaction needs.
+    other.run("BEGIN; LOCK TABLE outbox");
+    place
+        .init("postgres")
+        .args(["--owner=shop", "--lock-timeout=1s"])
+        .finish()
+        .expect_code(3)
+        .expect_says(&["Another transaction has the lock", "Nothing was changed"]);
+    other.run("COMMIT");
+}
