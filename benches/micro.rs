@@ -11,13 +11,14 @@ use std::hint::black_box;
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput};
 use stream::{BEGIN, Kind, Stream, null_pipeline, play, templates};
+use walpost::delivery::watermark::Watermark;
+use walpost::model::lsn::{Lsn, Position};
+use walpost::model::window::Window;
 use walpost::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
 use walpost::outbox::route::Router;
 use walpost::outbox::settings::OutboxSettings;
-use walpost::pipeline::watermark::{Watermark, Window};
-use walpost::postgres::frame::Frame;
-use walpost::postgres::lsn::{Lsn, Position};
-use walpost::postgres::pgoutput::{Message, Value};
+use walpost::postgres::wire::frame::Frame;
+use walpost::postgres::wire::pgoutput::{Message, Value};
 
 const ROWS: usize = 10_000;
 /// Rows in a transaction, where that doesn't matter much.

@@ -1,6 +1,5 @@
 //! The command line: one file per subcommand.
 
-pub mod args;
 pub mod check;
 pub mod checkpoint;
 mod consent;
@@ -19,10 +18,12 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
 
-use self::args::LogArgs;
+use crate::config::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
 use crate::escape::Escaped;
 use crate::kafka::reader::ReadError;
+use crate::kafka::transaction::Checkpoints;
+use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor;
@@ -70,42 +71,6 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-}
-
-/// How the program ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// Done, or stopped as asked: 0.
-    Done,
-    /// Anything that is none of the others, and findings of `verify`: 1.
-    Failed,
-    /// Bad usage or configuration: 2.
-    Usage,
-    /// Halted, and a person is needed: 3.
-    Halted,
-}
-
-impl Exit {
-    /// The process's exit code.
-    #[must_use]
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::Failed => 1,
-            Self::Usage => 2,
-            Self::Halted => 3,
-        }
-    }
-
-    /// As one pipeline after another has ended: a person who is needed is worth more than a server that is
-    /// not there now.
-    #[must_use]
-    fn and(self, next: Self) -> Self {
-        match (self, next) {
-            (Self::Halted, _) | (_, Self::Done) => self,
-            (_, next) => next,
-        }
-    }
 }
 
 impl From<&ReadError> for Exit {
@@ -213,6 +178,11 @@ fn load_to_ask(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
+}
+
+/// Where the pipeline's checkpoints are; nothing where it has none.
+fn checkpoints(settings: &PipelineSettings) -> Option<Checkpoints> {
+    Checkpoints::of(&settings.producer()?)
 }
 
 /// A runtime for one command, or a logged reason why there is none.

@@ -2,6 +2,7 @@
 //!
 //! Flags come before environment variables (both arrive through clap), those before the file.
 
+pub mod args;
 pub mod file;
 pub mod values;
 
@@ -9,19 +10,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::cli::args::{ConnectionArgs, RecordArgs};
+use self::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError};
+use crate::kafka::settings::CheckpointSettings;
 use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
-use crate::pipeline::budget::{AtMax, LagBudget};
+use crate::pipeline::settings::Retention;
 use crate::pipeline::settings::{
-    CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
 };
 use crate::pipeline::snapshot::SnapshotMode;
-use crate::postgres::conninfo::{Conninfo, ConninfoError};
-use crate::postgres::retention::Retention;
+use crate::pipeline::wal_budget::budget::{AtMax, LagBudget};
+use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 

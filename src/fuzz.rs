@@ -7,13 +7,13 @@
 pub use crate::config::fuzz::config;
 pub use crate::outbox::envelope::fuzz::envelope;
 pub use crate::outbox::fuzz::template;
-pub use crate::pipeline::checkpoint::fuzz::checkpoint;
-pub use crate::pipeline::core::fuzz::core;
-pub use crate::postgres::connection::fuzz::frame;
-pub use crate::postgres::conninfo::fuzz::conninfo;
-pub use crate::postgres::copy::fuzz::copy;
-pub use crate::postgres::dial::fuzz::startup;
-pub use crate::postgres::pgoutput::fuzz::pgoutput;
+pub use crate::pipeline::decode::fuzz::core;
+pub use crate::pipeline::exactly_once::fuzz::checkpoint;
+pub use crate::postgres::catalog::copy::fuzz::copy;
+pub use crate::postgres::connect::conninfo::fuzz::conninfo;
+pub use crate::postgres::connect::dial::fuzz::startup;
+pub use crate::postgres::replication::fuzz::frame;
+pub use crate::postgres::wire::pgoutput::fuzz::pgoutput;
 
 #[cfg(test)]
 mod tests;

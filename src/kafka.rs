@@ -15,6 +15,7 @@ pub mod probe;
 pub mod producer;
 pub mod properties;
 pub mod reader;
-pub mod statistics;
+pub mod settings;
+mod statistics;
 pub mod topics;
 pub mod transaction;

@@ -2,62 +2,81 @@
 //! log.
 //!
 //! ```text
-//! socket ──frame──▶ pgoutput ──message──▶ core ──row──▶ route ──record──▶ producer ──▶ Kafka
+//! socket ──frame──▶ pgoutput ──message──▶ decode ──row──▶ route ──record──▶ producer ──▶ Kafka
 //!    ▲                                                                       │
 //!    └────────── status update: confirmed LSN ◀── watermark ◀── delivery ────┘
 //! ```
 //!
 //! Data flows one way. One value travels back, the confirmed LSN, and only
-//! [`pipeline::watermark`] can make one.
+//! [`delivery::watermark`] can make one.
 //!
 //! # The rooms
 //!
-//! - [`cli`]: the command line, one file per subcommand. [`config`]: flags, environment and
-//!   walpost.toml become [`pipeline::settings::PipelineSettings`].
-//! - [`supervisor`]: pipelines side by side, each on its thread; signals; what systemd is told.
+//! From the highest to the lowest. A room may name those below it and none of the same rank: `tests/layers.rs` reads every
+//! path in `src/`, of the tests in it too, and fails with the file and line of one that goes up. The only way up is a trait that
+//! the lower room owns.
+//!
+//! - [`cli`]: the command line, one file per subcommand.
+//! - [`config`]: flags, environment and walpost.toml become [`pipeline::settings::PipelineSettings`].
+//! - [`supervisor`]: builds sinks and pipelines, and runs these side by side, each on its thread; signals; what systemd
+//!   is told.
+//! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
+//!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
+//!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
+//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table held against the topics,
+//!   after the fact.
+//! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
+//!   that it has taken off.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
-//!   [`pipeline::core`] turns frames into records (pure), [`pipeline::watermark`] turns deliveries
-//!   into confirmed LSNs (pure), [`pipeline::recovery`] maps every error to its remedy,
-//!   [`pipeline::sink`] is the border to Kafka. For exactly-once, [`pipeline::checkpoint`] says how
-//!   far the records in Kafka reach and whether a server's log goes on from there, and
-//!   [`pipeline::dedup`] leaves out what is there already (both pure). [`pipeline::budget`] says what
-//!   follows from the log that the slot keeps (pure). `pipeline::sim`, of the
-//!   tests alone, runs all of it against simulated servers.
-//! - [`postgres`]: everything that knows PostgreSQL. [`postgres::frame`] and [`postgres::pgoutput`]
-//!   are pure codecs, [`postgres::connection`] is the replication socket, [`postgres::catalog`]
-//!   asks SQL questions and never streams, [`postgres::provision`] runs the files in `sql/`,
-//!   [`postgres::retention`] makes partitions ahead and drops those that are delivered. Beside
-//!   the stream, [`postgres::copy`] reads the outbox table, [`postgres::peek`] looks ahead in a slot,
-//!   [`postgres::let_go`] gives one up, and [`postgres::journal`] keeps what was done that the log can't
-//!   tell.
-//! - [`replay`]: sends rows of the outbox table again, beside the pipeline.
+//!   [`pipeline::decode`] turns frames into records (pure), [`pipeline::recovery`] maps every error to its remedy.
+//!   Features have rooms of their own: [`pipeline::snapshot`] copies rows that are older than the slot,
+//!   [`pipeline::exactly_once`] leaves out what is in Kafka already and commits with a checkpoint, [`pipeline::wal_budget`] says
+//!   what follows from the log that the slot keeps. `pipeline::sim`, of the tests alone, runs all of it against simulated
+//!   servers.
+//! - [`postgres`]: everything that knows PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] has pure
+//!   codecs, [`postgres::replication`] is the replication socket, [`postgres::catalog`] asks SQL questions and never streams,
+//!   [`postgres::provision`] runs the files in `sql/`. Nobody else names tokio-postgres and postgres-protocol.
+//! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink, [`kafka::transaction`] ends its transactions with
+//!   a checkpoint, [`kafka::limits`] keeps its batches within what topics take.
+//! - [`sink`]: where records go: the trait, its errors, and the sink that is standard output. It is below [`kafka`], so that
+//!   Kafka's sink is the trait's implementation there, and its errors need no second form.
+//! - [`delivery`]: what was read and how far it is durable. [`delivery::watermark`] turns deliveries into confirmed LSNs (pure),
+//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's log goes on from there (pure),
+//!   [`delivery::stats`] counts, without a word per row.
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
-//! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink,
-//!   [`kafka::transaction`] ends its transactions with a checkpoint, [`kafka::limits`] keeps its batches within
-//!   what topics take.
-//! - [`verify`]: the table held against the topics, after the fact.
-//! - [`observe`]: what a person sees while it runs. A pipeline writes what it does into its
-//!   [`observe::stats`], without a word per row; [`observe::status`] is that at one moment, and metrics,
-//!   readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a second,
-//!   and [`observe::problem`] has the words for what is wrong.
+//! - [`model`]: values that all rooms speak of.
 //! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
-//!   it. Pure, and imports nothing of ours.
+//!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. Both import nothing of ours.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
 //!   stands in a file `fuzz.rs` beside the code that reads the bytes.
 //!
+//! # To change something
+//!
+//! - A topic template: [`outbox::template`] has its syntax, [`outbox::route`] fills it in for a row.
+//! - A PostgreSQL version: `postgres_versions` in `./dev` and `tests/support/`, so that the tests run on it; what it answers
+//!   otherwise is asked in [`postgres::catalog`], what it sends otherwise is read in [`postgres::wire`].
+//! - A sink: [`sink::Sink`] is what it does. It is a room beside [`kafka`]; [`pipeline::settings::SinkSettings`] names it,
+//!   [`config`] reads that, [`supervisor`] builds it.
+//! - A metric: [`delivery::stats`] counts it, [`observe::status`] and [`observe::metrics`] show it.
+//! - An alert: [`observe::watchdog`] finds it, [`observe::problem`] words it; `deploy/prometheus/` has those that are made of
+//!   metrics.
+//! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
+//!   [`pipeline::settings`] carries it.
+//! - A remedy: [`pipeline::recovery`], for every error that a pipeline can meet.
+//!
 //! # One event's way
 //!
-//! [`postgres::connection::Connection::fill`] reads from the socket,
-//! [`postgres::connection::Connection::peek`] finds a whole frame in the buffer,
-//! [`pipeline::core::Core::frame`] decodes it ([`postgres::pgoutput::Message::decode`]), lays its
+//! [`postgres::replication::Connection::fill`] reads from the socket,
+//! [`postgres::replication::Connection::peek`] finds a whole frame in the buffer,
+//! [`pipeline::decode::Core::frame`] decodes it ([`postgres::wire::pgoutput::Message::decode`]), lays its
 //! values out ([`outbox::columns::Mapping`]), makes a record of them
-//! ([`outbox::route::Router::route`]), counts it ([`pipeline::watermark::Watermark::reserve`]) and
-//! hands it over ([`pipeline::sink::Sink::produce`]). Where no record can be made, or the sink finds
+//! ([`outbox::route::Router::route`]), counts it ([`delivery::watermark::Watermark::reserve`]) and
+//! hands it over ([`sink::Sink::produce`]). Where no record can be made, or the sink finds
 //! it too large, that is an error, or by the settings a dead letter
 //! ([`outbox::dead_letter::Writer::write`]) that goes the same way. librdkafka copies it, sends it, and calls
-//! [`pipeline::watermark::Deliveries::delivered`]. When every record of a transaction and of all
-//! before it is delivered, [`pipeline::watermark::Watermark::confirmed`] rises, and
-//! [`postgres::connection::Connection::confirm`] tells PostgreSQL.
+//! [`delivery::watermark::Deliveries::delivered`]. When every record of a transaction and of all
+//! before it is delivered, [`delivery::watermark::Watermark::confirmed`] rises, and
+//! [`postgres::replication::Connection::confirm`] tells PostgreSQL.
 //!
 //! # Invariants
 //!
@@ -88,14 +107,19 @@
 
 pub mod cli;
 pub mod config;
+pub mod delivery;
 pub mod escape;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod kafka;
+pub mod model;
 pub mod observe;
 pub mod outbox;
 pub mod pipeline;
 pub mod postgres;
+pub mod progress;
 pub mod replay;
+pub mod retention;
+pub mod sink;
 pub mod supervisor;
 pub mod verify;

@@ -1,31 +1,19 @@
 //! The one loop that joins the stages, and what happens when it can't go on.
 //!
-//! [`session`] streams over one connection, [`core`] turns its frames into records, [`watermark`]
+//! [`session`] streams over one connection, [`decode`] turns its frames into records, [`watermark`](crate::delivery::watermark)
 //! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
 
 pub(crate) mod access;
-mod allowance;
-pub mod budget;
-pub mod checkpoint;
-mod commits;
 mod confirms;
-pub mod core;
-pub mod dedup;
-pub mod isolation;
-pub mod lag;
-mod ledger;
-mod maintenance;
-mod pace;
-pub mod pieces;
+pub mod decode;
+pub mod exactly_once;
 pub mod recovery;
 pub mod session;
 pub mod settings;
 #[cfg(test)]
 pub(crate) mod sim;
-pub mod sink;
 pub mod snapshot;
-pub mod stdout;
-pub mod watermark;
+pub mod wal_budget;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,30 +24,30 @@ use tokio::time::{sleep, timeout};
 use tracing::field::display;
 use tracing::{debug, info, warn};
 
-use self::checkpoint::HistoryError;
-use self::core::{Core, LineError};
-use self::isolation::{Batching, Isolation};
-use self::lag::{Gone, Watched};
+use self::decode::{Core, LineError};
 use self::recovery::{Backoff, Remedy};
 use self::session::{Database, Memory};
-use self::settings::{Delivery, PipelineSettings, SinkSettings};
-use self::sink::{Sink, SinkError};
+use self::settings::{Delivery, PipelineSettings};
 use self::snapshot::SnapshotError;
-use self::stdout::StdoutSink;
-use self::watermark::{DeliveryFailure, OrderError, Watermark, Window};
-use crate::kafka::limits::BatchLimit;
-use crate::kafka::producer::KafkaSink;
-use crate::observe::outage::{Outage, Say};
-use crate::observe::stats::{ErrorKind, PipelineStats, State};
+use self::wal_budget::slot_monitor;
+use self::wal_budget::slot_monitor::{Gone, Watched};
+use crate::delivery::checkpoint::HistoryError;
+use crate::delivery::isolation::{Batching, Isolation};
+use crate::delivery::stats::PipelineStats;
+use crate::delivery::watermark::{Deliveries, DeliveryFailure, OrderError, Watermark};
+use crate::model::lifecycle::{ErrorKind, State};
+use crate::model::lsn::{Lsn, Position};
+use crate::model::outage::{Outage, Say};
+use crate::model::window::Window;
 use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
 use crate::postgres::catalog::{CatalogError, Problem};
-use crate::postgres::connection::ConnectionError;
-use crate::postgres::lsn::{Lsn, Position};
-use crate::postgres::pgoutput::DecodeError;
+use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
+use crate::postgres::wire::pgoutput::DecodeError;
+use crate::sink::{Sink, SinkError};
 
 /// Why a pipeline can't go on. [`recovery::remedy`] says what each calls for.
 #[derive(Debug, thiserror::Error)]
@@ -372,49 +360,10 @@ pub enum Order {
 /// How long a broken producer may take to tell which delivery has failed.
 const REASON: Duration = Duration::from_secs(1);
 
-/// Runs a pipeline until it is told to drain, or can't go on; writes down in `stats` how it gets
-/// on.
-///
-/// # Errors
-/// What needs a person.
-pub async fn run(
-    settings: &PipelineSettings,
-    orders: watch::Receiver<Order>,
-    stats: Arc<PipelineStats>,
-) -> Result<(), PipelineError> {
-    let _maintenance = maintenance::beside(settings);
-    match &settings.sink {
-        SinkSettings::Stdout => {
-            run_into(
-                settings,
-                &settings.postgres,
-                orders,
-                stats,
-                |deliveries, _| Ok(StdoutSink::new(deliveries)),
-            )
-            .await
-        }
-        SinkSettings::Kafka { .. } => {
-            let limit = BatchLimit::default();
-            run_into(
-                settings,
-                &settings.postgres,
-                orders,
-                stats,
-                |deliveries, batching| {
-                    KafkaSink::for_pipeline(settings, batching, &limit, deliveries)
-                },
-            )
-            .await
-        }
-    }
-}
-
-/// Goes on looking at the slot of a pipeline that has halted, and keeping its table, for as long as
-/// the process runs for the sake of others. The slot is never let go: a person has been called, and
+/// Goes on looking at the slot of a pipeline that has halted, for as long as the
+/// process runs for the sake of others. The slot is never let go: a person has been called, and
 /// it may be the wrong server's. Does not end by itself.
 pub async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
-    let _maintenance = maintenance::beside(settings);
     let watched = Watched::holding(settings, &stats);
     loop {
         let looked = async {
@@ -436,12 +385,17 @@ struct Carrier<S> {
     sink: S,
 }
 
-async fn run_into<S: Sink>(
+/// Runs a pipeline until it is told to drain, or can't go on; writes down in `stats` how it gets
+/// on. Each of its sinks comes from `make_sink`.
+///
+/// # Errors
+/// What needs a person.
+pub(crate) async fn run<S: Sink>(
     settings: &PipelineSettings,
     database: &impl Database,
     mut orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
-    make_sink: impl Fn(Arc<watermark::Deliveries>, &Batching) -> Result<S, SinkError>,
+    make_sink: impl Fn(Arc<Deliveries>, &Batching) -> Result<S, SinkError>,
 ) -> Result<(), PipelineError> {
     let window = Window {
         records: settings.window_records,
@@ -530,7 +484,7 @@ async fn run_into<S: Sink>(
                 tokio::select! {
                     biased;
                     () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
-                    error = lag::let_go(settings, database, memory.watched()) => error,
+                    error = slot_monitor::let_go(settings, database, memory.watched()) => error,
                 }
             }
             error => error,

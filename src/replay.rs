@@ -31,22 +31,24 @@ pub use self::book::Begun;
 use self::book::{Note, Planned, State, Told, lock};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
+use crate::delivery::watermark::{DeliveryFailure, OrderError, Watermark};
 use crate::kafka::reader::ReadError;
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::dead_letter::SOURCE_TABLE;
 use crate::outbox::route::RouteError;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::core::dead_letters::{DeadLetterCounts, DeadLetters};
+use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::sink::{Sink, SinkError};
-use crate::pipeline::watermark::{DeliveryFailure, OrderError, Watermark};
+use crate::postgres::catalog::copy;
+use crate::postgres::catalog::copy::{CopyError, Key};
+use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
-use crate::postgres::copy::{self, CopyError, Key};
-use crate::postgres::dial::ServerError;
-use crate::postgres::journal::{Action, Entry};
-use crate::postgres::lsn::{Lsn, Position};
+use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
+use crate::sink::{Sink, SinkError};
 
 mod book;
 mod condition;
@@ -806,7 +808,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// The columns of a row, which are texts.
-fn texts(row: &tokio_postgres::Row) -> Result<Vec<String>, CatalogError> {
+fn texts(row: &crate::postgres::sql::Row) -> Result<Vec<String>, CatalogError> {
     (0..row.len())
         .map(|index| Ok(row.try_get(index)?))
         .collect()

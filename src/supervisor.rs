@@ -11,13 +11,19 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-use crate::cli::{self, Exit};
+use crate::delivery::isolation::Batching;
+use crate::delivery::stats::PipelineStats;
+use crate::kafka::limits::BatchLimit;
+use crate::kafka::producer::KafkaSink;
+use crate::model::exit::Exit;
+use crate::model::lifecycle::{ErrorKind, State};
 use crate::observe::http;
 use crate::observe::registry::Registry;
-use crate::observe::stats::{ErrorKind, PipelineStats, State};
 use crate::pipeline::recovery::Remedy;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::{self, Order, PipelineError};
+use crate::retention::maintenance;
+use crate::sink::stdout::StdoutSink;
 
 use self::systemd::Systemd;
 
@@ -38,9 +44,12 @@ const SAMPLE: Duration = Duration::from_secs(1);
 /// SIGHUP is logged. A pipeline that halts is reported and leaves the others running.
 #[must_use]
 pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
-    match cli::runtime() {
+    match runtime() {
         Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
-        Err(exit) => exit,
+        Err(reason) => {
+            error!("the asynchronous runtime can't be started: {reason}");
+            Exit::Failed
+        }
     }
 }
 
@@ -178,16 +187,42 @@ fn run_one(
     stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
     let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
-    let result = runtime.block_on(pipeline::run(settings, orders, stats));
+    let result = runtime.block_on(run_into_sink(settings, orders, stats));
     // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
     runtime.shutdown_background();
     result
 }
 
+/// Runs the pipeline into the sink that its settings name, and maintains its table beside it.
+async fn run_into_sink(
+    settings: &PipelineSettings,
+    orders: watch::Receiver<Order>,
+    stats: Arc<PipelineStats>,
+) -> Result<(), PipelineError> {
+    let _maintenance = maintenance::beside(settings);
+    let postgres = &settings.postgres;
+    match settings.producer() {
+        None => {
+            let make = |deliveries, _: &Batching| Ok(StdoutSink::new(deliveries));
+            pipeline::run(settings, postgres, orders, stats, make).await
+        }
+        Some(producer) => {
+            let limit = BatchLimit::default();
+            let make = |deliveries, batching: &Batching| {
+                KafkaSink::for_pipeline(&producer, batching, &limit, deliveries)
+            };
+            pipeline::run(settings, postgres, orders, stats, make).await
+        }
+    }
+}
+
 /// Until the process ends, which it does when no pipeline is left.
 fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     match runtime() {
-        Ok(runtime) => runtime.block_on(pipeline::watch_halted(settings, stats)),
+        Ok(runtime) => runtime.block_on(async {
+            let _maintenance = maintenance::beside(settings);
+            pipeline::watch_halted(settings, stats).await;
+        }),
         Err(reason) => warn!(
             pipeline = settings.name,
             "its slot is not looked at any more: {reason}"

@@ -25,13 +25,13 @@ pub use self::report::{Counts, Finding};
 use self::spill::{Journal, Spill};
 use self::world::{End, Whole, World};
 use crate::kafka::reader::{ReadError, TopicReader};
-use crate::observe::progress::Progress;
+use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
-use crate::postgres::journal::Action;
-use crate::postgres::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
+use crate::progress::Progress;
 
 mod entry;
 mod matching;

@@ -20,13 +20,13 @@ use rdkafka::mocking::MockCluster;
 use stream::{Kind, NullSink, Stream, null_pipeline, play, templates};
 use walpost::kafka::credentials::Credentials;
 use walpost::kafka::producer::KafkaSink;
+use walpost::model::lsn::Lsn;
 use walpost::outbox::settings::OutboxSettings;
-use walpost::pipeline::core::{Core, Step};
-use walpost::pipeline::sink::Sink;
-use walpost::postgres::connection::Connection;
-use walpost::postgres::conninfo::Conninfo;
-use walpost::postgres::frame::Frame;
-use walpost::postgres::lsn::Lsn;
+use walpost::pipeline::decode::{Core, Step};
+use walpost::postgres::connect::conninfo::Conninfo;
+use walpost::postgres::replication::Connection;
+use walpost::postgres::wire::frame::Frame;
+use walpost::sink::Sink;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

@@ -3,27 +3,29 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::args::{ConnectionArgs, RecordArgs};
+use super::checkpoints;
+use super::load_to_ask;
 use super::out::{self, say};
-use super::{Exit, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::probe::{self, BrokerFinding};
 use crate::kafka::properties::describe;
-use crate::kafka::transaction::Checkpoints;
-use crate::pipeline::budget::AtMax;
-use crate::pipeline::checkpoint::HistoryError;
+use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
-use crate::pipeline::sink::SinkError;
 use crate::pipeline::snapshot::{self, Outlook};
+use crate::pipeline::wal_budget::budget::AtMax;
+use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
 };
-use crate::postgres::connection::Connection;
-use crate::postgres::retention::{self, RetentionError};
-use crate::postgres::slot_state::FoundState;
+use crate::postgres::replication::Connection;
 use crate::postgres::target::Outbox;
+use crate::retention;
+use crate::retention::RetentionError;
+use crate::sink::SinkError;
 
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
@@ -566,7 +568,7 @@ const EXACTLY_ONCE: &str = "exactly-once";
 
 /// What the mode needs beside what every pipeline needs.
 async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
-    let Some(checkpoints) = Checkpoints::of(settings) else {
+    let Some(checkpoints) = checkpoints(settings) else {
         return;
     };
     let examined = match checkpoints.clone().examine().await {

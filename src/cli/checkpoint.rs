@@ -3,20 +3,21 @@
 use clap::{Args, Subcommand};
 use tracing::{error, info};
 
-use super::args::{ConnectionArgs, RecordArgs};
+use super::checkpoints;
 use super::out::{self, say};
-use super::{Exit, consent, load_to_ask};
+use super::{consent, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::delivery::checkpoint::{Checkpoint, Delivered, Standing};
 use crate::kafka::producer::KafkaSink;
-use crate::kafka::transaction::Checkpoints;
+use crate::model::exit::Exit;
 use crate::pipeline::PipelineError;
-use crate::pipeline::checkpoint::{Checkpoint, Delivered, Standing};
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::sink::{Sink, SinkError};
 use crate::pipeline::snapshot;
 use crate::postgres::catalog::{Catalog, Problem};
-use crate::postgres::connection::Connection;
+use crate::postgres::replication::Connection;
+use crate::sink::{Sink, SinkError};
 
 /// What to do with a checkpoint.
 #[derive(Debug, Subcommand)]
@@ -112,7 +113,7 @@ enum Action {
 }
 
 async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
-    let found = match Checkpoints::of(settings) {
+    let found = match checkpoints(settings) {
         Some(checkpoints) => checkpoints.look().await.map_err(PipelineError::from)?,
         None => None,
     };
@@ -194,10 +195,10 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         let slot = standing.slot;
         return Err(PipelineError::SlotInUse { slot, pid }.into());
     }
-    let sink = KafkaSink::for_checkpoint(settings).map_err(PipelineError::from)?;
-    let Some(mut sink) = sink else {
+    let Some(producer) = settings.producer() else {
         return Ok(());
     };
+    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
     let found = match sink.take_over().await {
         Ok(found) => found,
         Err(error @ SinkError::Checkpoint { .. }) => {

@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 
 use crate::kafka::properties::is_secret;
-use crate::postgres::conninfo::Conninfo;
+use crate::postgres::connect::conninfo::Conninfo;
 
 /// What to say of each flag that has a password in it.
 #[must_use]

@@ -6,16 +6,6 @@ use clap::{Command, CommandFactory};
 
 use super::Cli;
 
-/// Headings of flags that commands share.
-pub(super) const PIPELINES: &str = "Pipelines and database";
-pub(super) const KAFKA: &str = "Kafka";
-pub(super) const DELIVERY: &str = "Delivery";
-pub(super) const RECORDS: &str = "Records";
-pub(super) const LIMITS: &str = "Limits";
-pub(super) const RETENTION: &str = "Retention";
-pub(super) const WAL: &str = "WAL that the slot keeps";
-pub(super) const LOG: &str = "Logging";
-
 const MODE: &[&str] = &["delivery", "exactly_once"];
 const SNAPSHOT: &[&str] = &["snapshot"];
 const UNDELIVERABLE: &[&str] = &[

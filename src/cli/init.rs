@@ -3,12 +3,13 @@
 use clap::Args;
 use tracing::{error, info};
 
-use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use super::out::{self, say};
-use super::{Exit, load_to_administer, runtime};
+use super::{load_to_administer, runtime};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
 use crate::config::values::duration;
+use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};

@@ -3,15 +3,17 @@
 use clap::Args;
 use tracing::{error, warn};
 
-use super::args::{ConnectionArgs, RecordArgs, RetentionArgs};
+use super::load_to_ask;
 use super::out::say;
-use super::{Exit, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
+use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::retention::{self, Report, RetentionError};
+use crate::retention;
+use crate::retention::{Report, RetentionError};
 
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]

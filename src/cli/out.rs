@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Serialize;
 use tracing::error;
 
-use super::Exit;
 use crate::escape::{self, Escaped};
+use crate::model::exit::Exit;
 
 /// Prints a line, as `println!` does. Control characters of what is filled in are shown as their
 /// codes: it is one line, whatever it holds.

@@ -6,24 +6,26 @@ use tokio::sync::watch;
 use tracing::{error, info};
 use uuid::Uuid;
 
-use super::args::{ConnectionArgs, RecordArgs};
 use super::out::say;
-use super::{Exit, consent, load_to_ask};
+use super::{consent, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
+use crate::delivery::watermark::Watermark;
 use crate::kafka::producer::KafkaSink;
-use crate::observe::progress::Progress;
+use crate::model::exit::Exit;
+use crate::model::lsn::Lsn;
+use crate::model::window::Window;
 use crate::outbox::route::REPLAY_HEADER;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::pipeline::sink::Sink;
-use crate::pipeline::stdout::StdoutSink;
-use crate::pipeline::watermark::{Watermark, Window};
-use crate::postgres::copy::CopyError;
-use crate::postgres::lsn::Lsn;
+use crate::postgres::catalog::copy::CopyError;
 use crate::postgres::table::TableName;
+use crate::progress::Progress;
 use crate::replay::selection::{Aggregate, Bound, Selection};
 use crate::replay::{Ended, Plan, ReplayError};
+use crate::sink::Sink;
+use crate::sink::stdout::StdoutSink;
 
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]

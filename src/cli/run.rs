@@ -5,10 +5,11 @@ use std::time::Duration;
 use clap::Args;
 use tracing::error;
 
-use super::args::{ConnectionArgs, RecordArgs};
-use super::{Exit, init, load};
+use super::{init, load};
+use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
+use crate::model::exit::Exit;
 use crate::observe::http;
 use crate::postgres::provision::Provision;
 use crate::supervisor;

@@ -11,26 +11,27 @@ use clap::Args;
 use serde_json::json;
 use tracing::{error, info};
 
-use super::args::{ConnectionArgs, RecordArgs};
+use super::checkpoints;
 use super::out::say;
-use super::{Exit, consent, load_to_ask};
+use super::{consent, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::delivery::checkpoint::{Checkpoint, Standing};
 use crate::kafka::producer::KafkaSink;
-use crate::kafka::transaction::Checkpoints;
+use crate::model::exit::Exit;
+use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::PipelineError;
-use crate::pipeline::checkpoint::{Checkpoint, Standing};
-use crate::pipeline::core::preview::{Found, Preview, Until};
+use crate::pipeline::decode::preview::{Found, Preview, Until};
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::pipeline::sink::Sink;
 use crate::pipeline::snapshot::SnapshotMode;
+use crate::postgres::catalog::copy;
+use crate::postgres::catalog::journal::{Action, Entry};
+use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Said};
-use crate::postgres::connection::Connection;
-use crate::postgres::copy;
-use crate::postgres::journal::{Action, Entry};
-use crate::postgres::lsn::{Lsn, Position};
-use crate::postgres::slot_state::FoundState;
+use crate::postgres::replication::Connection;
 use crate::postgres::target::Outbox;
+use crate::sink::Sink;
 
 /// No row is larger: PostgreSQL's own limit for a message.
 const ROW_BYTES_MAX: usize = 1 << 30;
@@ -215,7 +216,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
         is_moved,
         ..
     } = plan;
-    let is_same = |entry: &crate::postgres::journal::Written| {
+    let is_same = |entry: &crate::postgres::catalog::journal::Written| {
         entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
     };
     let id = match before.last().filter(|last| is_same(last)) {
@@ -356,7 +357,7 @@ async fn checkpoint(
 ) -> Result<Option<(Checkpoint, Checkpoint)>, PipelineError> {
     let slot = &settings.target.slot;
     let (Some(checkpoints), Delivery::ExactlyOnce(place)) =
-        (Checkpoints::of(settings), &settings.delivery)
+        (checkpoints(settings), &settings.delivery)
     else {
         return Ok(None);
     };
@@ -469,10 +470,10 @@ async fn move_checkpoint(
     if *found == checkpoint {
         return Ok(());
     }
-    let sink = KafkaSink::for_checkpoint(settings).map_err(PipelineError::from)?;
-    let Some(mut sink) = sink else {
+    let Some(producer) = settings.producer() else {
         return Ok(());
     };
+    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
     let now = sink.take_over().await.map_err(PipelineError::from)?;
     if now.as_ref() != Some(found) {
         return Err(Failure::Moved {

@@ -8,21 +8,22 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use tracing::error;
 
-use super::args::ConnectionArgs;
 use super::out::Screen;
-use super::{Exit, load, out, runtime};
+use super::{load, out, runtime};
+use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
 use crate::escape::Escaped;
+use crate::model::exit::Exit;
+use crate::model::let_go::LetGo;
+use crate::model::lsn::Lsn;
+use crate::model::time::unix_micros;
 use crate::observe::problem::{self, Kind, Problem, Severity};
-use crate::observe::stats::unix_micros;
 use crate::observe::status::{PipelineStatus, Snapshot, Status, seconds};
 use crate::observe::summary::{self, Reason, Source};
 use crate::observe::{client, http, rounded};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::let_go::LetGo;
-use crate::postgres::lsn::Lsn;
 
 /// How often `--watch` asks again.
 const REFRESH: Duration = Duration::from_secs(1);

@@ -8,12 +8,13 @@ use clap::Args;
 use serde::Serialize;
 use tracing::error;
 
-use super::args::{ConnectionArgs, RecordArgs};
+use super::load_to_ask;
 use super::out::{self, say};
-use super::{Exit, load_to_ask};
 use crate::config::Given;
+use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::values::{bytes, duration, moment};
 use crate::escape;
+use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};

@@ -11,10 +11,10 @@ use super::{ConfigError, Given};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
-use crate::pipeline::budget::AtMax;
 use crate::pipeline::settings::Undeliverable;
 use crate::pipeline::snapshot::SnapshotMode;
-use crate::postgres::conninfo::Conninfo;
+use crate::pipeline::wal_budget::budget::AtMax;
+use crate::postgres::connect::conninfo::Conninfo;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]

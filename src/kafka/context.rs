@@ -11,11 +11,11 @@ use tracing::{debug, error, info, warn};
 
 use super::credentials::{Credentials, Login};
 use super::grants::Grants;
-use super::statistics::Statistics;
-use crate::observe::outage::{Outage, Say};
-use crate::observe::stats::ErrorKind;
-use crate::pipeline::isolation::RefusedRecord;
-use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
+use super::statistics;
+use crate::delivery::isolation::RefusedRecord;
+use crate::delivery::watermark::{Deliveries, DeliveryFailure, Tag};
+use crate::model::lifecycle::ErrorKind;
+use crate::model::outage::{Outage, Say};
 
 /// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
 const REFUSED: Duration = Duration::from_secs(15);
@@ -268,7 +268,7 @@ impl Context {
 
     /// What librdkafka says of itself.
     pub(super) fn statistics(&self, document: &str) {
-        if let Some(statistics) = Statistics::read(document.as_bytes()) {
+        if let Some(statistics) = statistics::read(document.as_bytes()) {
             self.deliveries.stats().kafka_says(statistics);
         }
     }
@@ -376,7 +376,7 @@ pub(super) struct Refused {
     pub(super) position: Option<String>,
     /// Bytes of its key and its value.
     pub(super) bytes: usize,
-    /// See [`isolation::content`](crate::pipeline::isolation::content).
+    /// See [`isolation::content`](crate::delivery::isolation::content).
     pub(super) content: u64,
 }
 

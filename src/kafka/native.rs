@@ -35,8 +35,8 @@ use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
 
 use super::context::Context;
+use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
-use crate::pipeline::watermark::Tag;
 
 /// `RD_KAFKA_PARTITION_UA`: the partitioner chooses.
 const PARTITION_UNASSIGNED: i32 = -1;

@@ -14,9 +14,10 @@ use super::limits::Limits;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leave_producers};
 use super::topics::{Lookup, Topics, judge};
-use crate::pipeline::sink::SinkError;
-use crate::pipeline::watermark::{Watermark, Window};
-use crate::postgres::lsn::Lsn;
+use crate::delivery::watermark::Watermark;
+use crate::model::lsn::Lsn;
+use crate::model::window::Window;
+use crate::sink::SinkError;
 
 const METADATA: Duration = Duration::from_secs(5);
 /// How long a refusal may take.

@@ -17,17 +17,18 @@ use super::limits::{self, BatchLimit, Smallest};
 use super::native::{self, Topic};
 use super::poller::Poller;
 use super::properties::{BATCH_BYTES, Properties, client_config, describe, leaves_linger};
+use super::settings::ProducerSettings;
 use super::topics::{CreateTopics, Topics, Wanted};
 use super::transaction::{self, Checkpoints};
+use crate::delivery::checkpoint::Checkpoint;
+use crate::delivery::isolation::{Batching, RefusedRecord};
+use crate::delivery::watermark::{Deliveries, Tag, Watermark};
+use crate::model::lsn::Lsn;
+use crate::model::window::Window;
 use crate::outbox::Record;
-use crate::pipeline::checkpoint::Checkpoint;
-use crate::pipeline::isolation::{Batching, RefusedRecord};
-use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::pipeline::sink::{
+use crate::sink::{
     Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
 };
-use crate::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
-use crate::postgres::lsn::Lsn;
 
 /// Kafka as a [`Sink`].
 ///
@@ -105,41 +106,27 @@ const BATCH_RECORDS: &str = "batch.num.messages";
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl KafkaSink {
-    /// One that takes over from every other of the pipeline and writes its checkpoint, and nothing else; none
-    /// where it has no checkpoint.
+    /// One that takes over from every other of the pipeline and writes its checkpoint, and nothing else.
     ///
     /// # Errors
     /// The producer can't be made from the properties.
-    pub fn for_checkpoint(pipeline: &PipelineSettings) -> Result<Option<Self>, SinkError> {
+    pub fn for_checkpoint(settings: &ProducerSettings) -> Result<Self, SinkError> {
         let window = Window {
             records: 1,
             bytes: 1,
         };
-        Self::of(pipeline, Watermark::new(window, Lsn::ZERO).deliveries())
+        Self::of(settings, Watermark::new(window, Lsn::ZERO).deliveries())
     }
 
-    /// None where the pipeline's records go elsewhere.
-    fn of(
-        pipeline: &PipelineSettings,
-        deliveries: Arc<Deliveries>,
-    ) -> Result<Option<Self>, SinkError> {
-        let SinkSettings::Kafka {
-            properties,
-            create_topics,
-            credentials,
-        } = &pipeline.sink
-        else {
-            return Ok(None);
-        };
+    fn of(settings: &ProducerSettings, deliveries: Arc<Deliveries>) -> Result<Self, SinkError> {
         Self::new(
-            &pipeline.name,
-            properties,
-            *create_topics,
-            Checkpoints::of(pipeline),
-            credentials,
+            &settings.pipeline,
+            &settings.properties,
+            settings.create_topics,
+            Checkpoints::of(settings),
+            &settings.credentials,
             deliveries,
         )
-        .map(Some)
     }
 
     /// A producer for the pipeline with this name, which reports to `deliveries`. With
@@ -183,34 +170,31 @@ impl KafkaSink {
     /// # Errors
     /// As [`KafkaSink::new`].
     pub fn for_pipeline(
-        pipeline: &PipelineSettings,
+        settings: &ProducerSettings,
         batching: &Batching,
         limit: &BatchLimit,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
-        let mut pipeline = pipeline.clone();
-        if let SinkSettings::Kafka { properties, .. } = &mut pipeline.sink {
-            let configured = limits::of_batches(&client_config(properties, &pipeline.name));
-            if batching.single {
-                properties.insert(BATCH_RECORDS.to_owned(), "1".to_owned());
-            }
-            let smallest = limit.below(configured);
-            let bytes = batching.batch_bytes(smallest.map_or(configured, |limit| limit.bytes));
-            if bytes < configured {
-                properties.insert(BATCH_BYTES.to_owned(), bytes.to_string());
-            }
+        let mut settings = settings.clone();
+        let properties = &mut settings.properties;
+        let configured = limits::of_batches(&client_config(properties, &settings.pipeline));
+        if batching.single {
+            properties.insert(BATCH_RECORDS.to_owned(), "1".to_owned());
         }
-        let mut sink = Self::of(&pipeline, deliveries)?
-            .ok_or_else(|| SinkError::Configuration("there are no brokers".to_owned()))?;
+        let smallest = limit.below(configured);
+        let bytes = batching.batch_bytes(smallest.map_or(configured, |limit| limit.bytes));
+        if bytes < configured {
+            properties.insert(BATCH_BYTES.to_owned(), bytes.to_string());
+        }
+        let mut sink = Self::of(&settings, deliveries)?;
         sink.refused.clone_from(&batching.refused);
         sink.limit = limit.clone();
         // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
         // a topic is looked up.
         if sink.transactions.is_some()
-            && let Some(topic) = pipeline.outbox.topic.constant()
+            && let Some(topic) = settings.constant_topic
         {
             let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
-            let topic = topic.to_owned();
             sink.asking = Some(spawn_blocking(move || {
                 // What is not known now is asked for again before the first record.
                 let _ = limit.learn(&producer, &topic);
@@ -296,7 +280,7 @@ impl Sink for KafkaSink {
         if !self.refused.is_empty()
             && let Some(refused) = self.refused.iter().find(|refused| refused.is(record))
         {
-            return Err(refused.error());
+            return Err(SinkError::from(refused));
         }
         let Err(code) = known.topic.produce(record, Some(tag)) else {
             self.unflushed = true;
@@ -536,13 +520,13 @@ mod tests {
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
     use super::*;
+    use crate::delivery::watermark::Watermark;
     use crate::kafka::context::Refused;
     use crate::kafka::properties::{brokers, transactional};
+    use crate::kafka::settings::CheckpointSettings;
+    use crate::model::lsn::Lsn;
+    use crate::model::window::Window;
     use crate::outbox::headers::Headers;
-    use crate::pipeline::settings::SinkSettings;
-    use crate::pipeline::sim;
-    use crate::pipeline::watermark::{Watermark, Window};
-    use crate::postgres::lsn::Lsn;
 
     const TOPIC: &str = "t";
     const NEVER_BY_ITSELF: &str = "900000";
@@ -677,13 +661,20 @@ mod tests {
     /// librdkafka would commit, and the checkpoint would say that Kafka has the record.
     #[tokio::test]
     async fn a_transaction_with_a_record_that_no_broker_has_acknowledged_is_not_committed() {
-        let mut settings = sim::settings(true, false, &mut fastrand::Rng::with_seed(1));
+        let mut settings = ProducerSettings {
+            pipeline: "test".to_owned(),
+            slot: "slot".to_owned(),
+            properties: Properties::new(),
+            create_topics: None,
+            credentials: Credentials::default(),
+            checkpoints: Some(CheckpointSettings {
+                topic: "walpost-checkpoints".to_owned(),
+                replication: -1,
+            }),
+            constant_topic: None,
+        };
         let (_cluster, mut sink, mut watermark) = sink(|config| {
-            settings.sink = SinkSettings::Kafka {
-                properties: [("bootstrap.servers".to_owned(), brokers(config))].into(),
-                create_topics: None,
-                credentials: Credentials::default(),
-            };
+            settings.properties = [("bootstrap.servers".to_owned(), brokers(config))].into();
             config.set("linger.ms", "0");
             *config = transactional(config.clone(), "test");
         });

@@ -10,7 +10,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use tracing::debug;
 
@@ -19,7 +19,7 @@ use super::grants::Grants;
 use super::probe;
 use super::properties::{Properties, brokers, client_config, describe, leave_producers};
 use super::topics::{Lookup, judge};
-use crate::pipeline::sink::SinkError;
+use crate::sink::SinkError;
 
 /// How long one question may take.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -68,6 +68,47 @@ pub enum ReadError {
     /// What was read can't be kept.
     #[error("temporary files can't be used: {0}. They are where TMPDIR says")]
     Io(#[from] io::Error),
+}
+
+/// One record of a topic.
+pub struct ReadRecord<'r>(&'r BorrowedMessage<'r>);
+
+impl<'r> ReadRecord<'r> {
+    /// The topic.
+    #[must_use]
+    pub fn topic(&self) -> &'r str {
+        self.0.topic()
+    }
+
+    /// The partition.
+    #[must_use]
+    pub fn partition(&self) -> i32 {
+        self.0.partition()
+    }
+
+    /// The offset.
+    #[must_use]
+    pub fn offset(&self) -> i64 {
+        self.0.offset()
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> Option<&'r [u8]> {
+        self.0.key()
+    }
+
+    /// By the topic's clock, in milliseconds since 1970.
+    #[must_use]
+    pub fn timestamp_millis(&self) -> Option<i64> {
+        self.0.timestamp().to_millis()
+    }
+
+    /// Names and values of the headers, in their order.
+    pub fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
+        let headers = self.0.headers().into_iter().flat_map(Headers::iter);
+        headers.map(|header| (header.key, header.value))
+    }
 }
 
 /// A consumer whose errors are told with what it was asked.
@@ -209,7 +250,7 @@ impl TopicReader {
         &self,
         topic: &str,
         spans: &[Span],
-        mut look: impl FnMut(&BorrowedMessage<'_>) -> io::Result<ControlFlow<()>>,
+        mut look: impl FnMut(&ReadRecord<'_>) -> io::Result<ControlFlow<()>>,
     ) -> Result<(), ReadError> {
         let mut open: HashMap<i32, (i64, i64)> = spans
             .iter()
@@ -237,7 +278,7 @@ impl TopicReader {
                         .filter(|_| record.topic() == topic);
                     let Some(&(_, end)) = end else { continue };
                     ends.record(record.partition());
-                    if record.offset() < end && look(&record)?.is_break() {
+                    if record.offset() < end && look(&ReadRecord(&record))?.is_break() {
                         break;
                     }
                     if record.offset() + 1 >= end {

@@ -3,21 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-/// The part of it that a person wants to see.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Statistics {
-    /// Records that the producer has.
-    pub queued_records: u64,
-    /// Requests that were sent again.
-    pub retries: u64,
-    /// Bytes that were sent to the brokers.
-    pub sent_bytes: u64,
-    /// The slowest broker's round trip, which 99 % of the last interval's were within, in
-    /// microseconds.
-    pub round_trip_p99_micros: Option<u64>,
-}
+use crate::model::statistics::Statistics;
 
 #[derive(Deserialize)]
 struct Document {
@@ -44,23 +32,20 @@ struct Rtt {
     cnt: i64,
 }
 
-impl Statistics {
-    /// Of librdkafka's JSON document; nothing where it is none.
-    #[must_use]
-    pub fn read(document: &[u8]) -> Option<Self> {
-        let document: Document = serde_json::from_slice(document).ok()?;
-        let brokers = document.brokers.values();
-        Some(Self {
-            queued_records: document.msg_cnt,
-            retries: brokers.clone().map(|broker| broker.txretries).sum(),
-            sent_bytes: document.tx_bytes,
-            round_trip_p99_micros: brokers
-                .filter_map(|broker| broker.rtt.as_ref())
-                .filter(|rtt| rtt.cnt > 0)
-                .filter_map(|rtt| u64::try_from(rtt.p99).ok())
-                .max(),
-        })
-    }
+/// Of librdkafka's JSON document; nothing where it is none.
+pub(super) fn read(document: &[u8]) -> Option<Statistics> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    let brokers = document.brokers.values();
+    Some(Statistics {
+        queued_records: document.msg_cnt,
+        retries: brokers.clone().map(|broker| broker.txretries).sum(),
+        sent_bytes: document.tx_bytes,
+        round_trip_p99_micros: brokers
+            .filter_map(|broker| broker.rtt.as_ref())
+            .filter(|rtt| rtt.cnt > 0)
+            .filter_map(|rtt| u64::try_from(rtt.p99).ok())
+            .max(),
+    })
 }
 
 #[cfg(test)]
@@ -79,8 +64,8 @@ mod tests {
             sent_bytes: 1000,
             round_trip_p99_micros: Some(1500),
         };
-        assert_eq!(Statistics::read(document), Some(expected));
-        assert_eq!(Statistics::read(b"{}"), Some(Statistics::default()));
-        assert_eq!(Statistics::read(b"no"), None);
+        assert_eq!(read(document), Some(expected));
+        assert_eq!(read(b"{}"), Some(Statistics::default()));
+        assert_eq!(read(b"no"), None);
     }
 }

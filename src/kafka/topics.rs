@@ -17,8 +17,8 @@ use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::properties::{brokers, describe, leave_producers};
-use crate::pipeline::access;
-use crate::pipeline::sink::SinkError;
+use crate::model::time::REFUSAL_PATIENCE;
+use crate::sink::SinkError;
 
 /// How long brokers may take to create a topic, by themselves or when they are asked to.
 const CREATION: Duration = Duration::from_secs(5);
@@ -379,7 +379,7 @@ impl Refusals {
         let (patience, reason) = match topics.credentials.were_accepted() {
             false => (REFUSAL, reason),
             true => (
-                access::PATIENCE,
+                REFUSAL_PATIENCE,
                 format!(
                     "{reason}. It had accepted who Walpost is, and was tried for {} s since",
                     tried.as_secs()

@@ -26,12 +26,12 @@ use super::grants::Grants;
 use super::native::{self, Topic};
 use super::probe;
 use super::properties::{client_config, describe, leave_producers, transactional};
+use super::settings::{CheckpointSettings, ProducerSettings};
 use super::topics::{Lookup, Made, Refusals, Topics, judge};
+use crate::delivery::checkpoint::Checkpoint;
 use crate::outbox::Record;
 use crate::outbox::headers::Headers;
-use crate::pipeline::checkpoint::Checkpoint;
-use crate::pipeline::settings::{CheckpointSettings, Delivery, PipelineSettings, SinkSettings};
-use crate::pipeline::sink::SinkError;
+use crate::sink::SinkError;
 
 /// How long one call may take before it is made again.
 const CALL: Duration = Duration::from_secs(10);
@@ -87,28 +87,18 @@ struct Readers {
 }
 
 impl Checkpoints {
-    /// Those of `pipeline`; none where it has none.
-    pub fn of(pipeline: &PipelineSettings) -> Option<Self> {
-        let (
-            SinkSettings::Kafka {
-                properties,
-                credentials,
-                ..
-            },
-            Delivery::ExactlyOnce(checkpoint),
-        ) = (&pipeline.sink, &pipeline.delivery)
-        else {
-            return None;
-        };
-        let name = &pipeline.name;
-        let mut config = client_config(properties, &format!("walpost-{name}"));
-        credentials.renew(&mut config);
-        let id = format!("walpost-{name}-{}", pipeline.target.slot);
+    /// Those of the pipeline; none where it has none.
+    pub fn of(producer: &ProducerSettings) -> Option<Self> {
+        let settings = producer.checkpoints.clone()?;
+        let name = &producer.pipeline;
+        let mut config = client_config(&producer.properties, &format!("walpost-{name}"));
+        producer.credentials.renew(&mut config);
+        let id = format!("walpost-{name}-{}", producer.slot);
         Some(Self {
             pipeline: name.clone(),
-            settings: checkpoint.clone(),
+            settings,
             config: transactional(config, &id),
-            credentials: credentials.clone(),
+            credentials: producer.credentials.clone(),
         })
     }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::life::Outage;
 use super::rounded;
-use super::stats::{ErrorKind, Failure, Seldom, State, Totals};
+use crate::delivery::stats::{Seldom, Totals};
+use crate::model::lifecycle::{ErrorKind, Failure, Outage, State};
 
 /// So long events may wait without any of them becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
@@ -169,7 +169,7 @@ pub fn lag_micros(seldom: &Seldom, totals: &Totals, now_micros: u64) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::stats::Failure;
+    use crate::model::lifecycle::Failure;
 
     fn streaming() -> (Seldom, Totals) {
         let seldom = Seldom {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::histogram::Counts;
-use super::stats::PipelineStats;
 use super::status::seconds;
+use crate::delivery::histogram::Counts;
+use crate::delivery::stats::PipelineStats;
 
 /// Seconds that [`Recent`] is about.
 const RECENT: usize = 10;

@@ -10,8 +10,9 @@ use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-use super::progress::{self, BesideBars};
 use crate::escape::{self, Escaping};
+use crate::progress;
+use crate::progress::BesideBars;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

@@ -3,10 +3,10 @@
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily};
 use prometheus::{TEXT_FORMAT, TextEncoder};
 
-use super::histogram::{BOUNDS_MICROS, Counts};
 use super::problem::Kind;
-use super::stats::{SnapshotPhase, State};
 use super::status::{PipelineStatus, Status, seconds};
+use crate::delivery::histogram::{BOUNDS_MICROS, Counts};
+use crate::model::lifecycle::{SnapshotPhase, State};
 
 pub use prometheus::proto::MetricType;
 
@@ -464,8 +464,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::delivery::stats::{About, PipelineStats};
+    use crate::model::lifecycle::ErrorKind;
     use crate::observe::registry::Registry;
-    use crate::observe::stats::{About, ErrorKind, PipelineStats};
 
     fn stats() -> PipelineStats {
         let stats = PipelineStats::new(About {

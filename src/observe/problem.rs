@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::postgres::catalog::Vitals;
+use crate::model::vitals::Vitals;
 
 /// Below one in so many of its room a slot is in danger.
 const ROOM_PART: u64 = 4;
@@ -233,8 +233,8 @@ pub fn room(vitals: &Vitals) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::catalog::{PartitionsEnd, SlotVitals};
-    use crate::postgres::lsn::Lsn;
+    use crate::model::lsn::Lsn;
+    use crate::model::vitals::{PartitionsEnd, SlotVitals};
 
     fn found(wal_status: &str, safe_wal_bytes: Option<i64>) -> Option<Kind> {
         let slot = SlotVitals {

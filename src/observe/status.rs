@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::health;
-use super::histogram::Counts;
 use super::history::Recent;
-use super::stats::{About, Failure, Outage, PipelineStats, SnapshotPhase, State};
 use super::summary::Summary;
 use super::watchdog::Lasting;
-use crate::pipeline::core::dead_letters::DeadLetterCounts;
-use crate::postgres::let_go::LetGo;
-use crate::postgres::lsn::Lsn;
+use crate::delivery::histogram::Counts;
+use crate::delivery::stats::{About, PipelineStats};
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::let_go::LetGo;
+use crate::model::lifecycle::{Failure, Outage, SnapshotPhase, State};
+use crate::model::lsn::Lsn;
 
 /// The whole process. Times are seconds since 1970, durations seconds, sizes bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

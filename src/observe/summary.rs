@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::health::NotReady;
 use super::problem::{Kind, Problem, Severity};
-use super::stats::{Seldom, State};
 use super::watchdog::Lasting;
-use crate::postgres::let_go::LetGo;
+use crate::delivery::stats::Seldom;
+use crate::model::let_go::LetGo;
+use crate::model::lifecycle::State;
 
 /// Who knows best whether something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,7 +182,7 @@ pub fn add_dropped_slots(reasons: &mut Vec<Reason>, pipeline: &str, dropped: &[L
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::stats::{ErrorKind, Failure};
+    use crate::model::lifecycle::{ErrorKind, Failure};
 
     const LOST: &str = "replication slot \"s\" is lost: the server has removed it. Drop it";
 

@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::health::{self, NotReady};
-use super::outage::{Outage, Say};
 use super::problem::{self, Kind, Problem};
 use super::rounded;
-use super::stats::{About, Seldom, State, Totals};
 use super::status::seconds;
-use crate::postgres::catalog::{OpenTransaction, SlotVitals, Vitals, Whose};
-use crate::postgres::lsn::Lsn;
+use crate::delivery::stats::{About, Seldom, Totals};
+use crate::model::lifecycle::State;
+use crate::model::lsn::Lsn;
+use crate::model::outage::{Outage, Say};
+use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 
 /// So often what lasts is said again.
 const REMINDER: Duration = Duration::from_secs(600);

@@ -9,12 +9,9 @@ use tokio::time::Instant;
 
 use super::PipelineError;
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::connection::ConnectionError;
-use crate::postgres::conninfo::Conninfo;
-use crate::postgres::dial::DialError;
-
-/// How long a refusal is taken for one that passes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10 * 60);
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::dial::DialError;
+use crate::postgres::replication::ConnectionError;
 
 /// Whether the server accepts who we are.
 #[derive(Debug, Default)]
@@ -80,7 +77,7 @@ fn is_refusal(error: &DialError) -> bool {
 mod tests {
     use super::*;
     use crate::pipeline::recovery::{self, Remedy};
-    use crate::postgres::dial::ServerError;
+    use crate::postgres::connect::dial::ServerError;
 
     fn refused(code: &str) -> DialError {
         let error = Box::new(ServerError {

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::watermark::Confirmed;
-use crate::postgres::lsn::Lsn;
-use crate::postgres::slot_state::SlotOf;
+use crate::delivery::watermark::Confirmed;
+use crate::model::lsn::Lsn;
+use crate::postgres::catalog::slot_state::SlotOf;
 
 /// While events flow, it is written at most this often.
 const EVENTS: Duration = Duration::from_millis(100);
@@ -215,7 +215,8 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::watermark::{Watermark, Window};
+    use crate::delivery::watermark::Watermark;
+    use crate::model::window::Window;
     use crate::postgres::target::{Outbox, Target};
 
     fn durable(lsn: u64) -> Confirmed {

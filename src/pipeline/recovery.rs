@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::sink::SinkError;
+use super::PipelineError;
 use super::snapshot::SnapshotError;
-use super::{PipelineError, access};
-use crate::observe::stats::ErrorKind;
+use crate::model::lifecycle::ErrorKind;
+use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
-use crate::postgres::connection::ConnectionError;
-use crate::postgres::dial::{DialError, ServerError};
+use crate::postgres::connect::dial::{DialError, ServerError};
+use crate::postgres::replication::ConnectionError;
+use crate::sink::SinkError;
 
 /// What an error calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
     match error {
         PipelineError::Connection(error) => of_connection(error),
         PipelineError::Catalog(error) => of_catalog(error),
-        PipelineError::Refused { lasts, .. } if *lasts < access::PATIENCE => Remedy::Reconnect,
+        PipelineError::Refused { lasts, .. } if *lasts < REFUSAL_PATIENCE => Remedy::Reconnect,
         PipelineError::Refused { .. } => Remedy::Halt,
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
         PipelineError::ServerStopping

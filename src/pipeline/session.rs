@@ -8,31 +8,34 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
 use super::access::Access;
-use super::allowance::Allowance;
-use super::checkpoint::{Checkpoint, HistoryError, Phantom, Standing};
 use super::confirms::{Confirms, Writer};
-use super::core::{Core, Step};
-use super::lag::{self, Watched};
-use super::ledger::{Committed, Ledger};
-use super::pace::Pace;
+use super::decode::{Core, Step};
+use super::exactly_once::adaptive_window::Allowance;
+use super::exactly_once::committer::{Committed, Ledger};
 use super::settings::{Delivery, PipelineSettings};
-use super::sink::{Preparation, Sink, SinkError};
+use super::snapshot::pace::Pace;
 use super::snapshot::{self, Copying, Known, Planned, Read, Snapshot, SnapshotError};
-use super::watermark::{Confirmed, Window};
+use super::wal_budget::slot_monitor;
+use super::wal_budget::slot_monitor::Watched;
 use super::{Order, PipelineError, drain_ordered, recovery};
-use crate::observe::stats::{SnapshotPhase, State, unix_micros};
-use crate::postgres::catalog::{
-    Catalog, CatalogError, KeyColumn, Observed, Past, Problem, Said, Vitals,
-};
-use crate::postgres::connection::{Connection, ConnectionError, Identity};
-use crate::postgres::conninfo::Conninfo;
-use crate::postgres::dial::ServerError;
-use crate::postgres::journal::Entry;
-use crate::postgres::let_go::{LetGo, Outcome};
-use crate::postgres::lsn::Lsn;
-use crate::postgres::slot_state::{FoundState, SlotOf, SlotState};
+use crate::delivery::checkpoint::{Checkpoint, HistoryError, Phantom, Standing};
+use crate::delivery::watermark::Confirmed;
+use crate::model::let_go::LetGo;
+use crate::model::lifecycle::{SnapshotPhase, State};
+use crate::model::lsn::Lsn;
+use crate::model::time::unix_micros;
+use crate::model::vitals::Vitals;
+use crate::model::window::Window;
+use crate::postgres::catalog::journal::Entry;
+use crate::postgres::catalog::let_go::Outcome;
+use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::{Catalog, CatalogError, KeyColumn, Observed, Past, Problem, Said};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::dial::ServerError;
+use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
+use crate::sink::{Preparation, Sink, SinkError};
 
 /// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
 const CONFIRM: Duration = Duration::from_millis(100);
@@ -56,7 +59,7 @@ const READ_AHEAD: usize = 4 << 20;
 const LAST_CONFIRM: Duration = Duration::from_secs(2);
 
 /// The database, as a session needs it.
-pub(super) trait Database: Clone + Send + Sync + 'static {
+pub(crate) trait Database: Clone + Send + Sync + 'static {
     /// A connection for questions.
     type Catalog: Look;
 
@@ -72,7 +75,7 @@ pub(super) trait Database: Clone + Send + Sync + 'static {
 }
 
 /// A connection for questions.
-pub(super) trait Look: Send + Sync + 'static {
+pub(crate) trait Look: Send + Sync + 'static {
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
@@ -519,11 +522,11 @@ async fn start<'s>(
     memory.access.accepted();
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
-        return Err(lag::explain(settings, &catalog, problem).await);
+        return Err(slot_monitor::explain(settings, &catalog, problem).await);
     }
     settings.check_let_go(&observed)?;
     if !memory.has_reminded {
-        lag::remind(settings, &catalog).await?;
+        slot_monitor::remind(settings, &catalog).await?;
         memory.has_reminded = true;
     }
     // As the table is now; rows say again what it was like when they were written.

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use super::PipelineError;
-use super::budget::{AtMax, LagBudget};
 use super::snapshot::SnapshotMode;
+use super::wal_budget::budget::{AtMax, LagBudget};
+use crate::delivery::stats::About;
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
+use crate::kafka::settings::{CheckpointSettings, ProducerSettings};
 use crate::kafka::topics::CreateTopics;
-use crate::observe::stats::About;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{CatalogError, Observed};
-use crate::postgres::conninfo::Conninfo;
-use crate::postgres::retention::Retention;
+use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::target::{Outbox, Target};
 
 /// One pipeline: from one slot to one sink.
@@ -78,6 +78,31 @@ impl PipelineSettings {
         }
     }
 
+    /// What the producer is made from; nothing where records go elsewhere than to Kafka.
+    #[must_use]
+    pub fn producer(&self) -> Option<ProducerSettings> {
+        let SinkSettings::Kafka {
+            properties,
+            create_topics,
+            credentials,
+        } = &self.sink
+        else {
+            return None;
+        };
+        Some(ProducerSettings {
+            pipeline: self.name.clone(),
+            slot: self.target.slot.clone(),
+            properties: properties.clone(),
+            create_topics: *create_topics,
+            credentials: credentials.clone(),
+            checkpoints: match &self.delivery {
+                Delivery::AtLeastOnce => None,
+                Delivery::ExactlyOnce(checkpoints) => Some(checkpoints.clone()),
+            },
+            constant_topic: self.outbox.topic.constant().map(str::to_owned),
+        })
+    }
+
     /// Holds what letting go of the slot takes against what was observed, where the settings say
     /// that it may be.
     ///
@@ -135,6 +160,17 @@ impl PipelineSettings {
     }
 }
 
+/// What is to be kept of the outbox table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// How long a partition is kept after it was delivered; none is for ever.
+    pub keep: Option<Duration>,
+    /// How many partitions are made ahead of the one for now.
+    pub ahead: u32,
+    /// Rows of a table without partitions may be deleted.
+    pub delete_rows: bool,
+}
+
 /// How often a record arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
@@ -142,15 +178,6 @@ pub enum Delivery {
     AtLeastOnce,
     /// Once, for readers of committed records.
     ExactlyOnce(CheckpointSettings),
-}
-
-/// Where exactly-once keeps its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CheckpointSettings {
-    /// The topic.
-    pub topic: String,
-    /// Its number of replicas, if it has to be made; -1 is the broker's default.
-    pub replication: i32,
 }
 
 /// What becomes of events that can't be delivered.

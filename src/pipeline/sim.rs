@@ -1,6 +1,6 @@
 //! The whole pipeline against a simulated PostgreSQL and Kafka, in simulated time.
 //!
-//! Everything but the two servers is the program's own: [`run_into`] with its reconnects and
+//! Everything but the two servers is the program's own: [`run`] with its reconnects and
 //! remedies, the session, the protocol's bytes, the core, the watermark, the checkpoints. A seed
 //! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
@@ -22,28 +22,32 @@ use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
-use super::budget::LagBudget;
-use super::checkpoint::{Checkpoint, Standing};
-use super::isolation::Batching;
 use super::session::{Database, Look};
+use super::settings::Retention;
 use super::settings::{
-    CheckpointSettings, DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
 };
 use super::snapshot::SnapshotMode;
-use super::{Order, PipelineError, access, run_into};
+use super::wal_budget::budget::LagBudget;
+use super::{Order, PipelineError, run};
+use crate::delivery::checkpoint::{Checkpoint, Standing};
+use crate::delivery::isolation::Batching;
+use crate::kafka::settings::CheckpointSettings;
+use crate::model::let_go::LetGo;
+use crate::model::lsn::Lsn;
+use crate::model::time::REFUSAL_PATIENCE;
+use crate::model::vitals::Vitals;
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::journal::Entry;
+use crate::postgres::catalog::let_go::Outcome;
+use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
-    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past,
-    Said, Vitals,
+    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past, Said,
 };
-use crate::postgres::connection::{Connection, ConnectionError};
-use crate::postgres::conninfo::Conninfo;
-use crate::postgres::dial::{self, DialError, ServerError, Socket};
-use crate::postgres::journal::Entry;
-use crate::postgres::let_go::{LetGo, Outcome};
-use crate::postgres::lsn::Lsn;
-use crate::postgres::retention::Retention;
-use crate::postgres::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::dial;
+use crate::postgres::connect::dial::{DialError, ServerError, Socket};
+use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -339,7 +343,7 @@ impl Instance {
                 let shared = shared.clone();
                 Ok(SimSink::new(shared, window_records, batching, deliveries))
             };
-            run_into(&settings, &database, receiver, stats, make_sink).await
+            run(&settings, &database, receiver, stats, make_sink).await
         };
         Self {
             run: Box::pin(run),
@@ -673,12 +677,12 @@ fn refused_for(
 #[test]
 fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
     for exactly_once in [false, true] {
-        let ended = refused_for(exactly_once, access::PATIENCE - Duration::from_secs(1));
+        let ended = refused_for(exactly_once, REFUSAL_PATIENCE - Duration::from_secs(1));
         assert!(ended.is_none(), "it goes on: {ended:?}");
-        let ended = refused_for(exactly_once, 2 * access::PATIENCE);
+        let ended = refused_for(exactly_once, 2 * REFUSAL_PATIENCE);
         let (lived, ended) = ended.expect("an end");
-        let most = access::PATIENCE + Duration::from_secs(30);
-        assert!((access::PATIENCE..most).contains(&lived), "{lived:?}");
+        let most = REFUSAL_PATIENCE + Duration::from_secs(30);
+        assert!((REFUSAL_PATIENCE..most).contains(&lived), "{lived:?}");
         let error = ended.expect_err("a halt");
         assert!(matches!(error, PipelineError::Refused { .. }), "{error}");
         let text = error.to_string();

@@ -9,24 +9,24 @@
 use std::fmt;
 use std::time::Duration;
 
-use postgres_protocol::escape::{escape_identifier, escape_literal};
+use crate::postgres::sql::{escape_identifier, escape_literal};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::PipelineError;
-use super::core::{CopyFrom, Core, Step};
-use super::pieces::{Copied, KeyType};
+use super::decode::{CopyFrom, Core, Step};
 use super::session::{Database, Look};
 use super::settings::PipelineSettings;
-use super::sink::Sink;
-use crate::observe::progress::Progress;
-use crate::observe::stats::SnapshotPhase;
+use crate::delivery::pieces::{Copied, KeyType};
+use crate::model::lifecycle::SnapshotPhase;
+use crate::model::lsn::Lsn;
 use crate::outbox::columns::Mapping;
+use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::{Catalog, KeyColumn, Observed, Past, Rows, Said};
-use crate::postgres::connection::{Connection, ConnectionError, CopyOut, Identity};
-use crate::postgres::journal::{Action, Entry};
-use crate::postgres::lsn::Lsn;
+use crate::postgres::replication::{Connection, ConnectionError, CopyOut, Identity};
 use crate::postgres::table::TableName;
+use crate::progress::Progress;
+use crate::sink::Sink;
 
 /// How long the snapshot may wait for one transaction that is open.
 const LOCK_TIMEOUT: &str = "30s";
@@ -693,5 +693,6 @@ impl Copying {
 /// How long the journal's last entry may take: the stream waits meanwhile.
 const NOTE: Duration = Duration::from_secs(5);
 
+pub(crate) mod pace;
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,9 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 use tracing::debug;
 
-use super::conninfo::Conninfo;
-use super::dial::{self, DialError, ServerError, SqlLimits};
+use super::connect::conninfo::Conninfo;
+use super::connect::dial;
+use super::connect::dial::{DialError, ServerError, SqlLimits};
 use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
@@ -19,12 +20,17 @@ pub use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
 };
 pub use self::past::{KeyColumn, Past, Rows, Said};
-pub use self::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
 
+pub mod copy;
 mod everybody;
+pub mod journal;
+pub mod let_go;
 mod limits;
 mod observed;
 mod past;
+pub mod peek;
+pub mod slot_state;
+pub mod snapshot;
 mod vitals;
 
 /// What is to be done with a table.

@@ -10,8 +10,8 @@ use uuid::Uuid;
 use super::ReplayError;
 use super::selection::Selected;
 use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::journal::Action;
 
 /// How long the server may take to notice that a run's process is gone.
 const GONE: Duration = Duration::from_secs(3);

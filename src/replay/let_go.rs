@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tokio_postgres::types::ToSql;
 
 use super::ReplayError;
+use crate::model::let_go::LetGo;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
-use crate::postgres::let_go::LetGo;
-use crate::postgres::retention;
+use crate::postgres::sql::ToSql;
 use crate::postgres::table::TableName;
+use crate::retention;
 
 /// How long transactions are waited for that are open.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -4,17 +4,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use postgres_protocol::escape::{escape_identifier, escape_literal};
-use rdkafka::message::{Headers, Message};
+use crate::postgres::sql::{escape_identifier, escape_literal};
 
 use super::ReplayError;
 use crate::kafka::reader::{ReadError, TopicReader};
+use crate::model::lsn::Position;
 use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::OutboxSettings;
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::lsn::Position;
 use crate::postgres::table::TableName;
 
 /// How long transactions that are open in a topic are waited for.
@@ -108,8 +107,8 @@ impl Search {
             let mut found = None;
             reader.read(topic, &spans, |message| {
                 let value = |name: &str| {
-                    let mut headers = message.headers()?.iter();
-                    headers.find(|header| header.key == name)?.value
+                    let mut headers = message.headers();
+                    headers.find(|(header, _)| *header == name)?.1
                 };
                 if value(POSITION_HEADER) != Some(&self.position.text()[..]) {
                     return Ok(ControlFlow::Continue(()));

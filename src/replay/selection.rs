@@ -3,14 +3,14 @@
 
 use std::str::FromStr;
 
-use postgres_protocol::escape::escape_literal;
+use crate::postgres::sql::escape_literal;
 use serde::{Deserialize, Serialize};
 
 use super::{ReplayError, condition, position};
+use crate::model::lsn::Position;
 use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::copy::Key;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::copy::Key;
-use crate::postgres::lsn::Position;
 use crate::postgres::table::TableName;
 
 /// One end of a range of rows.
@@ -276,7 +276,7 @@ async fn key_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::lsn::Lsn;
+    use crate::model::lsn::Lsn;
 
     #[test]
     fn what_begins_as_a_date_is_a_time_what_reads_as_a_position_that_and_all_else_an_id() {

@@ -9,15 +9,16 @@ use uuid::Uuid;
 
 use super::book::State;
 use super::{Ended, Plan, ReplayError};
+use crate::delivery::watermark::Watermark;
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::lsn::Lsn;
 use crate::outbox::columns::Row;
 use crate::outbox::dead_letter::Remains;
 use crate::outbox::route::{REPLAY_HEADER, Router};
-use crate::pipeline::core::dead_letters::{DeadLetterCounts, DeadLetters, Failure};
-use crate::pipeline::core::{Step, give};
-use crate::pipeline::sink::Sink;
-use crate::pipeline::watermark::Watermark;
-use crate::postgres::copy::{Copied, Query};
-use crate::postgres::lsn::Lsn;
+use crate::pipeline::decode::dead_letters::{DeadLetters, Failure};
+use crate::pipeline::decode::{Step, give};
+use crate::postgres::catalog::copy::{Copied, Query};
+use crate::sink::Sink;
 
 /// How often the journal is told how far the run is, after it was told sooner at first.
 const NOTE: Duration = Duration::from_secs(10);

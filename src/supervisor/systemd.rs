@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::escape::Escaped;
+use crate::model::lifecycle::State;
 use crate::observe::problem::Kind;
 use crate::observe::registry::Registry;
-use crate::observe::stats::State;
 use crate::observe::status::{PipelineStatus, Status};
 use crate::pipeline::Order;
 
@@ -201,8 +201,8 @@ fn line(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::stats::{About, PipelineStats};
     use crate::observe::problem::Problem;
-    use crate::observe::stats::{About, PipelineStats};
     use crate::observe::watchdog::Lasting;
 
     fn status(states: &[State]) -> Status {

@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::{Buf, BufMut};
 
-use crate::postgres::lsn::{Lsn, Position};
+use crate::model::lsn::{Lsn, Position};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

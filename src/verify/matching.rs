@@ -245,7 +245,7 @@ mod tests {
     use super::super::report::Counts;
     use super::super::world::{Place, Topic, Whole};
     use super::*;
-    use crate::postgres::lsn::{Lsn, Position};
+    use crate::model::lsn::{Lsn, Position};
 
     const ID: &[u8] = b"an id";
 

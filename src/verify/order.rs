@@ -10,7 +10,7 @@ use super::matching::Marks;
 use super::report::Finding;
 use super::spill::{Journal, Spill, hash};
 use super::world::World;
-use crate::postgres::lsn::{Lsn, Position};
+use crate::model::lsn::{Lsn, Position};
 
 /// How many holes of a transaction are told.
 const HOLES: usize = 20;

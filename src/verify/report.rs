@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Serialize, Serializer};
 
-use crate::postgres::lsn::{Lsn, Position};
+use crate::model::lsn::{Lsn, Position};
 
 /// Where a record is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 
-use postgres_protocol::escape::escape_identifier;
+use crate::postgres::sql::escape_identifier;
 
 use super::entry::{Entry, Row, What};
 use super::report::Finding;
 use super::spill::{Spill, hash};
 use super::{Judge, Range, VerifyError};
-use crate::observe::progress::Progress;
+use crate::model::lsn::Lsn;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use crate::outbox::route::Router;
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::snapshot::{Rows, Snapshot};
 use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
-use crate::postgres::lsn::Lsn;
-use crate::postgres::snapshot::{Rows, Snapshot};
 use crate::postgres::table::TableName;
+use crate::progress::Progress;
 
 /// `pg_type.oid` of timestamp and timestamptz.
 const TIMES: [u32; 2] = [1114, 1184];

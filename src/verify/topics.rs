@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use rdkafka::message::{BorrowedMessage, Headers, Message};
 use tracing::warn;
 
 use super::entry::{Entry, Record, What};
@@ -13,10 +12,10 @@ use super::spill::{Journal, Spill, hash};
 use super::table::hash_of_key;
 use super::world::{Place, Topic};
 use super::{Judge, VerifyError};
-use crate::kafka::reader::{ReadError, Span, TopicReader};
-use crate::observe::progress::Progress;
+use crate::kafka::reader::{ReadError, ReadRecord, Span, TopicReader};
+use crate::model::lsn::{Lsn, Position};
 use crate::outbox::route::{POSITION_HEADER, REPLAY_HEADER};
-use crate::postgres::lsn::{Lsn, Position};
+use crate::progress::Progress;
 
 /// How many records are counted at once.
 const BATCH: u64 = 1024;
@@ -186,12 +185,12 @@ struct First {
 }
 
 impl First {
-    fn note(&mut self, message: &BorrowedMessage<'_>, position: Option<Position>) {
+    fn note(&mut self, message: &ReadRecord<'_>, position: Option<Position>) {
         if self.commit.is_none() {
             self.commit = position.map(|position| position.commit);
         }
         if !std::mem::replace(&mut self.is_known, true) {
-            self.produced = message.timestamp().to_millis();
+            self.produced = message.timestamp_millis();
         }
     }
 }
@@ -207,19 +206,19 @@ struct Taker<'t> {
 impl Taker<'_> {
     fn take(
         &mut self,
-        message: &BorrowedMessage<'_>,
+        message: &ReadRecord<'_>,
         place: u32,
         judge: &mut Judge<'_>,
     ) -> std::io::Result<Option<Position>> {
         let number = judge.counts.records;
         judge.counts.records += 1;
         let (mut id, mut position, mut is_replay) = (None, None, false);
-        for header in message.headers().into_iter().flat_map(Headers::iter) {
+        for (name, value) in message.headers() {
             // Members of the headers column come last, and may have any name.
-            match header.key {
-                key if key == self.id => id = id.or(header.value),
+            match name {
+                name if name == self.id => id = id.or(value),
                 POSITION_HEADER => {
-                    let text = header.value.and_then(|value| str::from_utf8(value).ok());
+                    let text = value.and_then(|value| str::from_utf8(value).ok());
                     position = position.or(text.and_then(|text| text.parse().ok()));
                 }
                 REPLAY_HEADER => is_replay = true,

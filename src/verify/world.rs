@@ -2,7 +2,7 @@
 
 use super::entry::Record;
 use super::report::Spot;
-use crate::postgres::lsn::Lsn;
+use crate::model::lsn::Lsn;
 
 /// What rows and records are held against.
 #[derive(Debug)]

@@ -23,7 +23,7 @@ const COLUMNS: &str =
 /// How `init` makes them, and how others do: without it, DETACH ... CONCURRENTLY is used.
 const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;";
 
-/// As in src/postgres/retention.rs.
+/// As in src/retention.rs.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A scene with an outbox that has one partition, `outbox_old`, whose time is over, and others.

@@ -12,15 +12,16 @@
 
 use std::sync::Arc;
 
-use walpost::observe::stats::unix_micros;
+use walpost::delivery::watermark::{Deliveries, Tag, Watermark};
+use walpost::model::lsn::Lsn;
+use walpost::model::time::unix_micros;
+use walpost::model::window::Window;
 use walpost::outbox::Record;
 use walpost::outbox::settings::OutboxSettings;
-use walpost::pipeline::core::{Core, Step};
-use walpost::pipeline::sink::{Produced, Sink, SinkError};
-use walpost::pipeline::watermark::{Deliveries, Tag, Watermark, Window};
-use walpost::postgres::frame::Frame;
-use walpost::postgres::lsn::Lsn;
+use walpost::pipeline::decode::{Core, Step};
 use walpost::postgres::target::Outbox;
+use walpost::postgres::wire::frame::Frame;
+use walpost::sink::{Produced, Sink, SinkError};
 
 /// Where the log begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::observe::stats::{ErrorKind, Failure};
+use crate::model::lifecycle::{ErrorKind, Failure};
 
 const MEBI: u64 = 1 << 20;
 

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::delivery::watermark::Watermark;
 use crate::pipeline::sim;
-use crate::pipeline::watermark::Watermark;
 
 const WINDOW: Window = Window {
     records: 10,

@@ -10,13 +10,13 @@ use tokio::time::{Instant, sleep};
 use super::world::{
     Cluster, DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
 };
+use crate::delivery::checkpoint::Checkpoint;
+use crate::delivery::isolation::{Batching, RefusedRecord, content};
+use crate::delivery::watermark::{Deliveries, DeliveryFailure, Tag};
+use crate::model::lsn::{Lsn, Position};
 use crate::outbox::Record;
 use crate::outbox::route::POSITION_HEADER;
-use crate::pipeline::checkpoint::Checkpoint;
-use crate::pipeline::isolation::{Batching, RefusedRecord, content};
-use crate::pipeline::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
-use crate::pipeline::watermark::{Deliveries, DeliveryFailure, Tag};
-use crate::postgres::lsn::{Lsn, Position};
+use crate::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 
 /// A producer. When it is dropped, what it still has may or may not arrive.
 pub(super) struct SimSink {
@@ -304,7 +304,7 @@ impl Sink for SimSink {
         let id = number(headers.find(|(name, _)| *name == "id").and_then(|id| id.1));
         let is_dead_letter = record.topic == DEAD_LETTERS;
         if let Some(refused) = self.refused.iter().find(|refused| refused.is(record)) {
-            return Err(refused.error());
+            return Err(SinkError::from(refused));
         }
         if is_oversize(id) && !is_dead_letter {
             return Err(SinkError::TooLarge {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::world::{Event, World};
-use crate::pipeline::checkpoint::Delivered;
-use crate::pipeline::pieces::Copied;
+use crate::delivery::checkpoint::Delivered;
+use crate::delivery::pieces::Copied;
+use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::{Rows, Said};
-use crate::postgres::lsn::{Lsn, Position};
 
 /// Whether the outbox has rows from before its slot; apart from all other draws.
 pub(super) fn draw_older(seed: u64) -> bool {

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::older::Snapshot;
 use super::world::{Event, SYSTEM_ID, Shared, Transaction, is_unroutable};
-use crate::postgres::lsn::Lsn;
+use crate::model::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
 /// Room in the pipe, as in a socket's buffer.
@@ -87,7 +87,7 @@ impl Walsender {
             } else if query.starts_with("TIMELINE_HISTORY") {
                 let history: String = {
                     let world = self.shared.lock();
-                    let line = |switch: &crate::pipeline::checkpoint::Switch| {
+                    let line = |switch: &crate::delivery::checkpoint::Switch| {
                         format!("{}\t{}\tno recovery target\n", switch.timeline, switch.at)
                     };
                     world.database.history.iter().map(line).collect()

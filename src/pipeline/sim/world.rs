@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::older;
-use crate::pipeline::checkpoint::{Checkpoint, Delivered, Switch};
+use crate::delivery::checkpoint::{Checkpoint, Delivered, Switch};
+use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::Said;
-use crate::postgres::lsn::{Lsn, Position};
 
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";

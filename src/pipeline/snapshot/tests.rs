@@ -17,8 +17,8 @@ fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
 
 /// A connection on which nothing ever comes.
 fn silent() -> Connection {
-    let session = crate::postgres::dial::Session {
-        socket: crate::postgres::dial::Socket::Memory(tokio::io::duplex(1).0),
+    let session = crate::postgres::connect::dial::Session {
+        socket: crate::postgres::connect::dial::Socket::Memory(tokio::io::duplex(1).0),
         buffer: bytes::BytesMut::new(),
         parameters: std::collections::HashMap::default(),
         backend_pid: 1,

@@ -1,7 +1,7 @@
 //! Who has what there is a fixed number of in the server.
 
 use super::{Catalog, CatalogError};
-use crate::postgres::dial::ServerError;
+use crate::postgres::connect::dial::ServerError;
 
 /// Sessions that send the log, in the order in which they began.
 const SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \

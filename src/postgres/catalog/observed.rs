@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::postgres::lsn::Lsn;
+use crate::model::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 

@@ -2,9 +2,9 @@
 
 use tokio_postgres::{Row, SimpleQueryMessage};
 
+use super::journal::{Action, Written};
 use super::{Catalog, CatalogError, Statement};
-use crate::postgres::journal::{Action, Written};
-use crate::postgres::lsn::Lsn;
+use crate::model::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 

@@ -1,0 +1,381 @@
+use super::*;
+use crate::delivery::pieces::Piece;
+
+const SAFE: Lsn = Lsn(0x500);
+
+fn last() -> Last {
+    Last {
+        commit_lsn: Lsn(0x400),
+        index: 2,
+        xid: 741,
+        commit_time: 816_000_000_000_000,
+        event_id: Some("406c07f3".to_owned()),
+    }
+}
+
+fn standing() -> Standing {
+    Standing {
+        system_id: "7".to_owned(),
+        timeline: 1,
+        history: Vec::new(),
+        slot: "walpost_orders".to_owned(),
+        confirmed: Lsn(0x300),
+        flushed: Lsn(0x1000),
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint {
+        safe_lsn: SAFE,
+        delivered: Some(Delivered::UpTo(last())),
+        partitions: [("t".to_owned(), 3)].into(),
+        ..Checkpoint::first(4, &standing())
+    }
+}
+
+/// The server after a failover at `at`.
+fn promoted(at: Lsn) -> Standing {
+    Standing {
+        timeline: 2,
+        history: vec![Switch { timeline: 1, at }],
+        ..standing()
+    }
+}
+
+#[test]
+fn it_is_read_as_it_was_written() {
+    let mut checkpoint = checkpoint();
+    assert_eq!(
+        String::from_utf8_lossy(&checkpoint.encode()),
+        r#"{"version":1,"epoch":4,"system_id":"7","timeline":1,"slot":"walpost_orders","safe_lsn":"0/500","delivered":{"up_to":{"commit_lsn":"0/400","index":2,"xid":741,"commit_time":816000000000000,"event_id":"406c07f3"}},"partitions":{"t":3}}"#
+    );
+    for delivered in [
+        checkpoint.delivered.clone(),
+        Some(Delivered::Before(Lsn(1))),
+        None,
+    ] {
+        checkpoint.delivered = delivered;
+        assert_eq!(
+            Checkpoint::decode(&checkpoint.encode()),
+            Ok(checkpoint.clone())
+        );
+    }
+}
+
+/// `tests/integration/upgrade.rs` writes the file.
+#[test]
+fn those_of_earlier_versions_are_read_and_written_alike() {
+    let mut found = Vec::new();
+    for line in include_str!("../../../tests/golden/at_rest.jsonl").lines() {
+        #[derive(serde::Deserialize)]
+        struct Line<'l> {
+            kind: &'l str,
+            #[serde(borrow)]
+            value: &'l serde_json::value::RawValue,
+        }
+        let line: Line<'_> = serde_json::from_str(line).expect("a line");
+        if line.kind == "checkpoint" {
+            let text = line.value.get();
+            let checkpoint = Checkpoint::decode(text.as_bytes()).expect(text);
+            assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), text);
+            found.push((checkpoint.delivered, checkpoint.snapshot.is_some()));
+        }
+    }
+    let is_found = |wanted: &dyn Fn(&Option<Delivered>, bool) -> bool| {
+        assert!(
+            found
+                .iter()
+                .any(|(delivered, copied)| wanted(delivered, *copied))
+        );
+    };
+    is_found(&|delivered, _| delivered.is_none());
+    is_found(&|delivered, copied| matches!(delivered, Some(Delivered::Before(_))) && copied);
+    is_found(&|delivered, _| matches!(delivered, Some(Delivered::UpTo(_))));
+}
+
+#[test]
+fn what_is_none_is_refused() {
+    let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
+    assert_eq!(
+        error(r#"{"version": 2, "x": 1}"#),
+        CheckpointError::Version(2)
+    );
+    for text in ["", "[]", "{}", r#"{"version": 1}"#, r#"{"version": -1}"#] {
+        assert!(
+            matches!(error(text), CheckpointError::Unreadable(_)),
+            "{text}"
+        );
+    }
+    let good = String::from_utf8(checkpoint().encode()).expect("text");
+    error(&good.replace("0/500", "500"));
+    error(&good.replace("\"epoch\"", "\"epoche\""));
+}
+
+#[test]
+fn the_same_history_goes_on() {
+    let resume = checkpoint().resume(&standing()).expect("goes on");
+    assert_eq!(resume.epoch, 4);
+    assert_eq!(resume.safe_lsn, SAFE);
+    assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
+    assert_eq!(resume.phantom, None);
+}
+
+#[test]
+fn a_slot_may_be_behind_and_not_ahead() {
+    let at = |confirmed| Standing {
+        confirmed,
+        ..standing()
+    };
+    assert!(checkpoint().resume(&at(SAFE)).is_ok());
+    assert!(matches!(
+        checkpoint().resume(&at(Lsn(SAFE.0 + 1))),
+        Err(HistoryError::SlotAhead { .. })
+    ));
+}
+
+#[test]
+fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
+    let resume = |checkpoint: &Checkpoint, flushed| {
+        let standing = Standing {
+            flushed,
+            ..standing()
+        };
+        checkpoint.resume(&standing)
+    };
+    let ends_at = |checkpoint: &Checkpoint, reach: u64| {
+        assert!(resume(checkpoint, Lsn(reach)).is_ok(), "{reach:x}");
+        let error = resume(checkpoint, Lsn(reach - 1)).expect_err("put back");
+        assert!(
+            matches!(error, HistoryError::LogEndsBefore { .. }),
+            "{error}"
+        );
+    };
+    ends_at(&checkpoint(), SAFE.0);
+    // Amid a large transaction less is safe than was read.
+    let midway = Checkpoint {
+        safe_lsn: Lsn(0x350),
+        ..checkpoint()
+    };
+    ends_at(&midway, 0x401);
+    let idle = Checkpoint {
+        delivered: None,
+        ..checkpoint()
+    };
+    ends_at(&idle, SAFE.0);
+    let skipped = Checkpoint {
+        delivered: Some(Delivered::Before(Lsn(0x600))),
+        ..checkpoint()
+    };
+    ends_at(&skipped, 0x600);
+    // Of a copy that goes on, less is safe than its last snapshot had.
+    let copied = |pieces: &[u64]| Copied {
+        key: vec!["id".to_owned()],
+        rows: 2,
+        pieces: pieces
+            .iter()
+            .map(|border| Piece {
+                border: Lsn(*border),
+                upto: Some(vec!["1".to_owned()]),
+            })
+            .collect(),
+    };
+    let copying = Checkpoint {
+        delivered: Some(Delivered::Before(SAFE)),
+        snapshot: Some(copied(&[SAFE.0, 0x700])),
+        ..checkpoint()
+    };
+    ends_at(&copying, 0x700);
+    let copied_before = Standing {
+        flushed: Lsn(0x600),
+        ..promoted(Lsn(0x600))
+    };
+    assert!(copying.resume(&copied_before).is_ok());
+    // What a failover has lost is not expected.
+    let after = Standing {
+        flushed: Lsn(0x380),
+        ..promoted(Lsn(0x380))
+    };
+    assert!(checkpoint().resume(&after).is_ok());
+    let put_back_after = Standing {
+        flushed: Lsn(0x37f),
+        ..promoted(Lsn(0x380))
+    };
+    assert!(checkpoint().resume(&put_back_after).is_err());
+}
+
+#[test]
+fn another_cluster_or_slot_is_refused() {
+    let other = Standing {
+        system_id: "8".to_owned(),
+        ..standing()
+    };
+    let error = checkpoint().resume(&other).expect_err("another cluster");
+    assert!(matches!(error, HistoryError::OtherCluster { .. }));
+    let other = Standing {
+        slot: "other".to_owned(),
+        ..standing()
+    };
+    let error = checkpoint().resume(&other).expect_err("another slot");
+    assert!(matches!(error, HistoryError::OtherSlot { .. }));
+}
+
+#[test]
+fn a_failover_that_lost_nothing_goes_on() {
+    let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
+    assert_eq!(resume, checkpoint().resume(&standing()).expect("goes on"));
+    // An idle move beyond the switch is nothing.
+    let resume = checkpoint().resume(&promoted(Lsn(0x480))).expect("goes on");
+    assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x480)));
+    assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
+}
+
+#[test]
+fn a_failover_that_lost_what_was_published_begins_an_epoch_at_the_switch() {
+    for at in [Lsn(0x380), Lsn(0x400)] {
+        let resume = checkpoint().resume(&promoted(at)).expect("goes on");
+        assert_eq!((resume.epoch, resume.safe_lsn), (5, at));
+        assert_eq!(resume.delivered, Some(Delivered::Before(at)));
+        let to = last().position();
+        assert_eq!(resume.phantom, Some(Phantom { from: at, to }));
+    }
+}
+
+#[test]
+fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
+    for (timeline, history) in [
+        (2, vec![]),
+        (
+            3,
+            vec![Switch {
+                timeline: 2,
+                at: SAFE,
+            }],
+        ),
+    ] {
+        let other = Standing {
+            timeline,
+            history,
+            ..standing()
+        };
+        let error = checkpoint().resume(&other).expect_err("another timeline");
+        assert!(matches!(error, HistoryError::OtherTimeline { .. }));
+    }
+}
+
+#[test]
+fn what_was_copied_of_a_history_that_was_left_ends_there() {
+    let piece = |border, upto: Option<&str>| Piece {
+        border,
+        upto: upto.map(|key| vec![key.to_owned()]),
+    };
+    let copied = |pieces: &[Piece]| Copied {
+        key: vec!["id".to_owned()],
+        rows: 7,
+        pieces: pieces.to_vec(),
+    };
+    let checkpoint = Checkpoint {
+        delivered: Some(Delivered::Before(Lsn(0x400))),
+        snapshot: Some(copied(&[
+            piece(Lsn(0x400), Some("k")),
+            piece(Lsn(0x480), None),
+        ])),
+        ..checkpoint()
+    };
+    assert_eq!(
+        Checkpoint::decode(&checkpoint.encode()),
+        Ok(checkpoint.clone())
+    );
+    let same = checkpoint.resume(&standing()).expect("goes on");
+    assert_eq!(
+        (same.epoch, same.snapshot),
+        (4, checkpoint.snapshot.clone())
+    );
+    let at = Lsn(0x380);
+    let resume = checkpoint.resume(&promoted(at)).expect("goes on");
+    assert_eq!(
+        (resume.epoch, resume.delivered),
+        (5, Some(Delivered::Before(at)))
+    );
+    assert_eq!(
+        resume.snapshot,
+        Some(copied(&[piece(at, Some("k")), piece(at, None)]))
+    );
+    let later = checkpoint.resume(&promoted(Lsn(0x440))).expect("goes on");
+    assert_eq!(
+        (later.epoch, later.delivered),
+        (4, checkpoint.delivered.clone())
+    );
+    assert_eq!(
+        later.snapshot.map(|copied| copied.last_border()),
+        Some(Lsn(0x440))
+    );
+}
+
+#[test]
+fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
+    let skipped = |to: u64| {
+        let found = checkpoint().skipped(Lsn(to));
+        (found.safe_lsn, found.delivered)
+    };
+    // Behind what is in Kafka.
+    assert_eq!(
+        skipped(0x600),
+        (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
+    );
+    assert_eq!(skipped(0x401), (SAFE, Some(Delivered::Before(Lsn(0x401)))));
+    // It knows more than that it is before somewhere.
+    for to in [0x350, 0x400] {
+        assert_eq!(skipped(to), (SAFE, Some(Delivered::UpTo(last()))));
+    }
+    let twice = checkpoint().skipped(Lsn(0x600)).skipped(Lsn(0x550));
+    assert_eq!(twice, checkpoint().skipped(Lsn(0x600)));
+    let slot = Standing {
+        confirmed: Lsn(0x600),
+        ..standing()
+    };
+    let resume = twice.resume(&slot).expect("it goes on");
+    assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x600)));
+}
+
+#[test]
+fn after_a_failover_that_lost_what_was_skipped_nothing_new_is_left_out() {
+    let skipped = checkpoint().skipped(Lsn(0x600));
+    let resume = skipped.resume(&promoted(Lsn(0x450))).expect("it goes on");
+    assert_eq!(resume.safe_lsn, Lsn(0x450));
+    assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x450))));
+    let resume = skipped.resume(&promoted(Lsn(0x700))).expect("it goes on");
+    assert_eq!(resume.delivered, Some(Delivered::Before(Lsn(0x600))));
+}
+
+#[test]
+fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
+    const BYTES: usize = 10_000;
+    let mut checkpoint = Checkpoint::first(1, &standing());
+    let used = "used";
+    checkpoint.note_partitions(used, 3, BYTES, |_| false);
+    for number in 0..100_000 {
+        let topic = format!("topic-{number}");
+        checkpoint.note_partitions(&topic, 1, BYTES, |known| known == used);
+        assert!(checkpoint.partitions.contains_key(&topic));
+    }
+    assert!(checkpoint.encode().len() < BYTES + 500);
+    assert_eq!(
+        checkpoint.note_partitions(used, 4, BYTES, |_| true),
+        Some(3)
+    );
+    // All are in use.
+    let known = checkpoint.partitions.clone();
+    for number in 0..1000 {
+        checkpoint.note_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
+    }
+    assert!(checkpoint.partitions.contains_key(used));
+    assert!(checkpoint.encode().len() < BYTES + 500);
+    assert!(
+        known
+            .keys()
+            .all(|topic| checkpoint.partitions.contains_key(topic))
+    );
+    // With less room than before.
+    checkpoint.note_partitions(used, 4, 100, |_| true);
+    assert!(checkpoint.encode().len() < 600);
+}

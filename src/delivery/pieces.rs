@@ -1,0 +1,263 @@
+//! Exactly-once: which events the copy of older rows has delivered.
+//!
+//! A copy that is interrupted is gone on with behind the last key, from a newer snapshot. That has
+//! rows that the one before had not: those that were committed in between. So a row of the stream
+//! is in Kafka if its key belongs to a piece whose snapshot already had its transaction. Pure.
+
+use std::cmp::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::lsn::Lsn;
+
+/// What of older rows is in Kafka.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copied {
+    /// The columns that the rows are in order of; none where that order can't be told here.
+    pub key: Vec<String>,
+    /// How many rows.
+    pub rows: u64,
+    /// The pieces, in the order of their keys; never none.
+    pub pieces: Vec<Piece>,
+}
+
+/// Rows that were copied from one snapshot: those behind the piece before it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Piece {
+    /// The snapshot has the transactions whose commit record is before this.
+    pub border: Lsn,
+    /// The key of the last row; none where it was the table's last.
+    pub upto: Option<Vec<String>>,
+}
+
+/// How the texts of a key's column are compared, so that it comes out as on the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyType {
+    /// By their numbers.
+    Integer,
+    /// By their bytes.
+    Bytes,
+    /// By their bytes, where the server orders them by something else unless it is told so.
+    Text,
+    /// By their bytes, in years of four digits.
+    Time,
+}
+
+/// A key that can't be compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its key is none that can be compared")]
+pub struct KeyError;
+
+impl KeyType {
+    /// Of a column's type; PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+    #[must_use]
+    pub fn of(type_oid: u32) -> Option<Self> {
+        match type_oid {
+            20 | 21 | 23 => Some(Self::Integer),
+            17 | 2950 => Some(Self::Bytes),
+            25 | 1043 => Some(Self::Text),
+            1114 | 1184 => Some(Self::Time),
+            _ => None,
+        }
+    }
+
+    /// It can be compared.
+    ///
+    /// # Errors
+    /// It can't.
+    pub fn check(self, text: &[u8]) -> Result<(), KeyError> {
+        let fits = match self {
+            Self::Integer => integer(text).is_some(),
+            Self::Bytes | Self::Text => true,
+            // Of two such texts one with a fraction comes after one without: `.` is above `+`, and
+            // anything above nothing.
+            Self::Time => {
+                text.get(4) == Some(&b'-')
+                    && text[..4].iter().all(u8::is_ascii_digit)
+                    && !text.ends_with(b"BC")
+            }
+        };
+        fits.then_some(()).ok_or(KeyError)
+    }
+
+    fn compare(self, a: &[u8], b: &[u8]) -> Result<Ordering, KeyError> {
+        self.check(a)?;
+        self.check(b)?;
+        Ok(match self {
+            Self::Integer => integer(a).cmp(&integer(b)),
+            Self::Bytes | Self::Text | Self::Time => a.cmp(b),
+        })
+    }
+}
+
+fn integer(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+impl Copied {
+    /// All rows were copied.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.pieces.last().is_some_and(|piece| piece.upto.is_none())
+    }
+
+    /// Where the stream begins.
+    #[must_use]
+    pub fn first_border(&self) -> Lsn {
+        self.pieces.first().map_or(Lsn::ZERO, |piece| piece.border)
+    }
+
+    /// From here on the stream has nothing of it.
+    #[must_use]
+    pub fn last_border(&self) -> Lsn {
+        let borders = self.pieces.iter().map(|piece| piece.border);
+        borders.max().unwrap_or(Lsn::ZERO)
+    }
+
+    /// Of a history that was left at `at`: its later transactions are others now.
+    #[must_use]
+    pub fn left_at(mut self, at: Lsn) -> Self {
+        for piece in &mut self.pieces {
+            piece.border = piece.border.min(at);
+        }
+        self
+    }
+
+    /// Whether the row with this key, of a transaction with that commit record, was copied. `key`
+    /// has a value and its type for each column.
+    ///
+    /// # Errors
+    /// It can't be compared.
+    pub fn has(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
+        for piece in &self.pieces {
+            let Some(upto) = &piece.upto else {
+                return Ok(commit < piece.border);
+            };
+            if upto.len() != key.len() {
+                return Err(KeyError);
+            }
+            let mut order = Ordering::Equal;
+            for ((value, kind), bound) in key.iter().zip(upto) {
+                order = kind.compare(value, bound.as_bytes())?;
+                if order != Ordering::Equal {
+                    break;
+                }
+            }
+            if order != Ordering::Greater {
+                return Ok(commit < piece.border);
+            }
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(border: u64, upto: Option<&[&str]>) -> Piece {
+        Piece {
+            border: Lsn(border),
+            upto: upto.map(|key| key.iter().map(|text| (*text).to_owned()).collect()),
+        }
+    }
+
+    fn copied(pieces: &[Piece]) -> Copied {
+        Copied {
+            key: vec!["n".to_owned(), "id".to_owned()],
+            rows: 0,
+            pieces: pieces.to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_row_was_copied_if_the_snapshot_of_its_piece_had_it() {
+        let three = [
+            piece(100, Some(&["9", "b"])),
+            piece(200, Some(&["10", "a"])),
+            piece(300, None),
+        ];
+        let copied = copied(&three);
+        let check = |commit, n: &str, id: &str, expected| {
+            let key = [
+                (n.as_bytes(), KeyType::Integer),
+                (id.as_bytes(), KeyType::Bytes),
+            ];
+            assert_eq!(
+                copied.has(Lsn(commit), &key),
+                Ok(expected),
+                "{commit} {n} {id}"
+            );
+        };
+        for (n, id, border) in [
+            ("-1", "z", 100),
+            ("9", "a", 100),
+            ("9", "b", 100),
+            ("9", "c", 200),
+            ("10", "a", 200),
+            ("10", "b", 300),
+            ("11", "", 300),
+        ] {
+            check(border - 1, n, id, true);
+            check(border, n, id, false);
+        }
+        assert!(copied.is_complete());
+        assert_eq!(
+            (copied.first_border(), copied.last_border()),
+            (Lsn(100), Lsn(300))
+        );
+        let left = copied.clone().left_at(Lsn(150));
+        let borders: Vec<_> = left.pieces.iter().map(|piece| piece.border.0).collect();
+        assert_eq!(borders, [100, 150, 150]);
+    }
+
+    #[test]
+    fn what_is_behind_an_open_copy_was_not_copied() {
+        let copied = copied(&[piece(100, Some(&["9", "b"]))]);
+        assert!(!copied.is_complete());
+        let key = |n: &'static str| {
+            [
+                (n.as_bytes(), KeyType::Integer),
+                (b"a".as_slice(), KeyType::Bytes),
+            ]
+        };
+        assert_eq!(copied.has(Lsn(1), &key("10")), Ok(false));
+        assert_eq!(copied.has(Lsn(1), &key("9")), Ok(true));
+        assert_eq!(copied.has(Lsn(1), &key("x")), Err(KeyError));
+        assert_eq!(copied.has(Lsn(1), &key("9")[..1]), Err(KeyError));
+    }
+
+    #[test]
+    fn times_are_in_order_as_texts() {
+        let ordered = [
+            "2026-11-22 01:02:03+00",
+            "2026-11-22 01:02:03.000001+00",
+            "2026-11-22 01:02:03.4+00",
+            "2026-11-22 01:02:03.45+00",
+            "2026-11-22 01:02:03.5+00",
+            "2026-11-22 01:02:04+00",
+        ];
+        for pair in ordered.windows(2) {
+            let less = KeyType::Time.compare(pair[0].as_bytes(), pair[1].as_bytes());
+            assert_eq!(less, Ok(Ordering::Less), "{pair:?}");
+            let local = |text: &str| text.trim_end_matches("+00").to_owned();
+            let less = KeyType::Time.compare(local(pair[0]).as_bytes(), local(pair[1]).as_bytes());
+            assert_eq!(less, Ok(Ordering::Less), "{pair:?}");
+        }
+        for text in [
+            "infinity",
+            "-infinity",
+            "10000-01-01 00:00:00",
+            "0044-03-15 00:00:00 BC",
+            "",
+        ] {
+            assert_eq!(
+                KeyType::Time.check(text.as_bytes()),
+                Err(KeyError),
+                "{text}"
+            );
+        }
+    }
+}

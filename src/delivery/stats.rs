@@ -1,0 +1,477 @@
+//! What one pipeline does, in numbers: written by its threads as it goes, read by whoever watches.
+//!
+//! Nothing is written for each row. The session writes totals after each read and at its timer, the
+//! sink's threads after each batch of deliveries, and what happens seldom stands behind a lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::histogram::Histogram;
+use super::life::Life;
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::lsn::Lsn;
+use crate::model::statistics::Statistics;
+use crate::model::vitals::Vitals;
+use crate::model::window::Window;
+
+pub use super::life::Seldom;
+use crate::model::lifecycle::{ErrorKind, Failure, SnapshotPhase, SnapshotStage, State};
+use crate::model::time::unix_micros;
+
+/// What a pipeline is about: names that don't change while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// The pipeline.
+    pub name: String,
+    /// The database, without its password.
+    pub database: String,
+    /// The table, or the prefix in the log.
+    pub outbox: String,
+    /// The slot.
+    pub slot: String,
+    /// Where records go.
+    pub sink: String,
+    /// How often each arrives.
+    pub delivery: String,
+    /// `lag.warn`, if it is set.
+    pub lag_warn_bytes: Option<u64>,
+    /// `lag.max`, if it is set.
+    pub lag_max_bytes: Option<u64>,
+}
+
+/// Totals of one session and its watermark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What the sink has taken since it was made.
+    pub taken: Window,
+    /// Transactions that had some and are complete.
+    pub transactions: u64,
+    /// The highest LSN that was received.
+    pub received: Lsn,
+    /// What may be told to PostgreSQL.
+    pub confirmed: Lsn,
+    /// When the oldest transaction was committed that is not durable, in microseconds since 1970;
+    /// zero where there is none.
+    pub oldest_micros: u64,
+    /// When the last transaction with events was committed.
+    pub last_micros: u64,
+    /// Something waits for the sink.
+    pub waits: bool,
+}
+
+/// What one pipeline does, in numbers.
+#[derive(Debug)]
+pub struct PipelineStats {
+    /// What it is about.
+    pub about: About,
+    epoch: Instant,
+    /// When it began, in microseconds since 1970.
+    pub started_micros: u64,
+    session: Session,
+    sink: SinkSide,
+    /// From the end of a transaction's reading until it is durable.
+    pub delivery: Histogram,
+    /// From a transaction's commit until it is durable.
+    pub commit_to_delivery: Histogram,
+    /// Commits of Kafka transactions.
+    pub kafka_commit: Histogram,
+    reconnects: AtomicU64,
+    errors: [AtomicU64; ErrorKind::ALL.len()],
+    oversize_dead_letters: AtomicU64,
+    unroutable_dead_letters: AtomicU64,
+    malformed_dead_letters: AtomicU64,
+    /// Rows of snapshots that were read.
+    snapshot_rows: AtomicU64,
+    /// When the last checkpoint was committed, in microseconds since 1970.
+    checkpointed_micros: AtomicU64,
+    life: Mutex<Life>,
+}
+
+/// Written by the session's thread alone, so apart from what other threads write.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Session {
+    /// Of sinks before this one: taken and given up.
+    before_events: AtomicU64,
+    before_bytes: AtomicU64,
+    before_transactions: AtomicU64,
+    lost_events: AtomicU64,
+    lost_bytes: AtomicU64,
+    events: AtomicU64,
+    bytes: AtomicU64,
+    transactions: AtomicU64,
+    window_events: AtomicU64,
+    window_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    received: AtomicU64,
+    confirmed: AtomicU64,
+    oldest_micros: AtomicU64,
+    last_micros: AtomicU64,
+    waits: AtomicBool,
+    /// Microseconds since the epoch: when the session last turned, and last got on.
+    turned: AtomicU64,
+    got_on: AtomicU64,
+}
+
+/// Written by the sink's threads.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct SinkSide {
+    events: AtomicU64,
+    bytes: AtomicU64,
+    /// Microseconds since the epoch: when something last became durable.
+    got_on: AtomicU64,
+}
+
+/// Totals, as they were at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Records that were handed to the sink.
+    pub sent: u64,
+    /// Records that became durable.
+    pub delivered: u64,
+    /// Records in flight.
+    pub in_flight: u64,
+    /// Bytes in flight, as the window counts them.
+    pub in_flight_bytes: u64,
+    /// What may be in flight by now.
+    pub window: Window,
+    /// Transactions that were read to their end.
+    pub transactions: u64,
+    /// Bytes that came from PostgreSQL.
+    pub received_bytes: u64,
+    /// The highest LSN that was received; zero where there was none.
+    pub received: Lsn,
+    /// What may be told to PostgreSQL; zero where there is nothing.
+    pub confirmed: Lsn,
+    /// When the oldest transaction was committed that is not durable; zero where there is none.
+    pub oldest_micros: u64,
+    /// When the last transaction with events was committed; zero where there was none.
+    pub last_micros: u64,
+    /// Something waits for the sink.
+    pub waits: bool,
+    /// How long ago the session last turned.
+    pub turned_ago: Duration,
+    /// How long ago something became durable, or nothing had to.
+    pub got_on_ago: Duration,
+    /// Attempts to begin a session again.
+    pub reconnects: u64,
+    /// When the last checkpoint was committed; zero where there was none.
+    pub checkpointed_micros: u64,
+}
+
+fn store(to: &AtomicU64, value: u64) {
+    to.store(value, Ordering::Relaxed);
+}
+
+fn load(from: &AtomicU64) -> u64 {
+    from.load(Ordering::Relaxed)
+}
+
+fn add(to: &AtomicU64, value: u64) {
+    to.fetch_add(value, Ordering::Relaxed);
+}
+
+impl Default for PipelineStats {
+    fn default() -> Self {
+        Self::new(About::default())
+    }
+}
+
+impl PipelineStats {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new(about: About) -> Self {
+        let now = unix_micros();
+        Self {
+            about,
+            epoch: Instant::now(),
+            started_micros: now,
+            session: Session::default(),
+            sink: SinkSide::default(),
+            delivery: Histogram::default(),
+            commit_to_delivery: Histogram::default(),
+            kafka_commit: Histogram::default(),
+            reconnects: AtomicU64::default(),
+            errors: Default::default(),
+            oversize_dead_letters: AtomicU64::default(),
+            unroutable_dead_letters: AtomicU64::default(),
+            malformed_dead_letters: AtomicU64::default(),
+            snapshot_rows: AtomicU64::default(),
+            checkpointed_micros: AtomicU64::default(),
+            life: Mutex::new(Life {
+                since_micros: now,
+                ..Life::default()
+            }),
+        }
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn elapsed_micros(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// The session has turned. Called by one thread.
+    pub fn progressed(&self, progress: &Progress) {
+        let session = &self.session;
+        let now = self.elapsed_micros();
+        let events = load(&session.before_events) + progress.taken.records;
+        let has_risen = load(&session.confirmed) != progress.confirmed.0;
+        store(&session.events, events);
+        store(
+            &session.bytes,
+            load(&session.before_bytes) + progress.taken.bytes,
+        );
+        store(
+            &session.transactions,
+            load(&session.before_transactions) + progress.transactions,
+        );
+        store(&session.received, progress.received.0);
+        store(&session.confirmed, progress.confirmed.0);
+        store(&session.oldest_micros, progress.oldest_micros);
+        if progress.last_micros > 0 {
+            store(&session.last_micros, progress.last_micros);
+        }
+        session.waits.store(progress.waits, Ordering::Relaxed);
+        store(&session.turned, now);
+        if has_risen || !progress.waits {
+            store(&session.got_on, now);
+        }
+    }
+
+    /// That much may be in flight from now on.
+    pub fn allowed(&self, window: Window) {
+        store(&self.session.window_events, window.records);
+        store(&self.session.window_bytes, window.bytes);
+    }
+
+    /// Bytes came from PostgreSQL.
+    pub fn received_bytes(&self, bytes: u64) {
+        add(&self.session.received_bytes, bytes);
+    }
+
+    /// Records became durable. Called with many.
+    pub fn delivered(&self, events: u64, bytes: u64) {
+        add(&self.sink.events, events);
+        add(&self.sink.bytes, bytes);
+        store(&self.sink.got_on, self.elapsed_micros());
+    }
+
+    /// The sink is gone, and with it what it had in flight. It had taken so much in all.
+    pub fn gave_up_in_flight(&self, taken: Window, transactions: u64) {
+        let session = &self.session;
+        let sum = |before: &AtomicU64, all: &AtomicU64, more: u64| {
+            let sum = load(before) + more;
+            store(before, sum);
+            store(all, sum);
+            sum
+        };
+        let events = sum(&session.before_events, &session.events, taken.records);
+        let bytes = sum(&session.before_bytes, &session.bytes, taken.bytes);
+        sum(
+            &session.before_transactions,
+            &session.transactions,
+            transactions,
+        );
+        let lost = |all: u64, sink: &AtomicU64| all.saturating_sub(load(sink));
+        store(&session.lost_events, lost(events, &self.sink.events));
+        store(&session.lost_bytes, lost(bytes, &self.sink.bytes));
+        store(&session.oldest_micros, 0);
+    }
+
+    /// A checkpoint is durable, after a commit that took so long.
+    pub fn checkpointed(&self, took: Duration) {
+        store(&self.checkpointed_micros, unix_micros());
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.kafka_commit.record(micros);
+        store(&self.sink.got_on, self.elapsed_micros());
+    }
+
+    /// It is at something else.
+    pub fn entered(&self, state: State) {
+        let mut life = self.life();
+        let now = unix_micros();
+        if life.state != state {
+            life.state = state;
+            life.since_micros = now;
+        }
+        if matches!(state, State::Streaming | State::StandingBy) {
+            life.end_outages(now, |outage| outage.kind != ErrorKind::KafkaBroker);
+        }
+        if state == State::Streaming {
+            store(&self.session.turned, self.elapsed_micros());
+            store(&self.session.got_on, self.elapsed_micros());
+        }
+    }
+
+    /// Something failed; `remedy` says what comes of it.
+    pub fn failed(&self, kind: ErrorKind, message: String, remedy: &str) {
+        self.count(kind);
+        self.life().last_error = Some(Failure {
+            at_micros: unix_micros(),
+            kind,
+            message,
+            remedy: remedy.to_owned(),
+        });
+    }
+
+    /// A session is to begin again, because of that.
+    pub fn reconnects(&self, kind: ErrorKind, reason: &str) {
+        add(&self.reconnects, 1);
+        self.life().note_outage(kind, reason);
+    }
+
+    /// An error of that kind has come.
+    pub fn count(&self, kind: ErrorKind) {
+        let at = ErrorKind::ALL.iter().position(|known| *known == kind);
+        if let Some(counter) = at.and_then(|at| self.errors.get(at)) {
+            add(counter, 1);
+        }
+    }
+
+    /// No broker can be reached.
+    pub fn kafka_is_down(&self, reason: &str) {
+        {
+            let mut life = self.life();
+            life.kafka_down = Some(reason.to_owned());
+            life.note_outage(ErrorKind::KafkaBroker, reason);
+        }
+        self.failed(
+            ErrorKind::KafkaBroker,
+            format!("Kafka is unreachable: {reason}"),
+            "Walpost waits for it and goes on by itself. Start the brokers, or mend the network to them; \
+             meanwhile events wait in PostgreSQL's log: watch its disk",
+        );
+    }
+
+    /// No broker could be reached, when last heard of.
+    #[must_use]
+    pub fn kafka_was_down(&self) -> bool {
+        self.life().kafka_down.is_some()
+    }
+
+    /// A broker has answered.
+    pub fn kafka_answered(&self) {
+        let mut life = self.life();
+        life.kafka_down = None;
+        let now = unix_micros();
+        life.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
+    }
+
+    /// The database was asked how it is.
+    pub fn database_says(&self, vitals: Vitals) {
+        self.life().database = Some((vitals, unix_micros()));
+    }
+
+    /// librdkafka was asked how it is.
+    pub fn kafka_says(&self, statistics: Statistics) {
+        self.life().statistics = Some(statistics);
+    }
+
+    /// Totals as they are now.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let session = &self.session;
+        let now = self.elapsed_micros();
+        let ago = |at: &AtomicU64| Duration::from_micros(now.saturating_sub(load(at)));
+        // What was delivered first: it is counted last.
+        let (delivered, delivered_bytes) = (load(&self.sink.events), load(&self.sink.bytes));
+        let in_flight = |all: &AtomicU64, lost: &AtomicU64, delivered: u64| {
+            load(all).saturating_sub(load(lost).saturating_add(delivered))
+        };
+        Totals {
+            sent: load(&session.events),
+            delivered,
+            in_flight: in_flight(&session.events, &session.lost_events, delivered),
+            in_flight_bytes: in_flight(&session.bytes, &session.lost_bytes, delivered_bytes),
+            window: Window {
+                records: load(&session.window_events),
+                bytes: load(&session.window_bytes),
+            },
+            transactions: load(&session.transactions),
+            received_bytes: load(&session.received_bytes),
+            received: Lsn(load(&session.received)),
+            confirmed: Lsn(load(&session.confirmed)),
+            oldest_micros: load(&session.oldest_micros),
+            last_micros: load(&session.last_micros),
+            waits: session.waits.load(Ordering::Relaxed),
+            turned_ago: ago(&session.turned),
+            got_on_ago: ago(&session.got_on).min(ago(&self.sink.got_on)),
+            reconnects: load(&self.reconnects),
+            checkpointed_micros: load(&self.checkpointed_micros),
+        }
+    }
+
+    /// A snapshot is at something else; `expected` is known when its rows begin to be read.
+    pub fn snapshot_entered(&self, phase: SnapshotPhase, expected: Option<u64>) {
+        let mut life = self.life();
+        let before = life.snapshot.filter(|_| phase != SnapshotPhase::Making);
+        life.snapshot = Some(SnapshotStage {
+            phase,
+            since_micros: unix_micros(),
+            expected: expected.or_else(|| before?.expected),
+            rows_before: before.map_or_else(|| self.snapshot_rows(), |stage| stage.rows_before),
+        });
+    }
+
+    /// Rows of a snapshot were read. Called with many.
+    pub fn copied(&self, rows: u64) {
+        add(&self.snapshot_rows, rows);
+    }
+
+    /// How many rows of snapshots were read.
+    #[must_use]
+    pub fn snapshot_rows(&self) -> u64 {
+        load(&self.snapshot_rows)
+    }
+
+    /// There are so many dead letters by now. Called by one thread.
+    pub fn dead_letters_are(&self, counts: DeadLetterCounts) {
+        store(&self.oversize_dead_letters, counts.oversize);
+        store(&self.unroutable_dead_letters, counts.unroutable);
+        store(&self.malformed_dead_letters, counts.malformed);
+    }
+
+    /// How many dead letters there were.
+    #[must_use]
+    pub fn dead_letters(&self) -> DeadLetterCounts {
+        DeadLetterCounts {
+            oversize: load(&self.oversize_dead_letters),
+            unroutable: load(&self.unroutable_dead_letters),
+            malformed: load(&self.malformed_dead_letters),
+        }
+    }
+
+    /// Errors of each kind.
+    #[must_use]
+    pub fn errors(&self) -> [(ErrorKind, u64); ErrorKind::ALL.len()] {
+        let counts = self.errors.each_ref().map(load);
+        let mut errors = ErrorKind::ALL.map(|kind| (kind, 0));
+        for (error, count) in errors.iter_mut().zip(counts) {
+            error.1 = count;
+        }
+        errors
+    }
+
+    /// What happens seldom, as it is now.
+    #[must_use]
+    pub fn seldom(&self) -> Seldom {
+        let life = self.life();
+        Seldom {
+            state: life.state,
+            since_micros: life.since_micros,
+            last_error: life.last_error.clone(),
+            outages: life.outages.iter().rev().cloned().collect(),
+            database: life.database.clone(),
+            statistics: life.statistics,
+            kafka_down: life.kafka_down.clone(),
+            snapshot: life.snapshot,
+        }
+    }
+}

@@ -1,0 +1,442 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::delivery::histogram::Histogram;
+
+const WINDOW: Window = Window {
+    records: 1000,
+    bytes: 1_000_000,
+};
+
+fn watermark() -> Watermark {
+    Watermark::new(WINDOW, Lsn(100))
+}
+
+/// One transaction with `records` records; its commit record is at `commit` and 10 bytes long.
+fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Tag> {
+    watermark.begin(Lsn(commit)).expect("begins");
+    let tags = (0..records)
+        .map(|_| {
+            watermark
+                .reserve(7)
+                .expect("in a transaction")
+                .expect("window has room")
+        })
+        .collect();
+    watermark
+        .commit(Lsn(commit), Lsn(commit + 10))
+        .expect("ends");
+    tags
+}
+
+fn deliver(watermark: &Watermark, tags: &[Tag]) {
+    let deliveries = watermark.deliveries();
+    deliveries.delivered(tags.iter().copied());
+}
+
+#[test]
+fn nothing_is_confirmed_beyond_an_undelivered_record() {
+    let mut watermark = watermark();
+    let first = transaction(&mut watermark, 200, 2);
+    let second = transaction(&mut watermark, 300, 1);
+    deliver(&watermark, &second);
+    deliver(&watermark, &first[..1]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(100));
+    deliver(&watermark, &first[1..]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(310));
+}
+
+#[test]
+fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
+    let mut watermark = watermark();
+    watermark.begin(Lsn(200)).expect("begins");
+    let tag = watermark.reserve(1).expect("open").expect("room");
+    deliver(&watermark, &[tag]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(100));
+    watermark.commit(Lsn(200), Lsn(210)).expect("ends");
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+}
+
+/// How many transactions were timed, from commit and from read.
+fn timed(watermark: &Watermark) -> (u64, u64) {
+    let stats = watermark.stats();
+    let total = |of: &Histogram| of.counts().total();
+    (total(&stats.commit_to_delivery), total(&stats.delivery))
+}
+
+#[test]
+fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
+    let mut watermark = watermark();
+    watermark.tick(unix_micros());
+    let tags = transaction(&mut watermark, 200, 3);
+    deliver(&watermark, &tags[..2]);
+    assert_eq!(timed(&watermark), (0, 0));
+    deliver(&watermark, &tags[2..]);
+    assert_eq!(
+        timed(&watermark),
+        (0, 1),
+        "nobody said when it was committed"
+    );
+    // Delivered before it was read to its end.
+    watermark.begin(Lsn(300)).expect("begins");
+    watermark.committed_at(unix_micros() - 2_000_000);
+    let tag = watermark.reserve(1).expect("open").expect("room");
+    deliver(&watermark, &[tag]);
+    assert_eq!(timed(&watermark), (0, 1));
+    watermark.commit(Lsn(300), Lsn(310)).expect("ends");
+    assert_eq!(timed(&watermark), (1, 2));
+    let committed = watermark.stats().commit_to_delivery.counts();
+    assert!(committed.sum_micros >= 2_000_000, "{committed:?}");
+    // Many at once.
+    let tags: Vec<_> = (0..50)
+        .flat_map(|n| transaction(&mut watermark, 400 + n * 10, 2))
+        .collect();
+    deliver(&watermark, &tags);
+    assert_eq!(timed(&watermark), (1, 52));
+}
+
+#[test]
+fn with_checkpoints_a_transaction_is_timed_when_one_covers_it() {
+    let mut watermark = watermark();
+    watermark.tick(unix_micros());
+    watermark.checkpointed(Lsn(100));
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 1);
+    deliver(&watermark, &first);
+    deliver(&watermark, &second);
+    assert_eq!(timed(&watermark), (0, 0));
+    watermark.checkpointed(Lsn(210));
+    assert_eq!(timed(&watermark), (0, 1));
+    watermark.checkpointed(Lsn(400));
+    assert_eq!(timed(&watermark), (0, 2));
+}
+
+#[test]
+fn the_oldest_transaction_is_the_one_that_is_not_durable() {
+    let mut watermark = watermark();
+    let oldest = |watermark: &mut Watermark| {
+        let confirmed = watermark.confirmed();
+        watermark.progress(confirmed, false).oldest_micros
+    };
+    assert_eq!(oldest(&mut watermark), 0);
+    let mut sent = |commit, micros| {
+        watermark.begin(Lsn(commit)).expect("begins");
+        watermark.committed_at(micros);
+        let tag = watermark.reserve(1).expect("open").expect("room");
+        let end = Lsn(commit + 10);
+        watermark.commit(Lsn(commit), end).expect("ends");
+        tag
+    };
+    let (first, second) = (sent(200, 7), sent(300, 8));
+    assert_eq!(oldest(&mut watermark), 7);
+    deliver(&watermark, &[first]);
+    assert_eq!(oldest(&mut watermark), 8);
+    deliver(&watermark, &[second]);
+    assert_eq!(oldest(&mut watermark), 0);
+    watermark.begin(Lsn(400)).expect("begins");
+    watermark.committed_at(9);
+    assert_eq!(oldest(&mut watermark), 0, "it has no records yet");
+    watermark.reserve(1).expect("open").expect("room");
+    assert_eq!(oldest(&mut watermark), 9);
+}
+
+#[test]
+fn nothing_beyond_a_checkpoint_is_confirmed() {
+    let mut watermark = watermark();
+    watermark.checkpointed(Lsn(100));
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 1);
+    deliver(&watermark, &[first, second].concat());
+    assert_eq!(watermark.confirmed().lsn(), Lsn(100));
+    watermark.checkpointed(Lsn(210));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+    // A checkpoint is no delivery.
+    transaction(&mut watermark, 400, 1);
+    watermark.checkpointed(Lsn(410));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(310));
+}
+
+#[test]
+#[should_panic(expected = "came after one up to")]
+fn a_checkpoint_that_goes_back_is_a_defect() {
+    let mut watermark = watermark();
+    watermark.checkpointed(Lsn(100));
+    watermark.checkpointed(Lsn(99));
+}
+
+#[test]
+fn a_keepalive_waits_for_the_transactions_before_it() {
+    let mut watermark = watermark();
+    watermark.idle(Lsn(150));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(150));
+    let tags = transaction(&mut watermark, 200, 1);
+    watermark.idle(Lsn(500));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(150));
+    deliver(&watermark, &tags);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(500));
+}
+
+#[test]
+fn a_keepalive_inside_a_transaction_confirms_nothing_of_it() {
+    let mut watermark = watermark();
+    watermark.begin(Lsn(200)).expect("begins");
+    watermark.idle(Lsn(190));
+    watermark.idle(Lsn(201));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(190));
+}
+
+#[test]
+fn an_older_keepalive_changes_nothing() {
+    let mut watermark = watermark();
+    watermark.idle(Lsn(300));
+    watermark.idle(Lsn(200));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(300));
+}
+
+#[test]
+fn a_failed_delivery_freezes_the_watermark() {
+    let mut watermark = watermark();
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 2);
+    let failure = DeliveryFailure {
+        refused: None,
+        refused_until: None,
+        reason: "refused".to_owned(),
+        permanent: true,
+    };
+    watermark.deliveries().failed_with(failure.clone());
+    deliver(&watermark, &first);
+    deliver(&watermark, &second[1..]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+    assert_eq!(watermark.deliveries().failure(), Some(failure));
+}
+
+#[test]
+fn what_was_in_flight_before_a_reconnect_confirms_nothing_after_it() {
+    let mut watermark = watermark();
+    let old = transaction(&mut watermark, 500, 1);
+    watermark.begin(Lsn(600)).expect("begins");
+    let half = watermark.reserve(1).expect("open").expect("room");
+    watermark.reconnected(Lsn(120));
+    let again = transaction(&mut watermark, 130, 1);
+    deliver(&watermark, &old);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(120));
+    deliver(&watermark, &again);
+    assert_eq!(
+        watermark.confirmed().lsn(),
+        Lsn(120),
+        "a record before it is in flight"
+    );
+    deliver(&watermark, &[half]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(140));
+}
+
+#[test]
+fn a_stream_that_contradicts_itself_is_refused() {
+    let mut watermark = watermark();
+    assert_eq!(watermark.reserve(1), Err(OrderError::Stray));
+    let unmatched = Err(OrderError::Unmatched(Lsn(200), Lsn(210)));
+    assert_eq!(watermark.commit(Lsn(200), Lsn(210)), unmatched);
+    watermark.begin(Lsn(200)).expect("begins");
+    assert_eq!(
+        watermark.begin(Lsn(300)),
+        Err(OrderError::Nested(Lsn(300), Lsn(200)))
+    );
+    let early = Err(OrderError::Unmatched(Lsn(200), Lsn(200)));
+    assert_eq!(watermark.commit(Lsn(200), Lsn(200)), early);
+    watermark.commit(Lsn(200), Lsn(210)).expect("ends");
+    assert_eq!(
+        watermark.begin(Lsn(209)),
+        Err(OrderError::NotRising(Lsn(209), Lsn(210)))
+    );
+    watermark.begin(Lsn(210)).expect("commits may touch");
+}
+
+/// So it is after a failover to a standby that had nothing behind where its slot stands.
+#[test]
+fn copy_whose_border_is_where_the_stream_resumes_holds_back_what_follows() {
+    let mut watermark = watermark();
+    let beyond = Err(OrderError::NotRising(Lsn(99), Lsn(100)));
+    assert_eq!(watermark.begin_copy(Lsn(98), Lsn(99)), beyond);
+    let (commit, border) = (Lsn(99), Lsn(100));
+    watermark.begin_copy(commit, border).expect("begins");
+    let copied = watermark.reserve(7).expect("in a copy").expect("room");
+    watermark.commit(commit, border).expect("ends");
+    let streamed = transaction(&mut watermark, 100, 1);
+    deliver(&watermark, &streamed);
+    assert_eq!(watermark.confirmed().lsn(), border);
+    deliver(&watermark, &[copied]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(110));
+}
+
+#[test]
+fn the_window_is_bounded_by_records_and_by_bytes() {
+    let mut watermark = Watermark::new(
+        Window {
+            records: 2,
+            bytes: 100,
+        },
+        Lsn(0),
+    );
+    watermark.begin(Lsn(10)).expect("begins");
+    let large = watermark
+        .reserve(1000)
+        .expect("open")
+        .expect("alone it passes");
+    assert_eq!(watermark.reserve(1), Ok(None));
+    deliver(&watermark, &[large]);
+    let first = watermark.reserve(60).expect("open").expect("room");
+    assert_eq!(watermark.reserve(41), Ok(None), "bytes");
+    watermark.release(first);
+    watermark.reserve(40).expect("open").expect("room");
+    watermark.reserve(60).expect("open").expect("room");
+    assert_eq!(watermark.reserve(0), Ok(None), "records");
+}
+
+#[test]
+fn transactions_in_flight_are_bounded() {
+    let window = Window {
+        records: u64::MAX,
+        bytes: u64::MAX,
+    };
+    let mut watermark = Watermark::new(window, Lsn(0));
+    let tags: Vec<_> = (0..TRANSACTIONS_MAX as u64)
+        .map(|n| transaction(&mut watermark, n * 20 + 20, 1)[0])
+        .collect();
+    watermark.begin(Lsn(1 << 40)).expect("begins");
+    deliver(&watermark, &tags[1..]);
+    assert_eq!(watermark.reserve(1), Ok(None), "the oldest holds its place");
+    deliver(&watermark, &tags[..1]);
+    assert!(watermark.reserve(1).expect("open").is_some());
+}
+
+#[tokio::test]
+async fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
+    let mut watermark = Watermark::new(
+        Window {
+            records: 8,
+            bytes: 1000,
+        },
+        Lsn(0),
+    );
+    let tags = transaction(&mut watermark, 10, 8);
+    let deliveries = watermark.deliveries();
+    let mut room = Box::pin(watermark.room());
+    deliveries.delivered([tags[0]]);
+    assert!(futures_poll(room.as_mut()).is_pending());
+    deliveries.delivered([tags[1]]);
+    room.await;
+    let mut empty = Box::pin(watermark.empty());
+    deliveries.delivered(tags[2..7].iter().copied());
+    assert!(futures_poll(empty.as_mut()).is_pending());
+    deliveries.delivered([tags[7]]);
+    empty.await;
+}
+
+fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
+    future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+/// What happens to a watermark in the property test.
+#[derive(Clone, Debug)]
+enum Step {
+    Begin { gap: u64 },
+    Record,
+    Commit,
+    Idle { ahead: u64 },
+    Deliver { from: usize, together: usize },
+    Reconnect { back: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..50_u64).prop_map(|gap| Step::Begin { gap }),
+        5 => Just(Step::Record),
+        3 => Just(Step::Commit),
+        2 => (0..100_u64).prop_map(|ahead| Step::Idle { ahead }),
+        4 => (any::<usize>(), 1..5_usize).prop_map(|(from, together)| Step::Deliver { from, together }),
+        1 => (0..200_u64).prop_map(|back| Step::Reconnect { back }),
+    ]
+}
+
+/// The naive model: every event since the connection began, in order, with the LSN it confirms and
+/// the records it still waits for.
+#[derive(Default)]
+struct Model {
+    queue: Vec<(u64, usize)>,
+    resume: u64,
+}
+
+impl Model {
+    fn confirmed(&self) -> u64 {
+        let durable = self.queue.iter().take_while(|(_, waits)| *waits == 0);
+        durable.map(|(lsn, _)| *lsn).fold(self.resume, u64::max)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn the_watermark_agrees_with_a_naive_model(steps in proptest::collection::vec(step(), 1..120)) {
+        let mut watermark = Watermark::new(WINDOW, Lsn(1000));
+        let mut model = Model { resume: 1000, ..Model::default() };
+        let mut received = 1000;
+        let mut open: Option<u64> = None;
+        let mut in_flight: Vec<(Tag, usize)> = Vec::new();
+        for step in steps {
+            match (step, open) {
+                (Step::Begin { gap }, None) => {
+                    let commit = received + gap;
+                    watermark.begin(Lsn(commit)).expect("begins");
+                    open = Some(commit);
+                    model.queue.push((0, 1));
+                }
+                (Step::Record, Some(_)) => {
+                    let tag = watermark.reserve(3).expect("open").expect("room");
+                    let at = model.queue.iter().rposition(|(lsn, _)| *lsn == 0).expect("open");
+                    model.queue[at].1 += 1;
+                    in_flight.push((tag, at));
+                }
+                (Step::Commit, Some(commit)) => {
+                    watermark.commit(Lsn(commit), Lsn(commit + 5)).expect("ends");
+                    let at = model.queue.iter().rposition(|(lsn, _)| *lsn == 0).expect("open");
+                    model.queue[at] = (commit + 5, model.queue[at].1 - 1);
+                    received = commit + 5;
+                    open = None;
+                }
+                (Step::Idle { ahead }, open) => {
+                    let lsn = received + ahead;
+                    watermark.idle(Lsn(lsn));
+                    if open.is_none_or(|commit| lsn <= commit) {
+                        // Inside a transaction it is the transactions before it that count.
+                        let at = model.queue.len() - usize::from(open.is_some());
+                        model.queue.insert(at, (lsn, 0));
+                        in_flight.iter_mut().filter(|(_, of)| *of >= at).for_each(|(_, of)| *of += 1);
+                        received = lsn;
+                    }
+                }
+                (Step::Deliver { from, together }, _) if !in_flight.is_empty() => {
+                    let from = from % in_flight.len();
+                    let delivered = in_flight.drain(from..in_flight.len().min(from + together));
+                    watermark.deliveries().delivered(delivered.map(|(tag, of)| {
+                        model.queue[of].1 -= 1;
+                        tag
+                    }));
+                }
+                (Step::Reconnect { back }, _) => {
+                    let resume = model.confirmed().saturating_sub(back).max(1);
+                    watermark.reconnected(Lsn(resume));
+                    for (lsn, waits) in &mut model.queue {
+                        *waits -= usize::from(*lsn == 0 && open.is_some());
+                        *lsn = 1;
+                    }
+                    (model.resume, received, open) = (resume, resume, None);
+                }
+                _ => {}
+            }
+            prop_assert_eq!(watermark.confirmed().lsn(), Lsn(model.confirmed()));
+            prop_assert_eq!(watermark.in_flight().records, in_flight.len() as u64);
+        }
+    }
+}

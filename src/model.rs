@@ -1,0 +1,12 @@
+//! Values that every room speaks of, without logic and without a connection to anything. Imports nothing of ours.
+
+pub mod dead_letters;
+pub mod exit;
+pub mod let_go;
+pub mod lifecycle;
+pub mod lsn;
+pub mod outage;
+pub mod statistics;
+pub mod time;
+pub mod vitals;
+pub mod window;

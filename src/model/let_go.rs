@@ -1,0 +1,37 @@
+//! A slot that was let go.
+
+use serde::{Deserialize, Serialize};
+
+use super::lsn::Lsn;
+
+/// A slot that was let go, and what went with it was not replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LetGo {
+    /// The entry of the journal.
+    pub id: i64,
+    /// When, as the server prints it.
+    pub at: String,
+    /// What it had confirmed: nothing up to here is missing.
+    pub from: Option<Lsn>,
+    /// Where the log ended. What was committed after that, before there was a new slot, is missing
+    /// too.
+    pub to: Option<Lsn>,
+    /// The first transaction that may be missing; where that is not known, all rows may be.
+    #[serde(skip)]
+    pub(crate) since: Option<u64>,
+    /// The cluster whose transactions these are.
+    #[serde(skip)]
+    pub(crate) cluster: Option<String>,
+}
+
+impl LetGo {
+    /// For people: which it is, and what may be missing.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let from = self.from.unwrap_or_default();
+        format!(
+            "events committed after {from} (entry {} of the journal, {})",
+            self.id, self.at
+        )
+    }
+}

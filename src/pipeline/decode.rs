@@ -1,0 +1,693 @@
+//! Frames become records: the pure heart of a pipeline, without sockets, time or tasks.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use tracing::warn;
+
+use self::copied_rows::SnapshotRows;
+pub use self::copied_rows::{CopyFrom, LineError};
+use self::dead_letters::DeadLetters;
+use self::message_source::LogSource;
+use self::table_source::TableSource;
+use super::PipelineError;
+use super::exactly_once::books::Books;
+use super::settings::DeadLetterSettings;
+use crate::delivery::checkpoint::{Delivered, Last};
+use crate::delivery::pieces::Copied;
+use crate::delivery::watermark::{OrderError, Watermark};
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::lsn::{Lsn, Position};
+use crate::model::time::of_postgres;
+use crate::outbox::Record;
+use crate::outbox::columns::{Mapping, MappingError, Row};
+use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
+use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
+use crate::outbox::route::Router;
+use crate::outbox::settings::OutboxSettings;
+use crate::postgres::replication::ConnectionError;
+use crate::postgres::target::Outbox;
+use crate::postgres::wire::frame::Frame;
+use crate::postgres::wire::pgoutput::{LogicalHead, Message, Relation, Tuple};
+use crate::sink::{Produced, Sink, SinkError};
+
+mod ahead;
+pub(crate) mod copied_rows;
+pub mod dead_letters;
+pub(crate) mod message_source;
+pub mod preview;
+pub(crate) mod table_source;
+
+/// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
+/// keeps for each message and for each header, and what the allocator has left over beside them.
+const RECORD_OVERHEAD: usize = 384;
+const HEADER_OVERHEAD: usize = 64;
+
+/// Decodes, maps, routes and hands over, one frame at a time.
+pub struct Core {
+    source: Source,
+    /// Names of relations that are not the outbox, by their OID: its partitions are described too,
+    /// although their rows come under the root's OID.
+    others: HashMap<u32, String>,
+    router: Router,
+    /// Where the next row message is; `None` outside a transaction.
+    position: Option<Position>,
+    warned_of_update: bool,
+    /// Rows that come before the stream, while they do.
+    snapshot: Option<SnapshotRows>,
+    /// See [`Core::isolate`].
+    suspects: Option<RangeInclusive<Position>>,
+    /// Exactly-once: what is left out and what was dealt with.
+    books: Option<Books>,
+    /// None where every event that can't be delivered halts the pipeline.
+    dead_letters: Option<DeadLetters>,
+    /// Deliveries in any order to one confirmed LSN.
+    pub watermark: Watermark,
+}
+
+/// Where events come from.
+enum Source {
+    Table(TableSource),
+    Log(LogSource),
+}
+
+impl Source {
+    fn new(outbox: Outbox, settings: OutboxSettings) -> Result<Self, MappingError> {
+        Ok(match outbox {
+            Outbox::Table(table) => Self::Table(TableSource::new(table, settings)),
+            Outbox::Log { prefix } => Self::Log(LogSource::new(prefix, &settings)?),
+        })
+    }
+}
+
+/// Messages in the log that are no events of this outbox. What comes again is counted again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftAlone {
+    /// Those of a transaction, with another prefix.
+    pub foreign: u64,
+    /// Those of no transaction, with any prefix.
+    pub nontransactional: u64,
+}
+
+/// What came of a frame.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is done with.
+    Done,
+    /// It is done with, and the server wants to hear from us.
+    Answer,
+    /// The sink is full: hand in the same frame again when there is room.
+    Full,
+    /// The sink has to prepare this topic: hand in the same frame again when it has.
+    NewTopic(String),
+}
+
+impl Core {
+    /// For the events of `outbox`.
+    ///
+    /// # Errors
+    /// The settings name what an event in the log has not. What a table has is known later.
+    pub fn new(
+        outbox: Outbox,
+        settings: OutboxSettings,
+        watermark: Watermark,
+    ) -> Result<Self, MappingError> {
+        Ok(Self {
+            source: Source::new(outbox, settings)?,
+            others: HashMap::new(),
+            router: Router::default(),
+            position: None,
+            warned_of_update: false,
+            snapshot: None,
+            suspects: None,
+            books: None,
+            dead_letters: None,
+            watermark,
+        })
+    }
+
+    /// Delivers dead letters of this pipeline, where `settings` say so, of events that can't be
+    /// delivered.
+    pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
+        let source = match &self.source {
+            Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
+            Source::Log(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
+        };
+        self.dead_letters = DeadLetters::new(pipeline, source, settings);
+    }
+
+    /// How many dead letters there were; nothing where there can be none.
+    #[must_use]
+    pub fn dead_letters(&self) -> Option<DeadLetterCounts> {
+        self.dead_letters.as_ref().map(DeadLetters::counts)
+    }
+
+    /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
+    /// where everything that ends at or before `safe` was dealt with, and keeps books of the rest. Comes
+    /// after [`Core::reconnected`].
+    pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
+        self.books = Some(Books::new(delivered, safe, confirmed));
+    }
+
+    /// The log has proved to be the one that was published, or nothing depends on that.
+    #[must_use]
+    pub fn is_proved(&self) -> bool {
+        self.books.as_ref().is_none_or(Books::is_proved)
+    }
+
+    /// The last event that was delivered since [`Core::leave_out`].
+    #[must_use]
+    pub fn last(&self) -> Option<Last> {
+        self.books.as_ref().and_then(Books::last)
+    }
+
+    /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
+    pub fn reconnected(&mut self, resume: Lsn) {
+        if let Source::Table(source) = &mut self.source {
+            source.reconnected();
+        }
+        self.others.clear();
+        self.position = None;
+        self.snapshot = None;
+        self.watermark.reconnected(resume);
+    }
+
+    /// Rows of a snapshot come first. Comes after [`Core::reconnected`].
+    ///
+    /// # Errors
+    /// Its border is before where the stream resumes.
+    pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
+        let rows = SnapshotRows::new(from);
+        let position = rows.position();
+        self.watermark.begin_copy(position.commit, rows.border())?;
+        self.position = Some(position);
+        self.snapshot = Some(rows);
+        self.suspect();
+        Ok(())
+    }
+
+    /// Takes one line of `COPY` as [`Core::frame`] takes a frame.
+    ///
+    /// # Errors
+    /// What can't be mapped, routed or produced.
+    pub fn snapshot_row(
+        &mut self,
+        line: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let (Some(snapshot), Source::Table(source)) = (&mut self.snapshot, &self.source) else {
+            return Err(OrderError::Stray.into());
+        };
+        let (mapping, row) = snapshot.row(line).map_err(|error| PipelineError::BadLine {
+            at,
+            table: source.table().clone(),
+            error,
+        })?;
+        let event = Event { at, mapping, row };
+        let step = event.hand_over(
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
+        if step == Step::Done {
+            snapshot.taken(line);
+        }
+        self.counted(step)
+    }
+
+    /// The snapshot has no more rows; the stream begins at its border.
+    ///
+    /// # Errors
+    /// There was none.
+    pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
+        let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
+        let commit = snapshot.position().commit;
+        self.watermark.commit(commit, snapshot.border())?;
+        self.position = None;
+        self.leave_out_copied(snapshot.all());
+        Ok(())
+    }
+
+    /// For exactly-once: leaves out what older rows were copied of what the stream has.
+    pub fn leave_out_copied(&mut self, copied: Copied) {
+        if let Source::Table(source) = &mut self.source {
+            source.copied = Some(Box::new(copied));
+        }
+    }
+
+    /// The older rows that were copied, if any were.
+    #[must_use]
+    pub fn copied(&self) -> Option<Copied> {
+        match (&self.snapshot, &self.source) {
+            (Some(snapshot), _) => snapshot.copied(),
+            (None, Source::Table(source)) => source.copied.as_deref().cloned(),
+            (None, Source::Log(_)) => None,
+        }
+    }
+
+    /// Messages that came and were no events of this outbox; nothing for a table.
+    #[must_use]
+    pub fn left_alone(&self) -> Option<LeftAlone> {
+        match &self.source {
+            Source::Table(_) => None,
+            Source::Log(source) => Some(source.left_alone),
+        }
+    }
+
+    /// Counts on from what [`Core::left_alone`] and [`Core::dead_letters`] said of the core before
+    /// this one.
+    pub fn go_on_counting(
+        &mut self,
+        left_alone: Option<LeftAlone>,
+        dead_letters: Option<DeadLetterCounts>,
+    ) {
+        if let (Source::Log(source), Some(before)) = (&mut self.source, left_alone) {
+            source.left_alone = before;
+        }
+        if let (Some(letters), Some(before)) = (&mut self.dead_letters, dead_letters) {
+            letters.go_on_counting(before);
+        }
+    }
+
+    /// A transaction has begun and not ended.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.position.is_some()
+    }
+
+    /// Of these rows each is produced only when all before it are durable. See
+    /// [`isolation`](crate::delivery::isolation).
+    pub(crate) fn isolate(&mut self, suspects: Option<RangeInclusive<Position>>) {
+        self.suspects = suspects;
+    }
+
+    /// The suspects that the stream is past, with all of them durable.
+    pub(crate) fn passed(&self) -> Option<&RangeInclusive<Position>> {
+        let suspects = self.suspects.as_ref()?;
+        let is_past = match self.position {
+            Some(position) => position > suspects.end().in_copy_of(position),
+            None => self.watermark.received() > suspects.end().commit,
+        };
+        (is_past && self.watermark.in_flight().records == 0).then_some(suspects)
+    }
+
+    /// To be called when the next row has its position.
+    #[inline]
+    fn suspect(&mut self) {
+        if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
+            let start = suspects.start().in_copy_of(*position);
+            self.watermark.one_at_a_time(start <= *position);
+        }
+    }
+
+    /// Takes one frame to its end, or leaves everything as it was and says what to wait for.
+    ///
+    /// # Errors
+    /// What can't be decoded, mapped, routed or produced.
+    pub fn frame(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        match *frame {
+            Frame::Keepalive {
+                wal_end,
+                reply_requested,
+            } => {
+                self.watermark.idle(wal_end);
+                let open = self.position.map(|position| position.commit);
+                if let Some(books) = &mut self.books
+                    && open.is_none_or(|commit| wal_end <= commit)
+                    && let Some(safe) = books.idle(wal_end)?
+                {
+                    self.watermark.checkpointed_at_least(safe);
+                }
+                Ok(if reply_requested {
+                    Step::Answer
+                } else {
+                    Step::Done
+                })
+            }
+            Frame::LargeMessage { head, bytes, max } => self.large(head, bytes, max, sink),
+            Frame::XLogData { data, .. } => {
+                let message = Message::decode(data).map_err(|error| PipelineError::Decode {
+                    at: self.place(),
+                    error,
+                })?;
+                self.message(&message, sink)
+            }
+        }
+    }
+
+    fn message(
+        &mut self,
+        message: &Message<'_>,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        match message {
+            Message::Begin(begin) => {
+                self.watermark.begin(begin.commit)?;
+                self.watermark.committed_at(of_postgres(begin.time_micros));
+                if let Some(books) = &mut self.books {
+                    books.begin(begin)?;
+                }
+                self.position = Some(Position {
+                    commit: begin.commit,
+                    index: 0,
+                });
+                self.suspect();
+            }
+            Message::Commit(commit) => {
+                self.watermark.commit(commit.commit, commit.end)?;
+                if let (Some(books), Some(position)) = (&mut self.books, self.position)
+                    && let Some(safe) = books.commit(position, commit.end)?
+                {
+                    self.watermark.checkpointed_at_least(safe);
+                }
+                self.position = None;
+            }
+            Message::Relation(relation) => self.relation(relation)?,
+            Message::Insert { relation, new } => return self.insert(*relation, new, sink),
+            Message::Update { relation, .. } => return self.changed(*relation, true),
+            Message::Delete { relation, .. } => return self.changed(*relation, false),
+            Message::Logical {
+                transactional,
+                prefix,
+                content,
+                ..
+            } => return self.logical(*transactional, prefix, content, sink),
+            Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. } => {}
+        }
+        Ok(Step::Done)
+    }
+
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<(), PipelineError> {
+        let is_outbox = match &mut self.source {
+            Source::Table(source) => source.relation(relation)?,
+            Source::Log(_) => false,
+        };
+        if !is_outbox {
+            let name = format!("{}.{}", relation.namespace, relation.name);
+            self.others.insert(relation.oid, name);
+        }
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        relation: u32,
+        tuple: &Tuple<'_>,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Source::Table(source) = &self.source else {
+            return Err(self.beside_log(at, relation));
+        };
+        // A row is large to move about, and this is seldom.
+        if source.copied.is_some() {
+            source.row(at, relation, tuple, &self.others)?;
+            if source.has_copied(at, relation, tuple)? {
+                return self.counted(Step::Done);
+            }
+        }
+        let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
+        let event = Event { at, mapping, row };
+        let step = event.deliver(
+            &mut self.books,
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
+        self.counted(step)
+    }
+
+    fn logical(
+        &mut self,
+        transactional: bool,
+        prefix: &str,
+        content: &[u8],
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let Source::Log(source) = &mut self.source else {
+            return Ok(Step::Done);
+        };
+        if !transactional {
+            source.outside_of_transactions(prefix);
+            return Ok(Step::Done);
+        }
+        let at = self.position.ok_or(OrderError::Stray)?;
+        if !source.is_ours(prefix) {
+            source.left_alone.foreign += 1;
+            return self.counted(Step::Done);
+        }
+        let envelope = match source.event(at, content) {
+            Ok(envelope) => envelope,
+            Err(error) => return self.unreadable(error, at, Remains::Bytes(content), sink),
+        };
+        let mut texts = Texts::default();
+        let mapping = source.mapping();
+        let row = envelope.row(mapping, &mut texts);
+        let event = Event { at, mapping, row };
+        let step = event.deliver(
+            &mut self.books,
+            &mut self.router,
+            &mut self.dead_letters,
+            &mut self.watermark,
+            sink,
+        )?;
+        self.counted(step)
+    }
+
+    /// A message that is larger than what is read, of which there is the beginning. It can hold up nothing:
+    /// anybody may have written it. But what `walpost.publish` may have written is an event.
+    fn large(
+        &mut self,
+        head: &[u8],
+        bytes: usize,
+        max: usize,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let head = LogicalHead::decode(head).map_err(|error| PipelineError::Decode {
+            at: self.place(),
+            error,
+        })?;
+        let at_place = self.place();
+        let Source::Log(source) = &mut self.source else {
+            return Ok(Step::Done);
+        };
+        let ours = head.prefix.filter(|(prefix, _)| source.is_ours(prefix));
+        if !head.transactional {
+            source.outside_of_transactions(head.prefix.map_or("", |(prefix, _)| prefix));
+            return Ok(Step::Done);
+        }
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Some((prefix, content_bytes)) = ours else {
+            source.left_alone.foreign += 1;
+            return self.counted(Step::Done);
+        };
+        if content_bytes <= PUBLISHED_MAX {
+            return Err(PipelineError::RowTooLarge {
+                at: at_place,
+                bytes,
+                max,
+            });
+        }
+        let error = PipelineError::Envelope {
+            at,
+            prefix: prefix.to_owned(),
+            error: EnvelopeError::Large(content_bytes),
+        };
+        self.unreadable(error, at, Remains::Unread(content_bytes), sink)
+    }
+
+    /// A message with our prefix that is no event.
+    fn unreadable(
+        &mut self,
+        error: PipelineError,
+        at: Position,
+        remains: Remains<'_>,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        if let Some(books) = &mut self.books
+            && books.has(at, || None)?
+        {
+            return self.counted(Step::Done);
+        }
+        let Some(dead_letters) = &mut self.dead_letters else {
+            return Err(error);
+        };
+        let step = dead_letters.deliver(error, at, remains, &mut self.watermark, sink)?;
+        if let (Some(books), Step::Done) = (&mut self.books, &step) {
+            books.delivered(at, None);
+        }
+        self.counted(step)
+    }
+
+    /// A row that was updated or deleted: it was delivered when it was inserted.
+    fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, PipelineError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let Source::Table(source) = &self.source else {
+            return Err(self.beside_log(at, relation));
+        };
+        if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
+            warn!(table = %source.table(), %at, "an UPDATE of an outbox row is not an event, and is left out");
+        }
+        self.counted(Step::Done)
+    }
+
+    fn beside_log(&self, at: Position, relation: u32) -> PipelineError {
+        match self.others.get(&relation) {
+            Some(name) => PipelineError::RowBesideLog {
+                at,
+                found: name.clone(),
+            },
+            None => PipelineError::UnknownRelation { at, oid: relation },
+        }
+    }
+
+    /// Every row message and every message of the transaction has an index, whatever becomes of it,
+    /// so that a setting can't shift the positions of others.
+    fn counted(&mut self, step: Step) -> Result<Step, PipelineError> {
+        if step == Step::Done {
+            self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
+            self.suspect();
+        }
+        Ok(step)
+    }
+
+    /// What it means that the next message can't be read.
+    #[must_use]
+    pub fn unread(&self, error: ConnectionError) -> PipelineError {
+        match error {
+            ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
+                at: self.place(),
+                bytes,
+                max,
+            },
+            error => error.into(),
+        }
+    }
+
+    /// Where the next message is in the log, for people.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self.position {
+            Some(position) => position.to_string(),
+            None => format!("after {}", self.watermark.received()),
+        }
+    }
+}
+
+/// A row with its meaning, from either source.
+struct Event<'e> {
+    at: Position,
+    mapping: &'e Mapping,
+    row: Row<'e>,
+}
+
+impl Event<'_> {
+    /// Hands it over, or a dead letter of it, unless the books say that Kafka has it.
+    fn deliver(
+        &self,
+        books: &mut Option<Books>,
+        router: &mut Router,
+        dead_letters: &mut Option<DeadLetters>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let id = || self.mapping.id(&self.row);
+        if let Some(books) = books
+            && books.has(self.at, id)?
+        {
+            return Ok(Step::Done);
+        }
+        let step = self.hand_over(router, dead_letters, watermark, sink)?;
+        if let (Some(books), Step::Done) = (books, &step) {
+            books.delivered(self.at, id());
+        }
+        Ok(step)
+    }
+
+    /// Hands it over, or a dead letter of it.
+    fn hand_over(
+        &self,
+        router: &mut Router,
+        dead_letters: &mut Option<DeadLetters>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        match self.record(router, watermark, sink) {
+            Err(error) => match dead_letters {
+                Some(dead_letters) => {
+                    let remains = Remains::Row(self.mapping, &self.row);
+                    dead_letters.deliver(error, self.at, remains, watermark, sink)
+                }
+                None => Err(error),
+            },
+            step => step,
+        }
+    }
+
+    /// Makes a record of it and gives that to the sink.
+    #[inline]
+    fn record(
+        &self,
+        router: &mut Router,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let Self { at, mapping, row } = self;
+        let record =
+            router
+                .route(mapping, row, &at.text())
+                .map_err(|error| PipelineError::Route {
+                    at: *at,
+                    row: mapping.describe(row),
+                    error,
+                })?;
+        give(&record, watermark, sink)?.map_err(|error| PipelineError::Produce {
+            at: *at,
+            row: mapping.describe(row),
+            error,
+        })
+    }
+}
+
+/// Counts a record and gives it to the sink. The inner error is the sink's refusal.
+#[inline]
+pub(crate) fn give(
+    record: &Record<'_>,
+    watermark: &mut Watermark,
+    sink: &mut impl Sink,
+) -> Result<Result<Step, SinkError>, OrderError> {
+    let Some(tag) = watermark.reserve(cost(record))? else {
+        return Ok(Ok(Step::Full));
+    };
+    let step = match sink.produce(record, tag) {
+        Ok(Produced::Taken) => return Ok(Ok(Step::Done)),
+        Ok(Produced::Full) => Ok(Step::Full),
+        Ok(Produced::NewTopic) => Ok(Step::NewTopic(record.topic.to_owned())),
+        Err(error) => Err(error),
+    };
+    watermark.release(tag);
+    Ok(step)
+}
+
+/// What a record takes of the window, in bytes.
+fn cost(record: &Record<'_>) -> u64 {
+    let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
+    let headers = record
+        .headers
+        .iter()
+        .map(|(name, value)| name.len() + of(value) + HEADER_OVERHEAD)
+        .sum::<usize>();
+    (of(record.key) + of(record.payload) + headers + RECORD_OVERHEAD) as u64
+}
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+#[cfg(test)]
+mod tests;

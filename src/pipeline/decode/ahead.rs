@@ -1,0 +1,108 @@
+//! The topics of events that were received and not handed over yet, so that those that are missing can be
+//! created together.
+
+use std::collections::HashSet;
+
+use super::{Core, Source};
+use crate::model::lsn::Position;
+use crate::outbox::columns::{Mapping, Row};
+use crate::outbox::envelope::Texts;
+use crate::outbox::route::Router;
+use crate::postgres::wire::copy_text::Lines;
+use crate::postgres::wire::frame::Frame;
+use crate::postgres::wire::pgoutput::Message;
+
+impl Core {
+    /// The topics of the events in the bodies of these `CopyData` messages, which come next in the stream, in their
+    /// order. Ends where it is not sure what a row means, or whether it is delivered.
+    pub(in crate::pipeline) fn topics_ahead<'b>(
+        &self,
+        bodies: impl Iterator<Item = &'b [u8]>,
+    ) -> Vec<String> {
+        let mut topics = Topics::default();
+        let Some(at) = self.position.filter(|at| !self.may_leave_out(*at)) else {
+            return topics.ahead;
+        };
+        for body in bodies {
+            let Ok(Frame::XLogData { data, .. }) = Frame::decode(body) else {
+                continue;
+            };
+            match (&self.source, Message::decode(data)) {
+                (Source::Table(source), Ok(Message::Insert { relation, new })) => {
+                    let Ok((mapping, row)) = source.row(at, relation, &new, &self.others) else {
+                        break;
+                    };
+                    topics.note(mapping, &row);
+                }
+                (
+                    Source::Log(source),
+                    Ok(Message::Logical {
+                        transactional: true,
+                        prefix,
+                        content,
+                        ..
+                    }),
+                ) if source.is_ours(prefix) => {
+                    if let Ok(envelope) = source.event(at, content) {
+                        let mut texts = Texts::default();
+                        let mapping = source.mapping();
+                        topics.note(mapping, &envelope.row(mapping, &mut texts));
+                    }
+                }
+                // What comes behind it may have other columns.
+                (_, Ok(Message::Relation(_)) | Err(_)) => break,
+                _ => {}
+            }
+        }
+        topics.ahead
+    }
+
+    /// As [`Core::topics_ahead`], for lines of the snapshot's `COPY`.
+    pub(in crate::pipeline) fn snapshot_topics_ahead<'l>(
+        &self,
+        lines: impl Iterator<Item = &'l [u8]>,
+    ) -> Vec<String> {
+        let mut topics = Topics::default();
+        if let Some(snapshot) = &self.snapshot {
+            let mut values = Lines::default();
+            for line in lines {
+                let Ok((mapping, row)) = snapshot.read(line, &mut values) else {
+                    break;
+                };
+                topics.note(mapping, &row);
+            }
+        }
+        topics.ahead
+    }
+
+    /// Rows behind this one may have been delivered before.
+    fn may_leave_out(&self, at: Position) -> bool {
+        let is_copied = match &self.source {
+            Source::Table(source) => {
+                let copied = source.copied.as_deref();
+                copied.is_some_and(|copied| at.commit < copied.last_border())
+            }
+            Source::Log(_) => false,
+        };
+        is_copied || !self.is_proved()
+    }
+}
+
+#[derive(Default)]
+struct Topics {
+    router: Router,
+    seen: HashSet<String>,
+    ahead: Vec<String>,
+}
+
+impl Topics {
+    fn note(&mut self, mapping: &Mapping, row: &Row<'_>) {
+        // Without its position a record would have another header, and that is all.
+        if let Ok(record) = self.router.route(mapping, row, b"")
+            && !self.seen.contains(record.topic)
+        {
+            self.seen.insert(record.topic.to_owned());
+            self.ahead.push(record.topic.to_owned());
+        }
+    }
+}

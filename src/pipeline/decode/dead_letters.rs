@@ -1,0 +1,242 @@
+//! Events that can't be delivered as they are: a dead letter in their place, or a halt.
+
+use std::fmt::Display;
+use std::time::Instant;
+
+use tracing::{debug, warn};
+
+use super::{Step, give};
+use crate::delivery::watermark::{OrderError, Watermark};
+use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::lsn::Position;
+use crate::model::outage::{Outage, Say};
+use crate::outbox::dead_letter::{ERROR, ERROR_MESSAGE, PIPELINE, Remains, Writer};
+use crate::outbox::route::POSITION_HEADER;
+use crate::pipeline::PipelineError;
+use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
+use crate::sink::{Sink, SinkError};
+
+/// A reason can quote a column's value, which can be long.
+const REASON_BYTES_MAX: usize = 1000;
+
+/// What kind of failure it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Oversize,
+    Unroutable,
+    Malformed,
+}
+
+/// What keeps an event from being delivered.
+pub(crate) struct Failure {
+    kind: Kind,
+    reason: String,
+}
+
+impl Failure {
+    /// No record can be made of it.
+    pub(crate) fn unroutable(error: &impl Display) -> Self {
+        Self {
+            kind: Kind::Unroutable,
+            reason: error.to_string(),
+        }
+    }
+
+    /// The sink does not take its record; `None` where that is not for the record's sake.
+    pub(crate) fn of_record(error: &SinkError) -> Option<Self> {
+        let kind = match error {
+            SinkError::TooLarge { .. }
+            | SinkError::RecordRefused {
+                is_oversize: true, ..
+            } => Kind::Oversize,
+            SinkError::NoPartition { .. } => Kind::Unroutable,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            reason: error.to_string(),
+        })
+    }
+
+    fn of_event(error: &PipelineError) -> Option<Self> {
+        match error {
+            PipelineError::Route { error, .. } => Some(Self::unroutable(error)),
+            PipelineError::Envelope { error, .. } => Some(Self {
+                kind: Kind::Malformed,
+                reason: error.to_string(),
+            }),
+            PipelineError::Produce { error, .. } => Self::of_record(error),
+            _ => None,
+        }
+    }
+
+    /// Why, or the beginning of that.
+    pub(crate) fn reason(&self) -> &str {
+        let text = &self.reason;
+        let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
+        let end = ends.find(|&end| text.is_char_boundary(end));
+        &text[..end.unwrap_or_default()]
+    }
+}
+
+/// Makes dead letters, and counts them.
+pub(crate) struct DeadLetters {
+    settings: DeadLetterSettings,
+    pipeline: String,
+    /// The header that says where events come from, and its value.
+    source: (&'static str, String),
+    writer: Writer,
+    said: Outage,
+    counts: DeadLetterCounts,
+}
+
+impl DeadLetters {
+    /// Of `pipeline`, if its settings have any sent. `source` is the header that says where events
+    /// come from, and its value.
+    pub(crate) fn new(
+        pipeline: &str,
+        source: (&'static str, String),
+        settings: &DeadLetterSettings,
+    ) -> Option<Self> {
+        settings.are_sent().then(|| Self {
+            settings: settings.clone(),
+            pipeline: pipeline.to_owned(),
+            source,
+            writer: Writer::default(),
+            said: Outage::default(),
+            counts: DeadLetterCounts::default(),
+        })
+    }
+
+    pub(crate) fn counts(&self) -> DeadLetterCounts {
+        self.counts
+    }
+
+    pub(crate) fn go_on_counting(&mut self, before: DeadLetterCounts) {
+        self.counts = before;
+    }
+
+    /// Whether such a failure calls for a dead letter.
+    pub(crate) fn are_for(&self, failure: &Failure) -> bool {
+        let becomes = match failure.kind {
+            Kind::Oversize => self.settings.oversize,
+            Kind::Unroutable => self.settings.unroutable,
+            Kind::Malformed => self.settings.malformed,
+        };
+        becomes == Undeliverable::DeadLetter
+    }
+
+    /// Delivers a dead letter of what remains of the event at this position, which `error` kept from
+    /// being delivered. The error comes back where the settings have it halt.
+    pub(crate) fn deliver(
+        &mut self,
+        error: PipelineError,
+        at: Position,
+        remains: Remains<'_>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Step, PipelineError> {
+        let failure = Failure::of_event(&error);
+        let Some(failure) = failure.filter(|failure| self.are_for(failure)) else {
+            return Err(error);
+        };
+        let mark = (POSITION_HEADER, &at.text()[..]);
+        let sent = self.send(&failure, mark, remains, watermark, sink)?;
+        let step = sent.map_err(|error| PipelineError::DeadLetter {
+            at,
+            row: describe(remains),
+            error: Box::new(error),
+            reason: failure.reason().to_owned(),
+        })?;
+        if step == Step::Done {
+            watermark.stats().dead_letters_are(self.counts);
+        }
+        Ok(step)
+    }
+
+    /// Hands over a dead letter with the header `mark`. The inner error is the sink's refusal.
+    pub(crate) fn send(
+        &mut self,
+        failure: &Failure,
+        mark: (&str, &[u8]),
+        remains: Remains<'_>,
+        watermark: &mut Watermark,
+        sink: &mut impl Sink,
+    ) -> Result<Result<Step, SinkError>, OrderError> {
+        let mut send = |whole| {
+            let about: [(&str, &[u8]); 4] = [
+                (ERROR, failure.kind.name().as_bytes()),
+                (ERROR_MESSAGE, failure.reason().as_bytes()),
+                (self.source.0, self.source.1.as_bytes()),
+                (PIPELINE, self.pipeline.as_bytes()),
+            ];
+            let topic = &self.settings.topic;
+            let letter = self.writer.write(topic, remains, mark, &about, whole);
+            give(&letter, watermark, sink)
+        };
+        // What was too large would be so with more headers.
+        let sent = match failure.kind {
+            Kind::Oversize => send(false)?,
+            Kind::Unroutable => match send(true)? {
+                Err(SinkError::TooLarge { .. })
+                    if self.settings.oversize == Undeliverable::DeadLetter =>
+                {
+                    send(false)?
+                }
+                sent => sent,
+            },
+            // It is no event: what is too large of it must not halt either.
+            Kind::Malformed => match send(true)? {
+                Err(SinkError::TooLarge { .. }) => send(false)?,
+                sent => sent,
+            },
+        };
+        if sent == Ok(Step::Done) {
+            self.count(failure, mark.1, remains);
+        }
+        Ok(sent)
+    }
+
+    fn count(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
+        match failure.kind {
+            Kind::Oversize => self.counts.oversize += 1,
+            Kind::Unroutable => self.counts.unroutable += 1,
+            Kind::Malformed => self.counts.malformed += 1,
+        }
+        let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, failure.kind.name());
+        let DeadLetterCounts {
+            oversize,
+            unroutable,
+            malformed,
+        } = self.counts;
+        let (row, reason, at) = (
+            describe(remains),
+            failure.reason(),
+            String::from_utf8_lossy(at),
+        );
+        match self.said.failed(Instant::now()) {
+            Say::Nothing => debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}"),
+            Say::Begins | Say::Lasts(..) => warn!(
+                pipeline, topic, kind, %at, oversize, unroutable, malformed, "dead letter of {row}: {reason}"
+            ),
+        }
+    }
+}
+
+/// What there is of the event, for a person.
+fn describe(remains: Remains<'_>) -> String {
+    match remains {
+        Remains::Row(mapping, row) => mapping.describe(row),
+        Remains::Bytes(_) | Remains::Unread(_) => "message".to_owned(),
+    }
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Oversize => "oversize",
+            Self::Unroutable => "unroutable",
+            Self::Malformed => "malformed",
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Events that are messages in the log.
+
+use tracing::warn;
+
+use super::LeftAlone;
+use crate::model::lsn::Position;
+use crate::outbox::columns::{Mapping, MappingError};
+use crate::outbox::envelope::Envelope;
+use crate::outbox::settings::OutboxSettings;
+use crate::pipeline::PipelineError;
+
+/// The messages of one prefix.
+pub(crate) struct LogSource {
+    prefix: String,
+    mapping: Mapping,
+    pub(crate) left_alone: LeftAlone,
+    warned: bool,
+}
+
+impl LogSource {
+    pub(crate) fn new(prefix: String, settings: &OutboxSettings) -> Result<Self, MappingError> {
+        Ok(Self {
+            prefix,
+            mapping: Mapping::of_log(settings)?,
+            left_alone: LeftAlone::default(),
+            warned: false,
+        })
+    }
+
+    pub(crate) fn is_ours(&self, prefix: &str) -> bool {
+        self.prefix == prefix
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// The event of a message with our prefix.
+    pub(crate) fn event<'a>(
+        &self,
+        at: Position,
+        content: &'a [u8],
+    ) -> Result<Envelope<'a>, PipelineError> {
+        Envelope::decode(content).map_err(|error| PipelineError::Envelope {
+            at,
+            prefix: self.prefix.clone(),
+            error,
+        })
+    }
+
+    /// A message has come that belongs to no transaction.
+    pub(crate) fn outside_of_transactions(&mut self, prefix: &str) {
+        self.left_alone.nontransactional += 1;
+        if self.is_ours(prefix) && !std::mem::replace(&mut self.warned, true) {
+            warn!(
+                prefix,
+                "a message outside of transactions is not an event, and is left out: nobody can say whether what it \
+                 tells was committed. Write events with walpost.publish"
+            );
+        }
+    }
+}

@@ -1,0 +1,657 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::delivery::pieces::Piece;
+use crate::delivery::watermark::{Deliveries, Tag};
+use crate::model::window::Window;
+use crate::sink::SinkError;
+
+mod ahead;
+mod dead_letters;
+
+const OUTBOX: u32 = 16_500;
+
+/// A scripted sink: takes records, and answers as it is told.
+#[derive(Default)]
+struct Script {
+    /// Answers to come, before it takes everything.
+    answers: Vec<Result<Produced, SinkError>>,
+    taken: Vec<(String, Tag)>,
+    /// Headers of the record that was taken last.
+    headers: Vec<String>,
+}
+
+impl Sink for Script {
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
+        if !self.answers.is_empty() {
+            return self.answers.remove(0);
+        }
+        let text = |bytes: Option<&[u8]>| {
+            bytes.map_or("-".to_owned(), |bytes| {
+                String::from_utf8_lossy(bytes).into_owned()
+            })
+        };
+        let position = record
+            .headers
+            .iter()
+            .find(|(name, _)| *name == "walpost-position");
+        let position = text(position.and_then(|(_, value)| value));
+        let shown = [
+            record.topic,
+            &text(record.key),
+            &text(record.payload),
+            &position,
+        ]
+        .join(" ");
+        self.taken.push((shown, tag));
+        let headers = record.headers.iter();
+        self.headers = headers
+            .map(|(name, value)| format!("{name}={}", text(value)))
+            .collect();
+        Ok(Produced::Taken)
+    }
+
+    fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+/// A core, its sink, and the server's side of the stream.
+struct Scene {
+    core: Core,
+    sink: Script,
+    deliveries: Arc<Deliveries>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::of(Outbox::Table("public.outbox".parse().expect("table")))
+    }
+
+    fn in_the_log() -> Self {
+        Self::of(Outbox::Log {
+            prefix: "ours".to_owned(),
+        })
+    }
+
+    fn of(outbox: Outbox) -> Self {
+        let window = Window {
+            records: 100,
+            bytes: 100_000,
+        };
+        let mut watermark = Watermark::new(window, Lsn::ZERO);
+        watermark.reconnected(Lsn(0x100));
+        let deliveries = watermark.deliveries();
+        let core = Core::new(outbox, OutboxSettings::default(), watermark).expect("settings fit");
+        Self {
+            core,
+            sink: Script::default(),
+            deliveries,
+        }
+    }
+
+    fn send(&mut self, message: &[u8]) -> Result<Step, PipelineError> {
+        let frame = Frame::XLogData {
+            start: Lsn::ZERO,
+            wal_end: Lsn::ZERO,
+            data: message,
+        };
+        self.core.frame(&frame, &mut self.sink)
+    }
+
+    fn done(&mut self, message: &[u8]) {
+        assert_eq!(self.send(message).expect("goes on"), Step::Done);
+    }
+
+    fn taken(&self) -> Vec<&str> {
+        self.sink
+            .taken
+            .iter()
+            .map(|(shown, _)| shown.as_str())
+            .collect()
+    }
+
+    fn deliver_all(&mut self) {
+        let tags = self.sink.taken.drain(..).map(|(_, tag)| tag);
+        self.deliveries.delivered(tags);
+    }
+
+    fn confirmed(&mut self) -> Lsn {
+        self.core.watermark.confirmed().lsn()
+    }
+}
+
+fn begin(commit: u64) -> Vec<u8> {
+    [&b"B"[..], &commit.to_be_bytes(), &[0; 8], &[0, 0, 0, 7]].concat()
+}
+
+fn commit(commit: u64) -> Vec<u8> {
+    [
+        &b"C\0"[..],
+        &commit.to_be_bytes(),
+        &(commit + 0x10).to_be_bytes(),
+        &[0; 8],
+    ]
+    .concat()
+}
+
+fn relation(name: &str, columns: &[(&str, u32)]) -> Vec<u8> {
+    let count = u16::try_from(columns.len()).expect("few");
+    let mut out = [
+        &b"R"[..],
+        &OUTBOX.to_be_bytes(),
+        b"public\0",
+        name.as_bytes(),
+        b"\0d",
+    ]
+    .concat();
+    out.extend(count.to_be_bytes());
+    for (name, oid) in columns {
+        out.extend(
+            [
+                &b"\0"[..],
+                name.as_bytes(),
+                b"\0",
+                &oid.to_be_bytes(),
+                &[255; 4],
+            ]
+            .concat(),
+        );
+    }
+    out
+}
+
+fn outbox() -> Vec<u8> {
+    relation(
+        "outbox",
+        &[
+            ("id", 2950),
+            ("aggregatetype", 25),
+            ("aggregateid", 25),
+            ("payload", 25),
+        ],
+    )
+}
+
+fn tuple(kind: u8, values: &[&str]) -> Vec<u8> {
+    let mut out = vec![kind];
+    out.extend(u16::try_from(values.len()).expect("few").to_be_bytes());
+    for value in values {
+        out.push(b't');
+        out.extend(u32::try_from(value.len()).expect("short").to_be_bytes());
+        out.extend(value.as_bytes());
+    }
+    out
+}
+
+fn insert(id: &str) -> Vec<u8> {
+    [
+        &b"I"[..],
+        &OUTBOX.to_be_bytes(),
+        &tuple(b'N', &[id, "order", "key", id]),
+    ]
+    .concat()
+}
+
+fn logical(transactional: bool, prefix: &str, content: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(content.len()).expect("short");
+    [
+        &[b'M', u8::from(transactional)][..],
+        &[0; 8],
+        prefix.as_bytes(),
+        b"\0",
+        &len.to_be_bytes(),
+        content,
+    ]
+    .concat()
+}
+
+/// An event in the log whose payload is `payload`.
+fn published(payload: &str) -> Vec<u8> {
+    let mut out = [&[1][..], &[0xab; 16], &[0; 8]].concat();
+    for text in ["order", "key", "Placed"] {
+        out.extend(u32::try_from(text.len()).expect("short").to_be_bytes());
+        out.extend(text.as_bytes());
+    }
+    out.extend([255; 4]);
+    out.push(1);
+    out.extend(payload.as_bytes());
+    logical(true, "ours", &out)
+}
+
+#[test]
+fn messages_become_records_and_each_of_the_transaction_has_an_index() {
+    let mut scene = Scene::in_the_log();
+    for message in [
+        logical(false, "ours", b"before"),
+        begin(0x200),
+        published("a"),
+        logical(true, "theirs", b"anything"),
+        logical(false, "theirs", b"between"),
+        published("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key a 00000000/00000200:0000000000",
+            "outbox.event.order key b 00000000/00000200:0000000002",
+        ]
+    );
+    let left_alone = LeftAlone {
+        foreign: 1,
+        nontransactional: 2,
+    };
+    assert_eq!(scene.core.left_alone(), Some(left_alone));
+    scene.deliver_all();
+    assert_eq!(scene.confirmed(), Lsn(0x210));
+    assert_eq!(Scene::new().core.left_alone(), None);
+}
+
+#[test]
+fn messages_are_nothing_to_a_table() {
+    let mut scene = Scene::new();
+    for message in [
+        begin(0x200),
+        published("a"),
+        outbox(),
+        insert("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key b 00000000/00000200:0000000000"]
+    );
+}
+
+#[test]
+fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
+    let mut scene = Scene::in_the_log();
+    scene.done(&begin(0x200));
+    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(scene.send(&published("a")).expect("waits"), Step::Full);
+    let step = scene.send(&published("a")).expect("waits");
+    assert_eq!(step, Step::NewTopic("outbox.event.order".to_owned()));
+    scene.done(&published("a"));
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key a 00000000/00000200:0000000000"]
+    );
+}
+
+#[test]
+fn what_is_no_event_stops_an_outbox_in_the_log_and_says_where() {
+    let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
+        let mut scene = Scene::in_the_log();
+        prelude.iter().for_each(|message| scene.done(message));
+        let text = scene.send(message).expect_err("stops").to_string();
+        words
+            .iter()
+            .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+        assert_eq!(
+            scene.confirmed(),
+            Lsn(0x100),
+            "nothing after it is confirmed"
+        );
+    };
+    let open = [begin(0x200), outbox()];
+    check(
+        &open,
+        &logical(true, "ours", b"\x02"),
+        &[
+            "\"ours\"",
+            "00000200:0000000000",
+            "0x02",
+            "0x01",
+            "walpost skip --to 00000000/00000200:0000000000",
+        ],
+    );
+    check(&open, &logical(true, "ours", b"\x01ab"), &["inside id"]);
+    check(&[], &published("a"), &["outside a transaction"]);
+    let words = [
+        "public.outbox",
+        "00000200:0000000000",
+        "outbox is in the log",
+    ];
+    check(&open, &insert("a"), &words);
+    let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
+    check(&open, &delete, &words);
+    check(&open[..1], &insert("a"), &["unknown relation 16500"]);
+    let bad_topic = {
+        let mut message = published("a");
+        let at = message
+            .windows(5)
+            .position(|w| w == b"order")
+            .expect("there");
+        message[at] = b'/';
+        message
+    };
+    check(&open, &bad_topic, &["row with id abababab-abab", "/rder"]);
+}
+
+#[test]
+fn rows_become_records_with_their_positions_and_the_end_is_confirmed_once_delivered() {
+    let mut scene = Scene::new();
+    for message in [
+        begin(0x200),
+        outbox(),
+        insert("a"),
+        insert("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key a 00000000/00000200:0000000000",
+            "outbox.event.order key b 00000000/00000200:0000000001",
+        ]
+    );
+    assert_eq!(scene.confirmed(), Lsn(0x100));
+    scene.deliver_all();
+    assert_eq!(
+        scene.confirmed(),
+        Lsn(0x210),
+        "the commit's end, not its start"
+    );
+}
+
+#[test]
+fn every_row_message_has_an_index_whatever_becomes_of_it() {
+    let mut scene = Scene::new();
+    let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();
+    let update = [
+        &b"U"[..],
+        &OUTBOX.to_be_bytes(),
+        &tuple(b'N', &["a", "x", "y", "z"]),
+    ]
+    .concat();
+    for message in [
+        begin(0x200),
+        outbox(),
+        delete,
+        update,
+        insert("c"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key c 00000000/00000200:0000000002"]
+    );
+}
+
+#[test]
+fn a_frame_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
+    assert_eq!(scene.send(&insert("a")).expect("waits"), Step::Full);
+    let topic = "outbox.event.order".to_owned();
+    assert_eq!(
+        scene.send(&insert("a")).expect("waits"),
+        Step::NewTopic(topic)
+    );
+    scene.done(&insert("a"));
+    assert_eq!(
+        scene.taken(),
+        ["outbox.event.order key a 00000000/00000200:0000000000"]
+    );
+    assert_eq!(scene.core.watermark.in_flight().records, 1);
+    scene.done(&commit(0x200));
+    scene.deliver_all();
+    assert_eq!(scene.confirmed(), Lsn(0x210));
+}
+
+#[test]
+fn a_full_window_holds_the_frame_back() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    for n in 0..100 {
+        scene.done(&insert(&n.to_string()));
+    }
+    assert_eq!(scene.send(&insert("more")).expect("waits"), Step::Full);
+    scene.deliver_all();
+    scene.done(&insert("more"));
+}
+
+#[test]
+fn a_keepalive_confirms_an_idle_outbox_and_is_answered_when_it_asks() {
+    let mut scene = Scene::new();
+    let mut keepalive = |wal_end, reply_requested| {
+        let frame = Frame::Keepalive {
+            wal_end: Lsn(wal_end),
+            reply_requested,
+        };
+        let step = scene.core.frame(&frame, &mut scene.sink).expect("goes on");
+        (step, scene.core.watermark.confirmed().lsn())
+    };
+    assert_eq!(keepalive(0x900, false), (Step::Done, Lsn(0x900)));
+    assert_eq!(keepalive(0x900, true), (Step::Answer, Lsn(0x900)));
+}
+
+#[test]
+fn the_mapping_follows_the_table() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    let columns = [
+        ("payload", 25),
+        ("aggregateid", 25),
+        ("id", 2950),
+        ("aggregatetype", 25),
+    ];
+    scene.done(&relation("outbox", &columns));
+    let row = tuple(b'N', &["value", "key2", "id2", "invoice"]);
+    scene.done(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
+    assert_eq!(
+        scene.taken()[1],
+        "outbox.event.invoice key2 value 00000000/00000200:0000000001"
+    );
+}
+
+#[test]
+fn a_partition_may_be_described_beside_its_root() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    let mut leaf = relation("outbox_2026", &[("id", 2950)]);
+    leaf[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
+    scene.done(&leaf);
+    scene.done(&insert("a"));
+    assert_eq!(scene.taken().len(), 1);
+}
+
+#[test]
+fn what_cannot_be_carried_stops_the_pipeline_and_says_where() {
+    let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
+        let mut scene = Scene::new();
+        prelude.iter().for_each(|message| scene.done(message));
+        let text = scene.send(message).expect_err("stops").to_string();
+        words
+            .iter()
+            .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+        scene.deliver_all();
+        assert_eq!(
+            scene.confirmed(),
+            Lsn(0x100),
+            "nothing after it is confirmed"
+        );
+    };
+    let open = [begin(0x200), outbox()];
+    check(&[], &insert("a"), &["outside a transaction"]);
+    check(
+        &[begin(0x200)],
+        &insert("a"),
+        &["unknown relation 16500", "00000200:0000000000"],
+    );
+    let foreign = [begin(0x200), relation("other", &[])];
+    check(
+        &foreign,
+        &insert("a"),
+        &["public.other", "public.outbox", "00000200:0000000000"],
+    );
+    check(
+        &[begin(0x200)],
+        &relation("outbox", &[("id", 25)]),
+        &["aggregatetype"],
+    );
+    check(&open, b"?", &["0x3f", "00000200:0000000000"]);
+    let short = [&b"I"[..], &OUTBOX.to_be_bytes(), &tuple(b'N', &["a"])].concat();
+    check(&open, &short, &["number of columns"]);
+    let row = tuple(b'N', &["a", "no topic", "key", "value"]);
+    let bad_topic = [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat();
+    check(
+        &open,
+        &bad_topic,
+        &["row with id a", "no topic", "00000200:0000000000"],
+    );
+    for kind in [b'u', b'b'] {
+        let mut toast = insert("a");
+        let at = toast.len() - 6;
+        toast.truncate(at);
+        toast.push(kind);
+        if kind == b'b' {
+            toast.extend([0; 4]);
+        }
+        check(&open, &toast, &["public.outbox", "00000200:0000000000"]);
+    }
+    check(&open, &begin(0x300), &["begins inside"]);
+    check(&open, &commit(0x300), &["doesn't end"]);
+}
+
+#[test]
+fn a_record_that_the_sink_refuses_for_good_is_named() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    let refusal = SinkError::TooLarge {
+        topic: "t".to_owned(),
+        bytes: 9,
+    };
+    scene.sink.answers = vec![Err(refusal)];
+    let text = scene.send(&insert("a")).expect_err("stops").to_string();
+    for word in [
+        "row with id a",
+        "00000200:0000000000",
+        "9 bytes",
+        "message.max.bytes",
+    ] {
+        assert!(text.contains(word), "{word:?} in {text:?}");
+    }
+    assert_eq!(scene.core.watermark.in_flight().records, 0);
+}
+
+#[test]
+fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
+    let mut scene = Scene::new();
+    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    scene.done(&insert("b"));
+    let last = scene.core.last().expect("an event");
+    let position = Position {
+        commit: Lsn(0x200),
+        index: 1,
+    };
+    assert_eq!((last.position(), last.xid), (position, 7));
+    assert_eq!(last.event_id.as_deref(), Some("b"));
+
+    // The connection breaks, and the transaction comes again from its first row.
+    let mut scene = Scene::new();
+    scene
+        .core
+        .leave_out(Some(Delivered::UpTo(last.clone())), Lsn(0x100), Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    for id in ["a", "b"] {
+        scene.done(&insert(id));
+    }
+    assert_eq!(scene.core.last(), None, "nothing new");
+    scene.done(&insert("c"));
+    scene.done(&commit(0x200));
+    let taken = scene.taken();
+    assert_eq!(taken.len(), 1);
+    assert!(
+        taken[0].contains("00000000/00000200:0000000002"),
+        "{taken:?}"
+    );
+
+    // Another event is in the place of the last one.
+    let mut scene = Scene::new();
+    scene
+        .core
+        .leave_out(Some(Delivered::UpTo(last)), Lsn(0x100), Lsn(0x100));
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    let error = scene.send(&insert("x")).expect_err("another history");
+    assert!(matches!(error, PipelineError::History(_)), "{error}");
+}
+
+/// A transaction between the borders of two pieces has rows of which some were copied. Those count
+/// too: otherwise a position would depend on how often the copy was interrupted.
+#[test]
+fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
+    let piece = |border, upto: Option<&str>| Piece {
+        border: Lsn(border),
+        upto: upto.map(|key| vec![key.to_owned()]),
+    };
+    let mut scene = Scene::new();
+    scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
+    scene.core.leave_out_copied(Copied {
+        key: vec!["id".to_owned()],
+        rows: 9,
+        pieces: vec![piece(0x180, Some("m")), piece(0x300, None)],
+    });
+    for message in [
+        begin(0x200),
+        outbox(),
+        insert("z"),
+        insert("a"),
+        insert("y"),
+        insert("b"),
+        commit(0x200),
+    ] {
+        scene.done(&message);
+    }
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key a 00000000/00000200:0000000001",
+            "outbox.event.order key b 00000000/00000200:0000000003",
+        ]
+    );
+    let last = scene.core.last().expect("an event");
+    assert_eq!(last.position().index, 3);
+}
+
+#[test]
+fn after_a_reconnect_a_half_sent_transaction_comes_again_from_its_first_row() {
+    let mut scene = Scene::new();
+    for message in [begin(0x200), outbox(), insert("a")] {
+        scene.done(&message);
+    }
+    scene.core.reconnected(Lsn(0x100));
+    for message in [begin(0x200), outbox(), insert("a"), commit(0x200)] {
+        scene.done(&message);
+    }
+    let positions: Vec<_> = scene
+        .taken()
+        .iter()
+        .map(|shown| &shown[shown.len() - 10..])
+        .collect();
+    assert_eq!(positions, ["0000000000", "0000000000"]);
+    scene.deliver_all();
+    assert_eq!(scene.confirmed(), Lsn(0x210));
+}

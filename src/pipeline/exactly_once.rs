@@ -1,0 +1,10 @@
+//! What exactly-once takes beside the stream: what is in Kafka already is left out, and what is produced is
+//! committed together with a checkpoint.
+
+pub(crate) mod adaptive_window;
+pub(crate) mod books;
+pub(crate) mod committer;
+pub mod duplicate_filter;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+pub(crate) mod schedule;

@@ -1,0 +1,136 @@
+//! How much may be in flight in exactly-once mode, so that a Kafka transaction ends in time.
+//!
+//! A commit waits for everything in flight, and the brokers give up a transaction that is open for
+//! longer than `transaction.timeout.ms`. Behind a slow link or a quota a full window can take longer
+//! than that, and would again each time that it is produced. So less is in flight after a transaction
+//! that failed or took long, and more again where it would have been acknowledged soon. Pure: time
+//! comes in as an argument.
+
+use std::time::Duration;
+
+use crate::model::window::Window;
+
+/// A commit that takes longer had too much to wait for.
+const LONG: Duration = Duration::from_secs(5);
+/// After one that took less, four times as much takes no longer than [`LONG`].
+const SOON: Duration = Duration::from_secs(1);
+/// A broker that can't take that in the time of a transaction is as good as dead, and a failure that
+/// has other reasons shall not cost more.
+const LEAST: Window = Window {
+    records: 100,
+    bytes: 64 << 10,
+};
+
+/// What may be in flight by now.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    most: Window,
+    now: Window,
+}
+
+impl Allowance {
+    /// The whole of what the settings allow.
+    pub(crate) fn new(most: Window) -> Self {
+        Self { most, now: most }
+    }
+
+    /// What may be in flight.
+    pub(crate) fn window(&self) -> Window {
+        self.now
+    }
+
+    /// A commit has succeeded that took so long, with that much `in_flight` when it began.
+    pub(crate) fn committed(&mut self, in_flight: Window, took: Duration) {
+        let was_full = |part: u64, whole: u64| part >= whole / 2;
+        if took > LONG {
+            self.set(in_flight.map(|part| part / 2));
+        } else if took < SOON
+            && (was_full(in_flight.records, self.now.records)
+                || was_full(in_flight.bytes, self.now.bytes))
+        {
+            self.set(self.now.map(|part| part.saturating_mul(4)));
+        }
+    }
+
+    /// A transaction was given up with that much `in_flight`.
+    pub(crate) fn gave_up(&mut self, in_flight: Window) {
+        if in_flight != Window::default() {
+            self.set(in_flight.map(|part| part / 4));
+        }
+    }
+
+    /// As near to that as the bounds allow.
+    fn set(&mut self, window: Window) {
+        let bound = |part: u64, least: u64, most: u64| part.clamp(least.min(most), most);
+        self.now = Window {
+            records: bound(window.records, LEAST.records, self.most.records),
+            bytes: bound(window.bytes, LEAST.bytes, self.most.bytes),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Window = Window {
+        records: 100_000,
+        bytes: 16 << 20,
+    };
+    const MOMENT: Duration = Duration::from_millis(20);
+
+    fn window(records: u64, bytes: u64) -> Window {
+        Window { records, bytes }
+    }
+
+    #[test]
+    fn broker_that_keeps_up_is_allowed_all() {
+        let mut allowance = Allowance::new(MOST);
+        for in_flight in [window(1, 500), MOST] {
+            allowance.committed(in_flight, MOMENT);
+            assert_eq!(allowance.window(), MOST);
+        }
+        allowance.gave_up(Window::default());
+        assert_eq!(allowance.window(), MOST);
+    }
+
+    /// Whatever its rate, it comes to commits that end in time, and stays there.
+    #[test]
+    fn broker_of_any_rate_gets_what_it_can_take() {
+        const TIMEOUT: Duration = Duration::from_secs(30);
+        for bytes_a_second in [4 << 10, 100 << 10, 2 << 20, 200 << 20] {
+            let mut allowance = Allowance::new(MOST);
+            let mut lost = 0;
+            for round in 0..30 {
+                let in_flight = window(allowance.window().bytes / 1000, allowance.window().bytes);
+                let took = Duration::from_millis(in_flight.bytes * 1000 / bytes_a_second);
+                if took < TIMEOUT {
+                    allowance.committed(in_flight, took);
+                } else {
+                    allowance.gave_up(in_flight);
+                    lost = round + 1;
+                }
+            }
+            assert!(lost <= 5, "{bytes_a_second} bytes/s: {lost} transactions");
+        }
+    }
+
+    #[test]
+    fn outage_costs_a_few_commits() {
+        let mut allowance = Allowance::new(MOST);
+        allowance.gave_up(window(3, 1500));
+        assert_eq!(allowance.window(), LEAST);
+        let mut commits = 0;
+        while allowance.window() != MOST {
+            // Quiet times prove nothing.
+            allowance.committed(window(3, 1500), MOMENT);
+            allowance.committed(allowance.window(), MOMENT);
+            commits += 1;
+        }
+        assert!(commits < 10, "{commits}");
+        let small = window(10, 1000);
+        let mut allowance = Allowance::new(small);
+        allowance.gave_up(small);
+        assert_eq!(allowance.window(), small);
+    }
+}

@@ -1,0 +1,114 @@
+//! What exactly-once has to know of the events that pass.
+
+use super::duplicate_filter::Dedup;
+use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
+use crate::model::lsn::{Lsn, Position};
+use crate::postgres::wire::pgoutput::Begin;
+
+/// So much of an event's id is kept: enough for any that tells events apart.
+const ID_BYTES_MAX: usize = 100;
+
+pub(crate) struct Books {
+    /// What Kafka has already, until the stream is past it.
+    dedup: Option<Dedup>,
+    /// Everything that ends at or before this was dealt with when they were opened.
+    safe: Lsn,
+    /// The transaction that is open, or was open last.
+    begin: Option<Begin>,
+    /// The last event that was delivered, and its transaction.
+    last: Option<(Position, Begin)>,
+    /// Its id; kept apart, so that its room is used again.
+    last_id: Vec<u8>,
+    last_has_id: bool,
+}
+
+impl Books {
+    /// See [`Dedup::new`].
+    pub(crate) fn new(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Self {
+        Self {
+            dedup: Dedup::new(delivered, safe, confirmed),
+            safe,
+            begin: None,
+            last: None,
+            last_id: Vec::new(),
+            last_has_id: false,
+        }
+    }
+
+    /// A transaction begins.
+    pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
+        self.begin = Some(*begin);
+        match &mut self.dedup {
+            Some(dedup) => dedup.begin(begin),
+            None => Ok(()),
+        }
+    }
+
+    /// Kafka has the event at this position.
+    pub(crate) fn has<'r>(
+        &mut self,
+        at: Position,
+        id: impl FnOnce() -> Option<&'r [u8]>,
+    ) -> Result<bool, HistoryError> {
+        match &mut self.dedup {
+            Some(dedup) => dedup.has(at, || id().map(cut)),
+            None => Ok(false),
+        }
+    }
+
+    /// The sink has taken the event at this position.
+    pub(crate) fn delivered(&mut self, at: Position, id: Option<&[u8]>) {
+        self.last = self.begin.map(|begin| (at, begin));
+        self.last_id.clear();
+        self.last_id.extend_from_slice(cut(id.unwrap_or_default()));
+        self.last_has_id = id.is_some();
+    }
+
+    /// The transaction ends at `end`; `next` is the position of the row message that it would have had
+    /// next. Where the log has proved itself by that, gives what was dealt with before.
+    pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
+        let is_over = match &mut self.dedup {
+            Some(dedup) => dedup.commit(next.commit, end, next.index)?,
+            None => false,
+        };
+        Ok(self.end(is_over))
+    }
+
+    /// The server has nothing to send before `lsn`; the result is that of [`Books::commit`].
+    pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
+        let is_over = match &mut self.dedup {
+            Some(dedup) => dedup.idle(lsn)?,
+            None => false,
+        };
+        Ok(self.end(is_over))
+    }
+
+    fn end(&mut self, is_over: bool) -> Option<Lsn> {
+        is_over.then(|| {
+            self.dedup = None;
+            self.safe
+        })
+    }
+
+    /// The log has proved to be the one that was published.
+    pub(crate) fn is_proved(&self) -> bool {
+        self.dedup.is_none()
+    }
+
+    pub(crate) fn last(&self) -> Option<Last> {
+        let (position, begin) = self.last?;
+        Some(Last {
+            commit_lsn: position.commit,
+            index: position.index,
+            xid: begin.xid,
+            commit_time: begin.time_micros,
+            event_id: self
+                .last_has_id
+                .then(|| String::from_utf8_lossy(&self.last_id).into_owned()),
+        })
+    }
+}
+
+fn cut(id: &[u8]) -> &[u8] {
+    &id[..id.len().min(ID_BYTES_MAX)]
+}

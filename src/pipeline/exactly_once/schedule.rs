@@ -1,0 +1,145 @@
+//! When a Kafka transaction is committed: soon when little comes, seldom when much does. Pure: time
+//! comes in as an argument.
+//!
+//! A commit costs the brokers some milliseconds, whatever is in it, and what was produced can be
+//! read only after it. So in quiet times it follows what came, and in busy ones many records share
+//! it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::model::window::Window;
+
+/// How long records wait for company in quiet times.
+const QUIET: Duration = Duration::from_millis(5);
+/// How long a transaction is open in busy times.
+const BUSY: Duration = Duration::from_millis(250);
+/// How often a checkpoint is written that only says that nothing has come.
+const IDLE: Duration = Duration::from_secs(10);
+/// How soon, where the server waits for it.
+const ASKED: Duration = Duration::from_millis(100);
+/// What a transaction may have at most.
+const MOST: Window = Window {
+    records: 200_000,
+    bytes: 64 << 20,
+};
+
+/// What has come since the last commit.
+#[derive(Debug)]
+pub(crate) struct Commits {
+    committed_at: Instant,
+    /// Totals of what was sent, as of the last commit.
+    committed: Window,
+    /// When the first record since then was sent.
+    first_at: Option<Instant>,
+    /// The server waits for what it sent to be confirmed.
+    asked: bool,
+}
+
+impl Commits {
+    /// Nothing has come.
+    pub(crate) fn new(now: Instant, sent: Window) -> Self {
+        Self {
+            committed_at: now,
+            committed: sent,
+            first_at: None,
+            asked: false,
+        }
+    }
+
+    /// The server wants to hear how far we are.
+    pub(crate) fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// Records were sent since the last commit.
+    pub(crate) fn has_records(&self, sent: Window) -> bool {
+        sent.records > self.committed.records
+    }
+
+    /// When to commit next, given the totals of what was `sent`, whether the log has `moved` on
+    /// since the last commit, and whether times are `busy`; `None` where there is nothing to commit.
+    pub(crate) fn due(
+        &mut self,
+        now: Instant,
+        sent: Window,
+        moved: bool,
+        busy: bool,
+    ) -> Option<Instant> {
+        let records = sent.records - self.committed.records;
+        if records == 0 {
+            let pause = if self.asked { ASKED } else { IDLE };
+            return moved.then(|| self.committed_at + pause);
+        }
+        let first_at = *self.first_at.get_or_insert(now);
+        let bytes = sent.bytes - self.committed.bytes;
+        if records >= MOST.records || bytes >= MOST.bytes {
+            return Some(now);
+        }
+        Some(first_at + if busy { BUSY } else { QUIET })
+    }
+
+    /// A commit of what was `sent` begins.
+    pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
+        *self = Self::new(now, sent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: Window = Window {
+        records: 1,
+        bytes: 500,
+    };
+
+    fn times(window: Window, n: u64) -> Window {
+        window.map(|part| part * n)
+    }
+
+    fn commits() -> (Commits, Instant) {
+        let now = Instant::now();
+        (Commits::new(now, Window::default()), now)
+    }
+
+    #[test]
+    fn quiet_records_are_committed_soon_and_busy_ones_together() {
+        let (mut commits, now) = commits();
+        assert_eq!(commits.due(now, RECORD, true, false), Some(now + QUIET));
+        // The first record counts, whatever comes after it.
+        let later = now + Duration::from_millis(3);
+        let due = commits.due(later, times(RECORD, 2), true, true);
+        assert_eq!(due, Some(now + BUSY));
+        commits.begin(later, times(RECORD, 2));
+        assert_eq!(commits.due(later, times(RECORD, 2), false, false), None);
+        let due = commits.due(later, times(RECORD, 3), true, false);
+        assert_eq!(due, Some(later + QUIET));
+    }
+
+    #[test]
+    fn a_large_transaction_is_committed_at_once() {
+        let (mut commits, now) = commits();
+        let many = times(RECORD, MOST.records);
+        assert_eq!(commits.due(now, many, true, true), Some(now));
+        let (mut commits, now) = self::commits();
+        let big = Window {
+            records: 1,
+            bytes: MOST.bytes,
+        };
+        assert_eq!(commits.due(now, big, true, true), Some(now));
+    }
+
+    #[test]
+    fn an_idle_move_is_noted_seldom_and_sooner_when_the_server_asks() {
+        let (mut commits, now) = commits();
+        let nothing = Window::default();
+        assert_eq!(commits.due(now, nothing, false, false), None);
+        assert_eq!(commits.due(now, nothing, true, false), Some(now + IDLE));
+        commits.ask();
+        assert_eq!(commits.due(now, nothing, true, false), Some(now + ASKED));
+        commits.begin(now, nothing);
+        assert_eq!(commits.due(now, nothing, true, false), Some(now + IDLE));
+    }
+}

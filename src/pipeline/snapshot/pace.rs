@@ -1,0 +1,102 @@
+//! When much comes, reads less often and more at a time.
+//!
+//! The walsender does one `send` for each row. A reader that waits on the socket is woken for each
+//! of them, and what that costs, on both sides, is more than everything else that is done with a
+//! row. So while rows come fast, the reader lets the socket's buffer fill for a moment before it
+//! reads again; while they come slowly, it never waits.
+//!
+//! Pure: time comes in as an argument.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Over which time the rate is taken.
+const SPAN: Duration = Duration::from_millis(1);
+/// Frames in a span from which on they count as fast: 20,000 a second.
+const FAST: u32 = 20;
+/// A span that is this long had a lull in it.
+const LULL: Duration = Duration::from_millis(4);
+/// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
+/// anybody notices.
+const PAUSE: Duration = Duration::from_micros(300);
+
+/// The rate of frames, as far as it is needed.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    span_began: Instant,
+    frames: u32,
+    fast: bool,
+}
+
+impl Pace {
+    /// Nothing has come yet.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            span_began: now,
+            frames: 0,
+            fast: false,
+        }
+    }
+
+    /// A frame has come.
+    pub(crate) fn frame(&mut self) {
+        self.frames = self.frames.saturating_add(1);
+    }
+
+    /// Frames come fast. What was fast before a lull says nothing about now.
+    pub(crate) fn is_fast(&self, now: Instant) -> bool {
+        self.fast && now.duration_since(self.span_began) < LULL
+    }
+
+    /// How long to wait before the next read, if at all.
+    pub(crate) fn pause(&mut self, now: Instant) -> Option<Duration> {
+        let elapsed = now.duration_since(self.span_began);
+        if elapsed >= SPAN {
+            self.fast = self.frames >= FAST && elapsed < LULL;
+            self.span_began = now;
+            self.frames = 0;
+        }
+        self.fast.then_some(PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pauses when `frames` come every `every` for 100 reads.
+    fn pauses(frames: u32, every: Duration) -> usize {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let read = |n: &u32| {
+            (0..frames).for_each(|_| pace.frame());
+            pace.pause(start + every * *n).is_some()
+        };
+        (1..=100).filter(read).count()
+    }
+
+    #[test]
+    fn a_lull_ends_a_fast_time() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        (0..FAST).for_each(|_| pace.frame());
+        assert!(pace.pause(start + SPAN).is_some());
+        assert!(pace.is_fast(start + SPAN * 2));
+        // The next frame comes long after.
+        pace.frame();
+        assert!(!pace.is_fast(start + SPAN * 1000));
+    }
+
+    #[test]
+    fn fast_frames_are_gathered_and_slow_ones_are_not() {
+        assert_eq!(pauses(1, Duration::from_micros(5)), 0, "too short to tell");
+        assert!(pauses(3, Duration::from_micros(50)) > 50);
+        assert_eq!(pauses(3, Duration::from_micros(500)), 0);
+        assert_eq!(
+            pauses(30, Duration::from_millis(50)),
+            0,
+            "single bursts are read at once"
+        );
+    }
+}

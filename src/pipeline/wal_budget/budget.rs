@@ -1,0 +1,197 @@
+//! The lag budget: how much of the log the slot may keep on the server's disk, and what follows when
+//! it keeps more.
+//!
+//! What counts is the log from `restart_lsn` on: that is what fills the disk, whether it is kept for
+//! events that are not confirmed or for a transaction that is open.
+//!
+//! Pure: time comes in as an argument.
+
+use std::time::{Duration, Instant};
+
+use crate::model::outage::{Outage, Say};
+
+/// How much of the log the slot may keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LagBudget {
+    /// Beyond this a person is warned.
+    pub warn_bytes: Option<u64>,
+    /// Beyond this it is as `at_max` says.
+    pub max_bytes: Option<u64>,
+    /// What is done beyond `max_bytes`.
+    pub at_max: AtMax,
+}
+
+/// What is done when the slot keeps more of the log than it may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum AtMax {
+    /// It is kept, and said.
+    #[default]
+    Hold,
+    /// The slot is dropped, and it is written down what went with it.
+    LetGo,
+}
+
+/// What was found of the slot, and of what was said.
+#[derive(Debug, Default)]
+pub struct Budget {
+    limits: LagBudget,
+    warned: Outage,
+    held: Outage,
+}
+
+/// What is to be said or done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Nothing.
+    Nothing,
+    /// It is beyond `warn`, for so long.
+    Warn(Duration),
+    /// It is beyond `max` and is held, for so long.
+    Held(Duration),
+    /// It is no longer beyond `max`, but beyond `warn`.
+    BelowMax(Duration),
+    /// It is within the budget again, after so long.
+    Within(Duration),
+    /// It is beyond `max`, and to be let go.
+    LetGo,
+}
+
+impl Budget {
+    /// Nothing was found yet.
+    #[must_use]
+    pub fn new(limits: LagBudget) -> Self {
+        Self {
+            limits,
+            ..Self::default()
+        }
+    }
+
+    /// The slot keeps so much.
+    pub fn judge(&mut self, kept_bytes: u64, now: Instant) -> Finding {
+        let beyond = |limit: Option<u64>| limit.is_some_and(|limit| kept_bytes > limit);
+        if beyond(self.limits.max_bytes) {
+            if self.limits.at_max == AtMax::LetGo {
+                return Finding::LetGo;
+            }
+            // What was said of `warn` lasts, and is not said beside this.
+            return said(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
+        }
+        let held = self.held.ended(now);
+        if beyond(self.limits.warn_bytes) {
+            let warn = said(&mut self.warned, now).map_or(Finding::Nothing, Finding::Warn);
+            return held.map_or(warn, Finding::BelowMax);
+        }
+        let warned = self.warned.ended(now);
+        warned.max(held).map_or(Finding::Nothing, Finding::Within)
+    }
+}
+
+/// How long it has lasted, if that is to be said now.
+fn said(outage: &mut Outage, now: Instant) -> Option<Duration> {
+    match outage.failed(now) {
+        Say::Begins => Some(Duration::ZERO),
+        Say::Lasts(lasts, _) => Some(lasts),
+        Say::Nothing => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(limits: LagBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
+        let start = Instant::now();
+        let mut budget = Budget::new(limits);
+        let mut found = Vec::new();
+        for (second, kept) in kept {
+            let finding = budget.judge(*kept, start + Duration::from_secs(*second));
+            if finding != Finding::Nothing {
+                found.push((*second, finding));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn without_limits_nothing_is_said() {
+        assert_eq!(found(LagBudget::default(), &[(0, u64::MAX)]), []);
+    }
+
+    #[test]
+    fn a_warning_is_said_when_it_begins_once_a_minute_and_when_it_ends() {
+        let limits = LagBudget {
+            warn_bytes: Some(10),
+            ..LagBudget::default()
+        };
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            found(
+                limits,
+                &[(0, 10), (5, 11), (10, 99), (70, 12), (75, 10), (80, 3)]
+            ),
+            [
+                (5, Finding::Warn(seconds(0))),
+                (70, Finding::Warn(seconds(65))),
+                (75, Finding::Within(seconds(70))),
+            ]
+        );
+    }
+
+    #[test]
+    fn beyond_the_maximum_that_alone_is_said() {
+        let limits = LagBudget {
+            warn_bytes: Some(10),
+            max_bytes: Some(20),
+            at_max: AtMax::Hold,
+        };
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            found(
+                limits,
+                &[
+                    (0, 15),
+                    (5, 21),
+                    (10, 22),
+                    (64, 30),
+                    (66, 30),
+                    (70, 20),
+                    (75, 15),
+                    (80, 1)
+                ]
+            ),
+            [
+                (0, Finding::Warn(seconds(0))),
+                (5, Finding::Held(seconds(0))),
+                (66, Finding::Held(seconds(61))),
+                (70, Finding::BelowMax(seconds(65))),
+                (80, Finding::Within(seconds(80))),
+            ]
+        );
+        // Without a warning it is said of the maximum.
+        let alone = LagBudget {
+            warn_bytes: None,
+            ..limits
+        };
+        assert_eq!(
+            found(alone, &[(0, 21), (5, 20)]),
+            [
+                (0, Finding::Held(seconds(0))),
+                (5, Finding::Within(seconds(5)))
+            ]
+        );
+    }
+
+    #[test]
+    fn what_may_be_let_go_is_each_time_it_is_beyond_the_maximum() {
+        let limits = LagBudget {
+            warn_bytes: None,
+            max_bytes: Some(20),
+            at_max: AtMax::LetGo,
+        };
+        assert_eq!(
+            found(limits, &[(0, 20), (5, 21), (10, 22)]),
+            [(5, Finding::LetGo), (10, Finding::LetGo)]
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! What a pipeline says and does about its [`budget`](super::budget): a line in the log, or letting go
+//! of the slot.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bytesize::ByteSize;
+use tokio::time::timeout;
+use tracing::{debug, error, info, warn};
+
+use super::budget::{AtMax, Budget, Finding, LagBudget};
+use crate::delivery::stats::PipelineStats;
+use crate::model::let_go::LetGo;
+use crate::pipeline::PipelineError;
+use crate::pipeline::session::{Database, Look};
+use crate::pipeline::settings::{Delivery, PipelineSettings};
+use crate::pipeline::snapshot::SnapshotMode;
+use crate::postgres::catalog::let_go::Outcome;
+use crate::postgres::catalog::{CatalogError, Problem};
+use crate::postgres::target::Target;
+
+/// A slot was let go.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "slot {slot:?} was let go{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Make \
+     one: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; and then send what is missing: \
+     walpost replay --let-go --pipeline {pipeline}"
+)]
+pub struct Gone {
+    pipeline: String,
+    slot: String,
+    /// For what reason, if it was just now.
+    why: String,
+    /// What went with it.
+    what: String,
+    /// Where the events are.
+    outbox: String,
+    /// What exactly-once needs beside a new slot.
+    adopt: String,
+}
+
+/// What the lookout looks at, in every session of a pipeline.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pipeline: String,
+    pub(crate) target: Target,
+    limits: LagBudget,
+    budget: Arc<Mutex<Budget>>,
+    stats: Arc<PipelineStats>,
+}
+
+impl Watched {
+    /// Nothing was looked at yet.
+    pub(crate) fn new(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
+        Self {
+            pipeline: settings.name.clone(),
+            target: settings.target.clone(),
+            limits: settings.lag,
+            budget: Arc::new(Mutex::new(Budget::new(settings.lag))),
+            stats: Arc::clone(stats),
+        }
+    }
+
+    /// The same, and the slot is held whatever the settings say.
+    pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
+        let limits = LagBudget {
+            at_max: AtMax::Hold,
+            ..settings.lag
+        };
+        Self {
+            limits,
+            budget: Arc::new(Mutex::new(Budget::new(limits))),
+            ..Self::new(settings, stats)
+        }
+    }
+
+    /// Asks the database how the slot is, for whoever watches, and says in the log what follows from
+    /// the budget. True if the slot is to be let go.
+    pub(crate) async fn ask(&self, catalog: &impl Look) -> Result<bool, CatalogError> {
+        let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
+        let kept = vitals.kept_bytes();
+        self.stats.database_says(vitals);
+        let Some(kept) = kept else { return Ok(false) };
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let finding = budget.judge(kept, Instant::now());
+        self.tell(kept, finding);
+        Ok(finding == Finding::LetGo)
+    }
+
+    /// Why the session ends that has the slot.
+    pub(crate) fn over(&self) -> PipelineError {
+        PipelineError::OverBudget {
+            slot: self.target.slot.clone(),
+            max: ByteSize::b(self.limits.max_bytes.unwrap_or_default()),
+        }
+    }
+
+    fn tell(&self, kept: u64, finding: Finding) {
+        let (pipeline, slot) = (&self.pipeline, &self.target.slot);
+        let size = |limit: Option<u64>| ByteSize::b(limit.unwrap_or_default());
+        let (warn, max) = (size(self.limits.warn_bytes), size(self.limits.max_bytes));
+        let kept = ByteSize::b(kept);
+        match finding {
+            Finding::Nothing | Finding::LetGo => {}
+            Finding::Warn(lasts) => warn!(
+                pipeline, slot, %kept, lag.warn = %warn, ?lasts,
+                "the slot keeps more of PostgreSQL's log on its disk than lag.warn. Mend what holds it up: Kafka, if \
+                 events are not delivered; a transaction that is open for long (xact_start in pg_stat_activity), if they are"
+            ),
+            Finding::Held(lasts) => error!(
+                pipeline, slot, %kept, lag.max = %max, ?lasts,
+                "the slot keeps more of PostgreSQL's log on its disk than lag.max, and it is held: the disk fills, and nothing \
+                 is lost. Mend what holds it up. What can't be delivered can be left out: walpost skip. To save the disk and \
+                 send the events again from the table later: lag.at_max = \"let-go\". To have PostgreSQL itself bound it, and \
+                 lose the slot: max_slot_wal_keep_size"
+            ),
+            Finding::BelowMax(lasted) => info!(
+                pipeline, slot, %kept, lag.max = %max, ?lasted,
+                "the slot keeps no more of the log than lag.max again, but more than lag.warn"
+            ),
+            Finding::Within(lasted) => info!(
+                pipeline, slot, %kept, ?lasted,
+                "the slot keeps no more of the log than it may again"
+            ),
+        }
+    }
+}
+
+/// Lets go of the slot, which keeps more than it may, and returns what comes of that.
+pub(crate) async fn let_go(
+    settings: &PipelineSettings,
+    database: &impl Database,
+    watched: &Watched,
+) -> PipelineError {
+    let (pipeline, target) = (&settings.name, &settings.target);
+    let (Some(max), AtMax::LetGo) = (settings.lag.max_bytes, settings.lag.at_max) else {
+        return watched.over();
+    };
+    let max_size = ByteSize::b(max);
+    warn!(
+        pipeline, slot = target.slot, lag.max = %max_size,
+        "the slot keeps more of PostgreSQL's log on its disk than lag.max, and is let go as lag.at_max says"
+    );
+    let done = async {
+        let catalog = database.catalog().await?;
+        let copies = settings.snapshot == SnapshotMode::Initial;
+        let outcome = catalog.let_slot_go(pipeline, target, max, copies).await?;
+        if !matches!(outcome, Outcome::Gone) {
+            return Ok((outcome, Vec::new()));
+        }
+        let entries = catalog.let_go(pipeline, target).await?;
+        // For those who look on while other pipelines run.
+        if let Err(error) = watched.ask(&catalog).await {
+            debug!(%error, "the slot can't be looked at now");
+        }
+        Ok((outcome, entries))
+    };
+    match timeout(settings.link_timeout, done).await {
+        Ok(Ok((Outcome::Gone, entries))) => {
+            let why = format!(", for it kept more than lag.max, {max_size}");
+            gone(settings, &entries, why)
+        }
+        Ok(Ok((Outcome::InUse(pid), _))) => PipelineError::SlotInUse {
+            slot: target.slot.clone(),
+            pid,
+        },
+        Ok(Ok((Outcome::Changed, _))) => watched.over(),
+        Ok(Err(error)) => PipelineError::Catalog(error),
+        Err(_) => watched.over(),
+    }
+}
+
+fn gone(settings: &PipelineSettings, entries: &[LetGo], why: String) -> PipelineError {
+    let pipeline = settings.name.clone();
+    let described: Vec<_> = entries.iter().map(LetGo::describe).collect();
+    PipelineError::LetGo(Box::new(Gone {
+        slot: settings.target.slot.clone(),
+        why,
+        what: described.join("; "),
+        outbox: settings.target.outbox.to_string(),
+        adopt: match settings.delivery {
+            Delivery::AtLeastOnce => String::new(),
+            Delivery::ExactlyOnce(_) => {
+                format!("accept it with walpost checkpoint adopt --pipeline {pipeline}; ")
+            }
+        },
+        pipeline,
+    }))
+}
+
+/// The error of a start that has met `problem`: where the slot is not there because it was let go,
+/// that.
+pub(crate) async fn explain(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+    problem: Problem,
+) -> PipelineError {
+    if !matches!(problem, Problem::NoSlot { .. }) {
+        return problem.into();
+    }
+    match catalog.let_go(&settings.name, &settings.target).await {
+        Ok(entries) if !entries.is_empty() => gone(settings, &entries, String::new()),
+        _ => problem.into(),
+    }
+}
+
+/// Says in the log what was let go and not replayed.
+///
+/// # Errors
+/// The slot may be let go, and the journal can't be read.
+pub(crate) async fn remind(
+    settings: &PipelineSettings,
+    catalog: &impl Look,
+) -> Result<(), PipelineError> {
+    let (pipeline, target) = (&settings.name, &settings.target);
+    if target.outbox.table().is_none() {
+        return Ok(());
+    }
+    match catalog.let_go(pipeline, target).await {
+        Ok(entries) => {
+            for entry in entries {
+                warn!(
+                    pipeline,
+                    "let go and not sent again yet: {}. They are in {}, and nothing of it is removed until then: walpost \
+                     replay --let-go --pipeline {pipeline}",
+                    entry.describe(),
+                    target.outbox
+                );
+            }
+        }
+        Err(error) if settings.lag.at_max == AtMax::LetGo => return Err(error.into()),
+        Err(error) => debug!(pipeline, %error, "whether something was let go is not known"),
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Lines of COPY: what a server that has gone wrong, or is none, can send as rows.
+
+use crate::postgres::wire::copy_text::Lines;
+
+/// Bytes as a line, behind one that says how many values are expected.
+///
+/// # Panics
+/// The values that were read are not those of the line.
+pub fn copy(data: &[u8]) {
+    let [width, line @ ..] = data else {
+        return;
+    };
+    let width = usize::from(*width);
+    let mut lines = Lines::default();
+    let Ok(values) = lines.read(line, width) else {
+        return;
+    };
+    let values: Vec<_> = (0..width)
+        .map(|index| values.get(index).map(<[u8]>::to_vec))
+        .collect();
+    let written = written(&values);
+    // The server writes some characters in one way of two.
+    let raw = |byte: &u8| matches!(byte, 0x08 | 0x0b | 0x0c | b'\r');
+    if !line.iter().any(raw) {
+        assert_eq!(written, line);
+    }
+    let again = lines.read(&written, width).expect("a line");
+    for (index, value) in values.iter().enumerate() {
+        assert_eq!(again.get(index), value.as_deref());
+    }
+}
+
+/// The line that the server writes for the values.
+fn written(values: &[Option<Vec<u8>>]) -> Vec<u8> {
+    let mut line = Vec::new();
+    for (index, value) in values.iter().enumerate() {
+        if index > 0 {
+            line.push(b'\t');
+        }
+        let Some(value) = value else {
+            line.extend_from_slice(b"\\N");
+            continue;
+        };
+        for byte in value {
+            let escape = match byte {
+                0x08 => b'b',
+                0x0b => b'v',
+                0x0c => b'f',
+                b'\n' => b'n',
+                b'\r' => b'r',
+                b'\t' => b't',
+                b'\\' => b'\\',
+                byte => {
+                    line.push(*byte);
+                    continue;
+                }
+            };
+            line.extend_from_slice(&[b'\\', escape]);
+        }
+    }
+    line.push(b'\n');
+    line
+}

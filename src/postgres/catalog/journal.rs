@@ -1,0 +1,266 @@
+//! The journal: what was done to a pipeline that the write-ahead log can't tell, in a table that
+//! `sql/journal.sql` makes. Entries are added, never changed.
+//!
+//! A trigger or a view in its place would run as us, so each statement about it goes through
+//! `Catalog::of_journal`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::Value;
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+
+use super::{Catalog, CatalogError};
+use crate::model::lsn::Lsn;
+use crate::postgres::provision;
+use crate::postgres::target::Target;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Rows that are older than the slot were delivered.
+    Snapshot,
+    /// A person decided that events are not to be delivered.
+    Skip,
+    /// The slot was given up, and with it what it had not delivered.
+    LetGo,
+    /// Rows of the table were sent again.
+    Replay,
+}
+
+impl Action {
+    const ALL: [Self; 4] = [Self::Snapshot, Self::Skip, Self::LetGo, Self::Replay];
+
+    /// As the table has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Snapshot => "snapshot",
+            Self::Skip => "skip",
+            Self::LetGo => "let go",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Action {
+    type Err = CatalogError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|action| action.name() == text);
+        found.ok_or_else(|| CatalogError::Unexpected(format!("walpost.journal.action: {text:?}")))
+    }
+}
+
+/// What is to be written.
+#[derive(Clone, Debug)]
+pub struct Entry<'e> {
+    /// The pipeline it was done to.
+    pub pipeline: &'e str,
+    /// Its table and slot.
+    pub target: &'e Target,
+    /// What was done.
+    pub action: Action,
+    /// It was done to what is after here,
+    pub from: Option<Lsn>,
+    /// up to here.
+    pub to: Option<Lsn>,
+    /// More about it: a JSON object, without payloads.
+    pub detail: Value,
+}
+
+/// What was written, with what the server added.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Written {
+    /// Rises from entry to entry.
+    pub id: i64,
+    /// When, as the server prints it.
+    pub at: String,
+    /// What was done.
+    pub action: Action,
+    /// It was done to what is after here,
+    pub from: Option<Lsn>,
+    /// up to here.
+    pub to: Option<Lsn>,
+    /// Who did it.
+    pub by_role: String,
+    /// More about it.
+    pub detail: Value,
+}
+
+/// Of the entries' format, in `detail`. Those without are of the first.
+const VERSION: u64 = 1;
+
+/// Read with [`Catalog::entries`].
+const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
+
+impl Catalog {
+    /// Adds an entry, and returns its id.
+    ///
+    /// # Errors
+    /// The server can't be asked, or the journal is not there or may not be trusted.
+    pub async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
+        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let mut detail = entry.detail.clone();
+        if let Some(detail) = detail.as_object_mut() {
+            detail.insert("version".to_owned(), VERSION.into());
+        }
+        let insert = format!(
+            "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
+             VALUES ({}, {}, {}, {}, {}, {}) RETURNING id",
+            escape_literal(entry.pipeline),
+            escape_literal(&entry.target.slot),
+            escape_literal(entry.action.name()),
+            lsn(entry.from),
+            lsn(entry.to),
+            escape_literal(&detail.to_string()),
+        );
+        let rows = self.of_journal(entry.target, &insert).await?;
+        let id = rows.first().and_then(|row| row.get(0)?.parse().ok());
+        id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
+    }
+
+    /// The entries about a pipeline with its slot, in the order in which they were written.
+    ///
+    /// # Errors
+    /// The server can't be asked, or the journal is not there, may not be trusted or has something
+    /// else in it.
+    pub async fn journal(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vec<Written>, CatalogError> {
+        let (pipeline, slot) = (escape_literal(pipeline), escape_literal(&target.slot));
+        let condition = format!("j.pipeline = {pipeline} AND j.slot = {slot}");
+        self.entries(target, &condition).await
+    }
+
+    /// The entries `j` that fulfil a condition, in the order in which they were written.
+    pub(crate) async fn entries(
+        &self,
+        target: &Target,
+        condition: &str,
+    ) -> Result<Vec<Written>, CatalogError> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM walpost.journal j WHERE {condition} ORDER BY j.id");
+        let rows = self.of_journal(target, &sql).await?;
+        rows.iter().map(written).collect()
+    }
+
+    /// Runs a statement about the journal, after that was examined (`sql/examine.sql`). Parsing the
+    /// statement locks the table, so that it can't become another meanwhile, and runs nothing of it. All
+    /// is one message, and one transaction: cancel safe.
+    async fn of_journal(
+        &self,
+        target: &Target,
+        statement: &str,
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
+        // What an error leaves behind must not be in the way of the next.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("walpost_journal_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let sql = format!(
+            "PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
+            provision::examine(target, "journal")
+        );
+        match self.client().simple_query(&sql).await {
+            Ok(messages) => {
+                let rows = messages.into_iter().filter_map(|message| match message {
+                    SimpleQueryMessage::Row(row) => Some(row),
+                    _ => None,
+                });
+                Ok(rows.collect())
+            }
+            Err(error) => {
+                // It was not prepared, where that is what failed.
+                let deallocate = format!("DEALLOCATE {name}");
+                let _ = self.client().batch_execute(&deallocate).await;
+                Err(self.journal_error(error))
+            }
+        }
+    }
+
+    /// With the command that mends it, where one would.
+    fn journal_error(&self, error: tokio_postgres::Error) -> CatalogError {
+        let error = self.with_grant(error, |role| {
+            format!(
+                "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, \
+                 to_lsn, detail) ON walpost.journal TO {role}"
+            )
+        });
+        match error {
+            // invalid_schema_name, undefined_table
+            CatalogError::Server(server) if matches!(&*server.code, "3F000" | "42P01") => {
+                CatalogError::NoJournal
+            }
+            error => error,
+        }
+    }
+}
+
+fn written(row: &SimpleQueryRow) -> Result<Written, CatalogError> {
+    let unexpected = |column: &str, error: &dyn fmt::Display| {
+        CatalogError::Unexpected(format!("walpost.journal.{column}: {error}"))
+    };
+    let text = |column: &str| {
+        let text = row.try_get(column)?;
+        text.ok_or_else(|| unexpected(column, &"null"))
+    };
+    let lsn = |column: &str| -> Result<Option<Lsn>, CatalogError> {
+        let read = row.try_get(column)?.map(str::parse).transpose();
+        read.map_err(|error| unexpected(column, &error))
+    };
+    let id = text("id")?
+        .parse()
+        .map_err(|error| unexpected("id", &error))?;
+    let detail: Value =
+        serde_json::from_str(text("detail")?).map_err(|error| unexpected("detail", &error))?;
+    let version = detail.get("version").map_or(Some(1), Value::as_u64);
+    if version.is_none_or(|version| version > VERSION) {
+        return Err(CatalogError::NewerJournal {
+            id,
+            version: detail["version"].to_string(),
+            newest: VERSION,
+        });
+    }
+    Ok(Written {
+        id,
+        at: text("at")?.to_owned(),
+        action: text("action")?.parse()?,
+        from: lsn("from_lsn")?,
+        to: lsn("to_lsn")?,
+        by_role: text("by_role")?.to_owned(),
+        detail,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_are_those_that_the_table_allows() {
+        let file = include_str!("../../../sql/journal.sql");
+        let (_, rest) = file.split_once("CHECK (action IN (").expect("a CHECK");
+        let (list, _) = rest.split_once("))").expect("its end");
+        let allowed: Vec<_> = list
+            .split(", ")
+            .map(|text| text.trim_matches('\''))
+            .collect();
+        assert_eq!(allowed, Action::ALL.map(Action::name));
+        for action in Action::ALL {
+            assert_eq!(
+                action.name().parse::<Action>().expect("one of them"),
+                action
+            );
+        }
+        assert!("drop".parse::<Action>().is_err());
+    }
+}

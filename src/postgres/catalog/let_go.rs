@@ -1,0 +1,341 @@
+//! Slots that were let go: what the journal has of them until it is replayed, and letting go itself.
+//!
+//! An entry of the journal says where the slot stood and which transactions it may not have delivered;
+//! it is written before the slot is dropped. Where the drop fails, the entry lists more than was given
+//! up, and never less. It is open until a replay that has covered it writes down its end.
+//!
+//! # Which rows may be missing
+//!
+//! A slot's `catalog_xmin` rises to a transaction id only when everything below that had ended before
+//! a place that is confirmed by then (PostgreSQL 18, `src/backend/replication/logical/snapbuild.c`,
+//! `SnapBuildProcessRunningXacts`, and `logical.c`, `LogicalIncreaseXminForSlot`). So rows of
+//! transactions below it were delivered, and all others may not have been. The transaction is the
+//! row's `xmin`, which stays readable when the row is frozen. A row that is written anew, when the
+//! table is rewritten or the row moved, has a later one: so there is no upper bound, and rows that
+//! came after the new slot are sent once more.
+
+use std::time::{Duration, Instant};
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::json;
+
+use crate::model::let_go::LetGo;
+
+use super::journal::{Action, Entry, Written};
+use super::{Catalog, CatalogError, Said};
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// How long a session that has ended may still have the slot.
+const RELEASE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(100);
+/// How often it is tried to drop the slot.
+const DROPS: u32 = 3;
+const DROP_PAUSE: Duration = Duration::from_secs(1);
+
+/// Transaction ids in rows are of 32 bits.
+const IDS: u64 = 1 << 32;
+
+/// The text of the condition that an entry `j` of the journal is of a slot that was let go and not
+/// replayed.
+const OPEN: &str = "j.action = 'let go' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
+     AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> 'let_go' @> to_jsonb(j.id))";
+
+/// What came of letting go.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The slot is gone.
+    Gone,
+    /// Another process has it.
+    InUse(i32),
+    /// It no longer keeps more than it may, was moved meanwhile, or is not there.
+    Changed,
+}
+
+/// Where a slot stands.
+struct Standing {
+    active_pid: Option<i32>,
+    confirmed: Lsn,
+    restart: Lsn,
+    end: Lsn,
+    /// `catalog_xmin`, with its epoch.
+    catalog_xmin: Option<i64>,
+    cluster: String,
+}
+
+impl Catalog {
+    /// What was let go of a pipeline and not replayed, in the order in which it was.
+    ///
+    /// # Errors
+    /// The server can't be asked, or the journal is not there or may not be read.
+    pub async fn let_go(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vec<LetGo>, CatalogError> {
+        let slot = escape_literal(&target.slot);
+        // A pipeline keeps what was let go also under another name, or with a slot of another name.
+        let whose = match target.outbox.table() {
+            Some(table) => format!(
+                "j.slot = {slot} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
+                escape_literal(pipeline),
+                escape_literal(&table.to_string())
+            ),
+            None => format!("j.slot = {slot}"),
+        };
+        self.open_entries(target, &whose).await
+    }
+
+    /// What was let go of any pipeline with this table or slot, and not replayed. Without a journal
+    /// that is nothing: what is let go is written there first.
+    ///
+    /// # Errors
+    /// The server can't be asked, or the journal may not be read.
+    pub async fn let_go_of_table(
+        &self,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<Vec<LetGo>, CatalogError> {
+        let whose = format!(
+            "j.slot = {} OR j.detail ->> 'table' = {}",
+            escape_literal(&target.slot),
+            escape_literal(&table.to_string())
+        );
+        match self.open_entries(target, &whose).await {
+            Err(CatalogError::NoJournal) => Ok(Vec::new()),
+            found => found,
+        }
+    }
+
+    async fn open_entries(&self, target: &Target, whose: &str) -> Result<Vec<LetGo>, CatalogError> {
+        let condition = format!("({whose}) AND {OPEN}");
+        let entries = self.entries(target, &condition).await?;
+        Ok(entries.into_iter().map(LetGo::from).collect())
+    }
+
+    /// Lets go of the slot of a pipeline, if nobody has it and it keeps more than `max_bytes` of the
+    /// log: writes that down, and drops it. `copies` says whether the pipeline delivers rows that are
+    /// older than its slot: where it has not yet, all rows may be missing.
+    ///
+    /// # Errors
+    /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
+    /// written; another attempt goes on with that.
+    pub async fn let_slot_go(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        max_bytes: u64,
+        copies: bool,
+    ) -> Result<Outcome, CatalogError> {
+        let Some(standing) = self.released(&target.slot).await? else {
+            return Ok(Outcome::Changed);
+        };
+        if let Some(pid) = standing.active_pid {
+            return Ok(Outcome::InUse(pid));
+        }
+        if standing.end.bytes_since(standing.restart) <= max_bytes {
+            return Ok(Outcome::Changed);
+        }
+        // What is not on the disk when the slot is gone could be lost with the server.
+        self.client()
+            .batch_execute(
+                "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+            )
+            .await?;
+        let said = Said::of(&self.journal(pipeline, target).await?);
+        let is_copied = match said {
+            // Nothing at or after the border is confirmed before all of the copy is durable.
+            Said::Begun(border) => standing.confirmed >= border,
+            Said::Nothing | Said::NoJournal => !copies || self.has_streamed(&target.slot).await?,
+            Said::Done => true,
+        };
+        let entry = |action, from, detail| Entry {
+            pipeline,
+            target,
+            action,
+            from,
+            to: Some(standing.end),
+            detail,
+        };
+        let table = target.outbox.table().map(TableName::to_string);
+        if said == Said::Nothing {
+            // Before a new slot the whole table would be copied.
+            let why = json!({ Said::STATE: Said::DONE, "table": table, "why": "let go" });
+            self.write_journal(&entry(Action::Snapshot, None, why))
+                .await?;
+        }
+        // An attempt before this has written it, and failed to drop the slot.
+        let is_written = |open: &LetGo| open.from == Some(standing.confirmed);
+        if !self.let_go(pipeline, target).await?.iter().any(is_written) {
+            let since = standing.catalog_xmin.filter(|_| is_copied);
+            let detail = json!({
+                "reason": "lag.max",
+                "table": table,
+                // As text: programs that read JSON have no such numbers.
+                "catalog_xmin": since.map(|id| id.to_string()),
+                "system_id": standing.cluster,
+                "restart": standing.restart,
+                "kept_bytes": standing.end.bytes_since(standing.restart),
+                "max_bytes": max_bytes,
+            });
+            self.write_journal(&entry(Action::LetGo, Some(standing.confirmed), detail))
+                .await?;
+        }
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.drop_slot(&target.slot, standing.confirmed).await {
+                Ok(true) => return Ok(Outcome::Gone),
+                Ok(false) => return Ok(Outcome::Changed),
+                // object_in_use: somebody was quicker
+                Err(CatalogError::Server(error)) if error.code == "55006" => {
+                    return Ok(Outcome::Changed);
+                }
+                Err(error) if tries == DROPS => return Err(error),
+                Err(_) => tokio::time::sleep(DROP_PAUSE).await,
+            }
+        }
+    }
+
+    /// Where the slot stands once nobody has it, or when that has taken too long.
+    async fn released(&self, slot: &str) -> Result<Option<Standing>, CatalogError> {
+        let until = Instant::now() + RELEASE;
+        loop {
+            let standing = self.standing(slot).await?;
+            let is_free = standing.as_ref().is_none_or(|s| s.active_pid.is_none());
+            if is_free || Instant::now() >= until {
+                return Ok(standing);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// The system identifier of the server.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn cluster(&self) -> Result<String, CatalogError> {
+        let sql = "SELECT system_identifier::text FROM pg_control_system()";
+        Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
+    }
+
+    async fn standing(&self, slot: &str) -> Result<Option<Standing>, CatalogError> {
+        let found = self
+            .client()
+            .query_opt(
+                &format!(
+                    "SELECT s.active_pid, s.confirmed_flush_lsn::text, s.restart_lsn::text, pg_current_wal_lsn()::text, \
+                     n.next - (n.next - s.catalog_xmin::text::int8) % {IDS}, \
+                     (SELECT system_identifier::text FROM pg_control_system()) FROM pg_replication_slots s \
+                     CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) n \
+                     WHERE s.slot_name = $1 AND s.confirmed_flush_lsn IS NOT NULL AND s.restart_lsn IS NOT NULL"
+                ),
+                &[&slot],
+            )
+            .await?;
+        let Some(row) = found else { return Ok(None) };
+        Ok(Some(Standing {
+            active_pid: row.try_get(0)?,
+            confirmed: lsn(row.try_get(1)?)?,
+            restart: lsn(row.try_get(2)?)?,
+            end: lsn(row.try_get(3)?)?,
+            catalog_xmin: row.try_get(4)?,
+            cluster: row.try_get(5)?,
+        }))
+    }
+
+    /// Drops the slot, if it stands there and nobody has it.
+    async fn drop_slot(&self, slot: &str, confirmed: Lsn) -> Result<bool, CatalogError> {
+        let dropped = self
+            .client()
+            .query_opt(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 \
+                 AND NOT active AND confirmed_flush_lsn = $2::text::pg_lsn",
+                &[&slot, &confirmed.to_string()],
+            )
+            .await?;
+        Ok(dropped.is_some())
+    }
+}
+
+impl LetGo {
+    /// The slot of this cluster that stands at `confirmed` is the one that was to be let go. Another
+    /// in its place begins later.
+    #[must_use]
+    pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
+        self.cluster.as_deref() == Some(cluster) && self.from.is_some_and(|from| confirmed <= from)
+    }
+
+    /// The condition in SQL for rows that may be missing after all of `entries`, on this cluster;
+    /// empty for all rows.
+    #[must_use]
+    pub fn condition(entries: &[Self], cluster: &str) -> String {
+        let since = entries.iter().map(|entry| {
+            // Transactions have other ids in another cluster, as one that was upgraded or restored is.
+            let is_here = entry.cluster.as_deref() == Some(cluster);
+            entry.since.filter(|_| is_here)
+        });
+        let Some(since) = since.min().flatten() else {
+            return String::new();
+        };
+        // Counted from there, in the direction in which ids rise: what is older by a whole round of
+        // them is sent too. A row that is visible has an id below the end of the snapshot.
+        format!(
+            "(xmin::text::int8 - {} + {IDS}) % {IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
+            since % IDS
+        )
+    }
+}
+
+impl From<Written> for LetGo {
+    fn from(entry: Written) -> Self {
+        let text = |key: &str| entry.detail[key].as_str().map(str::to_owned);
+        Self {
+            since: text("catalog_xmin").and_then(|id| id.parse().ok()),
+            cluster: text("system_id"),
+            id: entry.id,
+            at: entry.at,
+            from: entry.from,
+            to: entry.to,
+        }
+    }
+}
+
+fn lsn(text: &str) -> Result<Lsn, CatalogError> {
+    text.parse()
+        .map_err(|error| CatalogError::Unexpected(format!("an LSN: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(since: Option<u64>, cluster: &str) -> LetGo {
+        LetGo {
+            id: 1,
+            at: String::new(),
+            from: None,
+            to: None,
+            since,
+            cluster: Some(cluster.to_owned()),
+        }
+    }
+
+    #[test]
+    fn rows_from_the_earliest_transaction_on_may_be_missing() {
+        let late = entry(Some(IDS + 900), "here");
+        let early = entry(Some(IDS + 7), "here");
+        let condition = LetGo::condition(&[late, early], "here");
+        assert!(condition.contains("- 7 + 4294967296)"), "{condition}");
+        assert!(condition.ends_with("- 4294967303"), "{condition}");
+    }
+
+    #[test]
+    fn where_a_transaction_is_not_known_or_not_of_this_cluster_all_rows_may_be() {
+        let known = entry(Some(7), "here");
+        for unknown in [entry(None, "here"), entry(Some(9), "elsewhere")] {
+            assert_eq!(LetGo::condition(&[known.clone(), unknown], "here"), "");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What Walpost has confirmed of its slots, at rest: the table `walpost.slot_state`, which
+//! `sql/journal.sql` makes. It is written before PostgreSQL is told, so a slot that stands beyond it was
+//! moved, or dropped and made again, by somebody else.
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::json;
+use tracing::{debug, warn};
+
+use super::journal::{Action, Entry};
+use super::{Catalog, CatalogError, Said};
+use crate::model::lsn::Lsn;
+use crate::postgres::provision;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// Of the rows' format. Rows of other versions say nothing to us.
+const VERSION: i32 = 1;
+/// Whoever has the row or the table locked is told of: until it is written, nothing is confirmed.
+const LOCK_TIMEOUT: &str = "2s";
+
+/// A slot, and the history that its LSNs are of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotOf {
+    /// The pipeline.
+    pub pipeline: String,
+    /// Its outbox and slot.
+    pub target: Target,
+    /// The cluster's system identifier.
+    pub system_id: String,
+    /// The timeline.
+    pub timeline: u32,
+}
+
+/// What the table says of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotState {
+    /// Where `walpost init` made it, if that did.
+    pub created: Option<Lsn>,
+    /// Something was read from it.
+    pub begun: bool,
+    /// Nothing beyond this was confirmed.
+    pub confirmed: Lsn,
+}
+
+impl SlotState {
+    /// `walpost init` has made the slot, it stands at `confirmed` where it was made, and nothing was read
+    /// from it.
+    #[must_use]
+    pub fn is_untouched(self, confirmed: Lsn) -> bool {
+        let untouched = Self {
+            created: Some(confirmed),
+            begun: false,
+            confirmed,
+        };
+        self == untouched
+    }
+}
+
+/// What is to be done with the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Read,
+    Write,
+}
+
+/// A slot that stands beyond what was confirmed of it, and nothing says why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
+     someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
+     is known: walpost skip --to {found}"
+)]
+pub struct Moved {
+    /// The slot.
+    pub slot: String,
+    /// Where it stands.
+    pub found: Lsn,
+    /// What was confirmed.
+    pub confirmed: Lsn,
+    /// How the events between are delivered.
+    pub resend: &'static str,
+    /// Something was read from it before.
+    pub begun: bool,
+}
+
+/// The table, as this role finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FoundState {
+    /// It can't be used, for this reason: nobody notices who else moves the slot.
+    Unusable(String),
+    /// What it says of the slot, in this history; nothing where it has no row of it.
+    State(Option<SlotState>),
+}
+
+impl Catalog {
+    /// What the table says of a slot, after it was examined (`sql/examine.sql`).
+    ///
+    /// # Errors
+    /// The server can't be asked, or the table may not be trusted.
+    pub async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+        self.found_state(of, Use::Write).await
+    }
+
+    /// That a slot which stands at `found` was moved, or made anew, by somebody else, as far as the table and
+    /// the journal know. `found` was looked up before.
+    ///
+    /// # Errors
+    /// The server can't be asked, or lets us not read the table, or table or journal may not be trusted.
+    pub async fn moved(&self, of: &SlotOf, found: Lsn) -> Result<Option<Moved>, CatalogError> {
+        let SlotState {
+            confirmed, begun, ..
+        } = match self.found_state(of, Use::Read).await? {
+            FoundState::State(Some(state)) if state.confirmed < found => state,
+            FoundState::State(_) | FoundState::Unusable(_) => return Ok(None),
+        };
+        if self.is_accounted_for(&of.target, confirmed, found).await? {
+            return Ok(None);
+        }
+        Ok(Some(Moved {
+            slot: of.target.slot.clone(),
+            found,
+            confirmed,
+            resend: of.target.outbox.resend(),
+            begun,
+        }))
+    }
+
+    async fn found_state(&self, of: &SlotOf, to: Use) -> Result<FoundState, CatalogError> {
+        let found = self
+            .client()
+            .query_opt(
+                "SELECT $1 OR has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') \
+                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), \
+                 quote_ident(current_user) \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = 'walpost' AND c.relname = 'slot_state'",
+                &[&(to == Use::Read)],
+            )
+            .await?;
+        let Some(found) = found else {
+            let why = "table walpost.slot_state does not exist. Create it: walpost init, or sql/journal.sql and sql/role.sql";
+            return Ok(FoundState::Unusable(why.to_owned()));
+        };
+        if !found.try_get::<_, bool>(0)? {
+            let role: String = found.try_get(1)?;
+            return Ok(FoundState::Unusable(format!(
+                "permission denied for table walpost.slot_state. Grant it: GRANT USAGE ON SCHEMA walpost TO {role}; GRANT \
+                 SELECT, INSERT, UPDATE ON walpost.slot_state TO {role}"
+            )));
+        }
+        self.client()
+            .batch_execute(&provision::examine(&of.target, "slot_state"))
+            .await?;
+        let row = self
+            .client()
+            .query_opt(
+                "SELECT created_lsn::text, begun, confirmed_lsn::text FROM walpost.slot_state WHERE slot = $1 \
+                 AND version = $2 AND system_id = $3 AND timeline = $4::int8::int4 \
+                 AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+                &[
+                    &of.target.slot,
+                    &VERSION,
+                    &of.system_id,
+                    &i64::from(of.timeline),
+                ],
+            )
+            .await
+            .map_err(|error| {
+                self.with_grant(error, |role| {
+                    format!(
+                        "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT ON walpost.slot_state TO {role}"
+                    )
+                })
+            })?;
+        let Some(row) = row else {
+            return Ok(FoundState::State(None));
+        };
+        let lsn = |text: &str| -> Result<Lsn, CatalogError> {
+            text.parse().map_err(|error| {
+                CatalogError::Unexpected(format!("walpost.slot_state: an LSN: {error}"))
+            })
+        };
+        let created: Option<String> = row.try_get(0)?;
+        Ok(FoundState::State(Some(SlotState {
+            created: created.as_deref().map(lsn).transpose()?,
+            begun: row.try_get(1)?,
+            confirmed: lsn(row.try_get(2)?)?,
+        })))
+    }
+
+    /// Writes down that nothing beyond `confirmed` is confirmed of a slot; when this returns, that is on
+    /// the server's disk. The table was examined over this connection. One message, and one transaction:
+    /// cancel safe.
+    ///
+    /// # Errors
+    /// The server can't be asked, or refuses.
+    pub async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+        // Of two instances, the one that lags must not take back what the other has written.
+        let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
+             AND s.database_oid = excluded.database_oid";
+        self.upsert(
+            of,
+            None,
+            true,
+            confirmed,
+            &format!(
+                "begun = true, confirmed_lsn = CASE WHEN {same} THEN greatest(s.confirmed_lsn, excluded.confirmed_lsn) \
+                 ELSE excluded.confirmed_lsn END, created_lsn = CASE WHEN {same} THEN s.created_lsn END"
+            ),
+        )
+        .await
+    }
+
+    /// Writes down that a slot was just made, and that nothing was read from it.
+    ///
+    /// # Errors
+    /// The server can't be asked, or refuses.
+    pub async fn write_new_slot_state(
+        &self,
+        of: &SlotOf,
+        created: Lsn,
+    ) -> Result<(), CatalogError> {
+        let set = "begun = false, confirmed_lsn = excluded.confirmed_lsn, created_lsn = excluded.created_lsn";
+        self.upsert(of, Some(created), false, created, set).await
+    }
+
+    async fn upsert(
+        &self,
+        of: &SlotOf,
+        created: Option<Lsn>,
+        begun: bool,
+        confirmed: Lsn,
+        set: &str,
+    ) -> Result<(), CatalogError> {
+        let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        // For a standby nobody has to wait: one that is promoted without the row has another timeline.
+        let sql = format!(
+            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; \
+             INSERT INTO walpost.slot_state AS s \
+             (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
+             SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
+             {begun}, '{confirmed}', now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
+             SET pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
+             database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at, {set}",
+            escape_literal(&of.target.slot),
+            escape_literal(&of.pipeline),
+            escape_literal(&of.system_id),
+            of.timeline,
+        );
+        Ok(self.client().batch_execute(&sql).await?)
+    }
+
+    /// Writes down that a slot was made just now. Where there was another of its name, with what it had
+    /// not delivered, the journal says that this was let go; but not where the first start is still to come,
+    /// which delivers the rows that are there.
+    ///
+    /// # Errors
+    /// The server can't be asked, or refuses.
+    pub async fn slot_was_made(&self, pipeline: &str, target: &Target) -> Result<(), CatalogError> {
+        let Some(slot) = self.slot(&target.slot).await? else {
+            return Ok(());
+        };
+        let created = slot.confirmed;
+        let of = self.slot_of(pipeline, target).await?;
+        let is_first = self.said_of_snapshot(pipeline, target).await? == Said::Nothing;
+        let before = match self.slot_state(&of).await? {
+            FoundState::State(before) => before
+                .filter(|before| before.begun || !is_first)
+                .map(|before| before.confirmed),
+            FoundState::Unusable(why) => {
+                debug!(pipeline, "{why}");
+                return Ok(());
+            }
+        };
+        if let (Some(before), Some(table)) = (before, target.outbox.table())
+            && before < created
+            && !self.is_accounted_for(target, before, created).await?
+        {
+            let entry = Entry {
+                pipeline,
+                target,
+                action: Action::LetGo,
+                from: Some(before),
+                to: Some(created),
+                detail: json!({
+                    "reason": "slot made anew",
+                    "table": TableName::to_string(table),
+                    "system_id": of.system_id,
+                }),
+            };
+            let id = self.write_journal(&entry).await?;
+            warn!(
+                pipeline,
+                slot = target.slot,
+                journal = id,
+                "a slot of this name was there before, and is gone: events committed between {before} and {created} may be \
+                 missing in Kafka. Send them again: walpost replay --let-go --pipeline {pipeline}"
+            );
+        }
+        self.write_new_slot_state(&of, created).await
+    }
+
+    /// The slot, on the server that this connection is to.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn slot_of(&self, pipeline: &str, target: &Target) -> Result<SlotOf, CatalogError> {
+        // The control file has the timeline of the last checkpoint, which a promotion does not wait for.
+        let row = self
+            .client()
+            .query_one(
+                "SELECT system_identifier::text, \
+                 ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int8 FROM pg_control_system()",
+                &[],
+            )
+            .await?;
+        let timeline: i64 = row.try_get(1)?;
+        Ok(SlotOf {
+            pipeline: pipeline.to_owned(),
+            target: target.clone(),
+            system_id: row.try_get(0)?,
+            timeline: u32::try_from(timeline)
+                .map_err(|error| CatalogError::Unexpected(format!("a timeline: {error}")))?,
+        })
+    }
+
+    /// The journal says why a slot stands at `found`, beyond `confirmed`: what is between was skipped, or
+    /// given up with the slot before it.
+    ///
+    /// # Errors
+    /// The server can't be asked, or the journal may not be trusted or has something else in it.
+    pub async fn is_accounted_for(
+        &self,
+        target: &Target,
+        confirmed: Lsn,
+        found: Lsn,
+    ) -> Result<bool, CatalogError> {
+        let condition = format!(
+            "j.slot = {} AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
+             OR j.action = '{}' AND j.to_lsn >= '{confirmed}')",
+            escape_literal(&target.slot),
+            Action::Skip.name(),
+            Action::LetGo.name(),
+        );
+        match self.entries(target, &condition).await {
+            Ok(entries) => Ok(!entries.is_empty()),
+            Err(CatalogError::NoJournal) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

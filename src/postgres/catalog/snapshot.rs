@@ -1,0 +1,177 @@
+//! The rows of a table as they are at one moment, in no order. Where all of an event is wanted, and in
+//! order, it is [`copy`] that reads them.
+
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+
+use super::copy;
+use super::{Catalog, CatalogError, Statement};
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+
+/// A transaction that sees the database as it was when it began.
+pub struct Snapshot<'c> {
+    catalog: &'c Catalog,
+    /// It has nothing that was committed at or after this.
+    pub after: Lsn,
+    /// What was committed before this it has, but for what was about to become visible.
+    pub before: Lsn,
+}
+
+/// Rows that come one by one, so that a large table takes no memory.
+pub struct Rows {
+    stream: Pin<Box<SimpleQueryStream>>,
+}
+
+impl<'c> Snapshot<'c> {
+    /// Takes a snapshot, to read this table.
+    ///
+    /// # Errors
+    /// The server can't be asked, or reading the table would run code of others.
+    pub async fn take(catalog: &'c Catalog, table: &TableName) -> Result<Self, CatalogError> {
+        catalog.examine_table(table, Statement::Select).await?;
+        let client = catalog.client();
+        copy::prepare(client).await?;
+        let before = inserted(catalog).await?;
+        client
+            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            .await?;
+        // The first statement takes the snapshot, and is evaluated after that.
+        let after = inserted(catalog).await?;
+        Ok(Self {
+            catalog,
+            after,
+            before,
+        })
+    }
+
+    /// Rows of a query, whose values have the text forms that the log has. Simple queries give text
+    /// by the types' output functions, as pgoutput does; a cast to text does not always.
+    ///
+    /// # Errors
+    /// The server refuses the query.
+    pub async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
+        let stream = self.catalog.client().simple_query_raw(query).await?;
+        Ok(Rows {
+            stream: Box::pin(stream),
+        })
+    }
+
+    /// Lets the snapshot go.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn end(self) -> Result<(), CatalogError> {
+        Ok(self.catalog.client().batch_execute("COMMIT").await?)
+    }
+}
+
+impl Rows {
+    /// The next row; nothing behind the last.
+    ///
+    /// # Errors
+    /// The server ends the query with an error, or the connection is lost.
+    pub async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
+        while let Some(message) = self.stream.try_next().await? {
+            if let SimpleQueryMessage::Row(row) = message {
+                return Ok(Some(row));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The end of the log: all that is visible was committed before.
+async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
+    let row = catalog
+        .client()
+        .query_one(
+            "SELECT pg_current_wal_insert_lsn()::text, current_setting('wal_block_size')::int8, \
+             pg_size_bytes(current_setting('wal_segment_size'))",
+            &[],
+        )
+        .await?;
+    let (lsn, page, segment): (String, i64, i64) =
+        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let next = lsn
+        .parse()
+        .map_err(|error| CatalogError::Unexpected(format!("pg_current_wal_insert_lsn: {error}")))?;
+    Ok(end_of_record(
+        next,
+        page.unsigned_abs(),
+        segment.unsigned_abs(),
+    ))
+}
+
+/// The server tells where the next record begins. Where the last one ended with its page, that is
+/// behind the header of the next, and no slot is ever confirmed up to there.
+fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
+    const SHORT_HEADER: u64 = 24;
+    const LONG_HEADER: u64 = 40;
+    let behind = |start: u64| next.0.checked_rem(start);
+    if behind(segment) == Some(LONG_HEADER) {
+        Lsn(next.0 - LONG_HEADER)
+    } else if behind(page) == Some(SHORT_HEADER) {
+        Lsn(next.0 - SHORT_HEADER)
+    } else {
+        next
+    }
+}
+
+impl Catalog {
+    /// How many rows the table has, as far as its statistics know; zero if they don't.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
+        let row = self
+            .client()
+            .query_one(
+                "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c \
+                 WHERE c.relkind = 'r' AND (c.oid = $1::text::regclass OR c.oid IN \
+                 (SELECT relid FROM pg_partition_tree($1::text::regclass)))",
+                &[&table.quoted()],
+            )
+            .await?;
+        Ok(u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0))
+    }
+
+    /// Whether we may read the table.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub async fn may_read(&self, table: &TableName) -> Result<bool, CatalogError> {
+        let row = self
+            .client()
+            .query_one(
+                "SELECT has_schema_privilege($1, 'USAGE') AND \
+                 coalesce(has_table_privilege((SELECT c.oid FROM pg_class c JOIN pg_namespace n \
+                 ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2), 'SELECT'), false)",
+                &[&table.schema, &table.name],
+            )
+            .await?;
+        Ok(row.try_get(0)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn record_ends_before_the_header_of_the_next_page() {
+        const PAGE: u64 = 8192;
+        const SEGMENT: u64 = 16 << 20;
+        for (next, end) in [
+            (SEGMENT + PAGE + 24, SEGMENT + PAGE),
+            (SEGMENT + 40, SEGMENT),
+            (SEGMENT + PAGE, SEGMENT + PAGE),
+            // The rest of a record that began on the page before.
+            (SEGMENT + PAGE + 40, SEGMENT + PAGE + 40),
+        ] {
+            assert_eq!(end_of_record(Lsn(next), PAGE, SEGMENT), Lsn(end));
+        }
+    }
+}

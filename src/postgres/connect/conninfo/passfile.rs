@@ -1,0 +1,148 @@
+//! The password file: `~/.pgpass` or the one that `passfile` names.
+//!
+//! Spec: PostgreSQL 18, 32.16 "The Password File".
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// What a line of the file has to match, in the order of its fields.
+pub(crate) struct Wanted<'a> {
+    pub(crate) host: &'a str,
+    pub(crate) port: u16,
+    pub(crate) dbname: &'a str,
+    pub(crate) user: &'a str,
+}
+
+/// The password of the first line that matches. A file that is missing gives none, and so does one
+/// that others may read or that is no file: that is said in the log.
+pub(crate) fn look_up(path: &Path, wanted: &Wanted<'_>) -> Option<Vec<u8>> {
+    let bytes = match read_private(path) {
+        Ok(bytes) => bytes?,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => {
+            tracing::warn!(file = %path.display(), %error, "password file ignored");
+            return None;
+        }
+    };
+    find(&bytes, wanted)
+}
+
+fn read_private(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        tracing::warn!(file = %path.display(), "password file ignored: it is not a plain file");
+        return Ok(None);
+    }
+    #[cfg(unix)]
+    if std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o077 != 0 {
+        tracing::warn!(
+            file = %path.display(),
+            "password file ignored: group or others have access; chmod 0600 mends it"
+        );
+        return Ok(None);
+    }
+    std::fs::read(path).map(Some)
+}
+
+fn find(file: &[u8], wanted: &Wanted<'_>) -> Option<Vec<u8>> {
+    let port = wanted.port.to_string();
+    let wanted = [wanted.host, &port, wanted.dbname, wanted.user];
+    file.split(|byte| *byte == b'\n')
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .filter(|line| !line.starts_with(b"#"))
+        .find_map(|line| {
+            let mut rest = line;
+            for wanted in wanted {
+                let (raw, value, after) = field(rest);
+                if raw != b"*" && value != wanted.as_bytes() {
+                    return None;
+                }
+                rest = after?;
+            }
+            let (_, password, _) = field(rest);
+            (!password.is_empty()).then_some(password)
+        })
+}
+
+/// The first field of a line: as written, unescaped, and what follows its colon.
+fn field(line: &[u8]) -> (&[u8], Vec<u8>, Option<&[u8]>) {
+    let mut value = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = line.get(at) {
+        match (byte, line.get(at + 1)) {
+            (b':', _) => return (&line[..at], value, Some(&line[at + 1..])),
+            (b'\\', Some(&escaped)) => {
+                value.push(escaped);
+                at += 2;
+            }
+            _ => {
+                value.push(byte);
+                at += 1;
+            }
+        }
+    }
+    (line, value, None)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const DB1: Wanted<'_> = Wanted {
+        host: "db1",
+        port: 5432,
+        dbname: "shop",
+        user: "walpost",
+    };
+
+    #[test]
+    fn the_first_line_that_matches_gives_the_password() {
+        for (file, expected) in [
+            ("db1:5432:shop:walpost:one", Some("one")),
+            (
+                "db2:5432:shop:walpost:two\ndb1:5432:shop:walpost:one\n",
+                Some("one"),
+            ),
+            ("*:*:*:*:any\ndb1:5432:shop:walpost:one", Some("any")),
+            ("*:5433:*:*:no\n*:*:shop:*:yes\r\n", Some("yes")),
+            ("# db1:5432:shop:walpost:comment\n", None),
+            ("db1:5432:shop:walpost:a\\:b\\\\c", Some("a:b\\c")),
+            ("db1:5432:shop:walpost:a:ignored", Some("a")),
+            ("d\\b1:5432:shop:walpost:escaped", Some("escaped")),
+            ("\\*:5432:shop:walpost:literal", None),
+            ("db1:5432:shop:walpost:", None),
+            ("db1:5432:shop:walpost", None),
+            ("db1:5432", None),
+            ("", None),
+        ] {
+            let found = find(file.as_bytes(), &DB1);
+            assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{file:?}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_others_may_read_is_ignored() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "*:*:*:*:secret").unwrap();
+        let with_mode = |mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(file.path(), permissions).unwrap();
+            look_up(file.path(), &DB1)
+        };
+        assert_eq!(with_mode(0o600).as_deref(), Some(&b"secret"[..]));
+        assert_eq!(with_mode(0o640), None);
+        assert_eq!(with_mode(0o604), None);
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_a_folder_gives_no_password() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(look_up(folder.path(), &DB1), None);
+        assert_eq!(look_up(&folder.path().join("none"), &DB1), None);
+    }
+}

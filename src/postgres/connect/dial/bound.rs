@@ -1,0 +1,225 @@
+//! How much of a server's answer an SQL client takes. tokio-postgres reserves whatever length a message
+//! says it has, before it has come: here the length is read first.
+//!
+//! Spec: PostgreSQL 18, 54.7 "Message Formats".
+
+/// A tag and a length.
+const HEADER_BYTES: usize = 5;
+
+/// What a message costs beside its bytes, as a row that is kept.
+const MESSAGE_OVERHEAD_BYTES: usize = 128;
+
+/// The most that a client takes from its server.
+#[derive(Clone, Copy, Debug)]
+pub struct SqlLimits {
+    message_bytes: usize,
+    /// All messages up to ReadyForQuery; none for a client that reads rows one by one.
+    answer_bytes: Option<usize>,
+    remedy: &'static str,
+}
+
+impl SqlLimits {
+    /// For questions whose whole answer is kept. No value of the catalog is near that long.
+    pub const QUESTIONS: SqlLimits = SqlLimits {
+        message_bytes: 16 << 20,
+        answer_bytes: Some(64 << 20),
+        remedy: "Find the object whose name, definition or comment is that long, and shorten it",
+    };
+
+    /// For questions, and for rows that are read one by one and are no longer than that. A row that is a
+    /// little longer comes through: who reads it names it.
+    #[must_use]
+    pub fn rows(row_bytes_max: usize) -> SqlLimits {
+        SqlLimits {
+            message_bytes: (row_bytes_max.saturating_add(64 << 10))
+                .max(Self::QUESTIONS.message_bytes),
+            answer_bytes: None,
+            remedy: "Raise max_row_bytes",
+        }
+    }
+}
+
+/// Follows the messages of a server, and looks at nothing but their headers.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    limits: SqlLimits,
+    /// What is still to come of the message whose header was seen last.
+    body_bytes: usize,
+    /// Of a header that has come in part.
+    cut: Vec<u8>,
+    answer_bytes: usize,
+}
+
+impl Bound {
+    pub(crate) fn new(limits: SqlLimits) -> Bound {
+        Bound {
+            limits,
+            body_bytes: 0,
+            cut: Vec::with_capacity(HEADER_BYTES),
+            answer_bytes: 0,
+        }
+    }
+
+    /// How many bytes of a header are missing that has come in part; None where none has.
+    pub(crate) fn missing(&self) -> Option<usize> {
+        let has = self.cut.len();
+        (has > 0).then(|| HEADER_BYTES - has)
+    }
+
+    /// Takes no more than the [`missing`](Self::missing) bytes, and gives the header when it has all.
+    ///
+    /// # Errors
+    /// Why its message is refused.
+    pub(crate) fn complete(&mut self, bytes: &[u8]) -> Result<Option<[u8; HEADER_BYTES]>, String> {
+        self.cut.extend_from_slice(bytes);
+        let Some(header) = self.cut.first_chunk().copied() else {
+            return Ok(None);
+        };
+        self.cut.clear();
+        self.open(header)?;
+        Ok(Some(header))
+    }
+
+    /// How many of the bytes may be passed on. What is left of them is kept: a header that has come in
+    /// part.
+    ///
+    /// # Errors
+    /// As the second, why the message that begins behind so many bytes is refused.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
+        let mut at = 0;
+        loop {
+            let body = self.body_bytes.min(bytes.len() - at);
+            self.body_bytes -= body;
+            at += body;
+            let rest = &bytes[at..];
+            let Some(header) = rest.first_chunk() else {
+                self.cut.extend_from_slice(rest);
+                return Ok(at);
+            };
+            self.open(*header).map_err(|reason| (at, reason))?;
+            at += HEADER_BYTES;
+        }
+    }
+
+    fn open(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
+        let [tag, length @ ..] = header;
+        // The length counts itself, and not the tag.
+        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+        let Some(body_bytes) = length.checked_sub(4) else {
+            return Err(format!(
+                "the server sent a message of length {length}, tag {tag:#04x}: expected at least 4"
+            ));
+        };
+        let SqlLimits {
+            message_bytes,
+            remedy,
+            ..
+        } = self.limits;
+        if length > message_bytes {
+            return Err(format!(
+                "the server sent a message of {length} bytes, tag {tag:#04x}, and at most {message_bytes} are \
+                 accepted. {remedy}"
+            ));
+        }
+        if tag == b'Z' {
+            self.answer_bytes = 0;
+        } else if let Some(answer_bytes) = self.limits.answer_bytes {
+            self.answer_bytes += length + MESSAGE_OVERHEAD_BYTES;
+            if self.answer_bytes > answer_bytes {
+                return Err(format!(
+                    "the server's answer takes more than {answer_bytes} bytes, and no more are accepted. {remedy}"
+                ));
+            }
+        }
+        self.body_bytes = body_bytes;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(tag: u8, body_bytes: u32) -> Vec<u8> {
+        let mut message = vec![tag];
+        message.extend((body_bytes + 4).to_be_bytes());
+        message.resize(message.len() + body_bytes as usize, b'x');
+        message
+    }
+
+    /// What is passed on of bytes that come in pieces, and why no more.
+    fn pass(bound: &mut Bound, mut bytes: &[u8], piece: usize) -> (Vec<u8>, Option<String>) {
+        let mut passed = Vec::new();
+        while !bytes.is_empty() {
+            let count = bound.missing().unwrap_or(piece).min(piece).min(bytes.len());
+            let (now, later) = bytes.split_at(count);
+            bytes = later;
+            if bound.missing().is_some() {
+                match bound.complete(now) {
+                    Ok(header) => passed.extend(header.into_iter().flatten()),
+                    Err(reason) => return (passed, Some(reason)),
+                }
+                continue;
+            }
+            match bound.take(now) {
+                Ok(count) => passed.extend_from_slice(&now[..count]),
+                Err((count, reason)) => {
+                    passed.extend_from_slice(&now[..count]);
+                    return (passed, Some(reason));
+                }
+            }
+        }
+        (passed, None)
+    }
+
+    #[test]
+    fn all_up_to_a_message_that_is_too_long_is_passed_on_in_whatever_pieces_it_comes() {
+        let limits = SqlLimits {
+            message_bytes: 100,
+            answer_bytes: None,
+            remedy: "",
+        };
+        let good = [
+            message(b'T', 0),
+            message(b'D', 96),
+            message(b'D', 7),
+            message(b'Z', 1),
+        ]
+        .concat();
+        for piece in 1..good.len() + 10 {
+            for (bad, says) in [
+                (message(b'D', 97), "of 101 bytes, tag 0x44"),
+                (vec![b'D', 255, 255, 255, 255], "of 4294967295 bytes"),
+                (vec![b'D', 0, 0, 0, 3], "of length 3"),
+            ] {
+                let mut bound = Bound::new(limits);
+                assert_eq!(pass(&mut bound, &good, piece), (good.clone(), None));
+                let bad = [good.clone(), bad, good.clone()].concat();
+                let (passed, reason) = pass(&mut bound, &bad, piece);
+                assert_eq!(passed, good, "in pieces of {piece}");
+                let reason = reason.unwrap_or_default();
+                assert!(reason.contains(says), "{reason}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_is_bounded_and_the_next_begins_anew() {
+        let limits = SqlLimits {
+            message_bytes: 100,
+            answer_bytes: Some(1000),
+            remedy: "Why",
+        };
+        let mut bound = Bound::new(limits);
+        let answer = |rows: usize| [message(b'D', 0).repeat(rows), message(b'Z', 1)].concat();
+        for _ in 0..10 {
+            assert_eq!(pass(&mut bound, &answer(7), 1000).1, None);
+        }
+        let reason = pass(&mut bound, &answer(8), 1000).1.unwrap_or_default();
+        assert!(reason.contains("more than 1000 bytes"), "{reason}");
+        assert!(reason.ends_with("Why"), "{reason}");
+        let mut bound = Bound::new(SqlLimits::rows(0));
+        let many = message(b'D', 0).repeat(2_000_000);
+        assert_eq!(pass(&mut bound, &many, 1 << 20).1, None);
+    }
+}

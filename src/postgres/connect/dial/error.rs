@@ -1,0 +1,373 @@
+//! Why no connection came about, one variant a kind.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use postgres_protocol::message::backend::ErrorFields;
+use tokio_postgres::error::DbError;
+use tokio_postgres::fallible_iterator::FallibleIterator;
+
+use crate::postgres::connect::conninfo::{Conninfo, SslMode};
+use crate::postgres::table::identifier;
+
+/// An ErrorResponse or NoticeResponse of the server.
+///
+/// Spec: PostgreSQL 18, 54.8 "Error and Notice Message Fields".
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerError {
+    /// FATAL, ERROR, WARNING ...; not localized.
+    pub severity: String,
+    /// SQLSTATE, five characters.
+    pub code: String,
+    /// In the server's language.
+    pub message: String,
+    /// More about the message.
+    pub detail: Option<String>,
+    /// What the server suggests.
+    pub hint: Option<String>,
+}
+
+impl ServerError {
+    /// Reads the fields of a message; bytes that are not UTF-8 are replaced.
+    ///
+    /// # Errors
+    /// [`io::Error`] for a field that is not terminated.
+    pub fn parse(mut fields: ErrorFields<'_>) -> io::Result<ServerError> {
+        let mut error = ServerError::default();
+        let mut localized_severity = String::new();
+        while let Some(field) = fields.next()? {
+            let value = String::from_utf8_lossy(field.value_bytes()).into_owned();
+            match field.type_() {
+                b'V' => error.severity = value,
+                b'S' => localized_severity = value,
+                b'C' => error.code = value,
+                b'M' => error.message = value,
+                b'D' => error.detail = Some(value),
+                b'H' => error.hint = Some(value),
+                _ => {}
+            }
+        }
+        if error.severity.is_empty() {
+            error.severity = localized_severity;
+        }
+        Ok(error)
+    }
+
+    /// Whether the same question can have another answer in a while: the server starts, stops, is
+    /// full or lost a peer.
+    fn passes(&self) -> bool {
+        // What the other side does not understand it will not understand next time.
+        self.code != "08P01"
+            && ["08", "53", "57"]
+                .iter()
+                .any(|class| self.code.starts_with(class))
+    }
+}
+
+impl From<&DbError> for ServerError {
+    fn from(error: &DbError) -> Self {
+        ServerError {
+            severity: error.severity().to_owned(),
+            code: error.code().code().to_owned(),
+            message: error.message().to_owned(),
+            detail: error.detail().map(str::to_owned),
+            hint: error.hint().map(str::to_owned),
+        }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (SQLSTATE {})", self.message, self.code)?;
+        if let Some(detail) = &self.detail {
+            write!(f, " DETAIL: {detail}")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, " HINT: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+/// Why no connection came about. `host` is `name:port`, with the address behind it where the name
+/// has several.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// The name has no address, or no name server answered.
+    #[error("{host}: can't be resolved: {source}")]
+    Resolve {
+        /// The host tried.
+        host: String,
+        /// The resolver's answer.
+        source: io::Error,
+    },
+    /// Nothing accepts connections there.
+    #[error("{host}: can't connect: {source}")]
+    Connect {
+        /// The host tried.
+        host: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// No session within `connect_timeout`.
+    #[error("{host}: no session within {limit:?} (connect_timeout)")]
+    Timeout {
+        /// The host tried.
+        host: String,
+        /// The time allowed.
+        limit: Duration,
+    },
+    /// The connection broke before the session was ready.
+    #[error("{host}: connection lost during startup: {source}")]
+    Io {
+        /// The host tried.
+        host: String,
+        /// What happened to the connection.
+        source: io::Error,
+    },
+    /// A certificate, key or revocation list on this side is missing or unusable.
+    #[error("{parameter} {}: {reason}", path.display())]
+    TlsFile {
+        /// The connection parameter that names the file.
+        parameter: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what would mend it.
+        reason: String,
+    },
+    /// The TLS handshake failed: most often a certificate that one side does not accept.
+    #[error("{host}: TLS failed: {reason}")]
+    Tls {
+        /// The host tried.
+        host: String,
+        /// What OpenSSL or the other side said.
+        reason: String,
+    },
+    /// `sslmode` asks for TLS and the server has none.
+    #[error(
+        "{host}: the server has no TLS (ssl = off) and sslmode={mode} requires it; \
+         turn it on there, or write sslmode=disable"
+    )]
+    TlsRefused {
+        /// The host tried.
+        host: String,
+        /// The mode asked for.
+        mode: SslMode,
+    },
+    /// The server refused the session.
+    #[error("{host}: {error}")]
+    Server {
+        /// The host tried.
+        host: String,
+        /// The server's own words.
+        error: Box<ServerError>,
+    },
+    /// The server asks for a password and none is known.
+    #[error(
+        "{host}: the server asks {user} for a password and there is none: give it in PGPASSWORD, \
+         in a line of ~/.pgpass (or of the file that PGPASSFILE names; mode 0600), or in the \
+         connection string"
+    )]
+    NoPassword {
+        /// The host tried.
+        host: String,
+        /// Who was asked.
+        user: String,
+    },
+    /// The server asks for a method that Walpost does not have.
+    #[error(
+        "{host}: the server asks for {method} authentication; walpost has trust, password, md5, \
+         scram-sha-256 and client certificates (pg_hba.conf)"
+    )]
+    AuthMethod {
+        /// The host tried.
+        host: String,
+        /// The method asked for.
+        method: String,
+    },
+    /// The server asks for what `require_auth` does not allow.
+    #[error(
+        "{host}: the server asks for {asked} authentication, and require_auth={required} does not allow it: \
+         allow it there, or change the method in pg_hba.conf"
+    )]
+    RequireAuth {
+        /// The host tried.
+        host: String,
+        /// What is allowed.
+        required: String,
+        /// What it asks for.
+        asked: &'static str,
+    },
+    /// The server asks for a password on a connection that others can read, or can be the ones who
+    /// ask. Nothing was sent.
+    #[error(
+        "{host}: the server asks for {what}, and the connection {fault}: whoever is on the network between could \
+         have it, so it was not sent. Set sslmode=verify-full with sslrootcert, or have the server ask for \
+         scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}"
+    )]
+    Exposed {
+        /// The host tried.
+        host: String,
+        /// What it asks for.
+        what: &'static str,
+        /// Why it is exposed.
+        fault: &'static str,
+        /// The method's name for `require_auth`.
+        method: String,
+    },
+    /// The SCRAM exchange failed on the server's side of the proof: it may not be the server it
+    /// says it is.
+    #[error("{host}: SCRAM authentication failed: {reason}")]
+    Scram {
+        /// The host tried.
+        host: String,
+        /// What was wrong.
+        reason: String,
+    },
+    /// `channel_binding=require` can't be kept.
+    #[error("{host}: channel_binding=require can't be kept: {reason}")]
+    ChannelBinding {
+        /// The host tried.
+        host: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A session, but not the kind that `target_session_attrs` asks for.
+    #[error("{host}: is not {wanted} (target_session_attrs)")]
+    NotReadWrite {
+        /// The host tried.
+        host: String,
+        /// `read-write` or `primary`.
+        wanted: &'static str,
+    },
+    /// The other side does not speak PostgreSQL's protocol, version 3.0.
+    #[error("{host}: not an answer of PostgreSQL's protocol: {what}")]
+    Protocol {
+        /// The host tried.
+        host: String,
+        /// What was found.
+        what: String,
+    },
+    /// More than one attempt, none of them a success.
+    #[error("none of {} attempts gave a session: {}", failures.len(), list(failures))]
+    AllHosts {
+        /// All that failed, in the order tried; never empty, and none of them is `AllHosts`.
+        failures: Vec<DialError>,
+        /// Index of the failure that says what to do: see [`DialError::decisive`].
+        decisive: usize,
+    },
+}
+
+fn list(failures: &[DialError]) -> String {
+    let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
+    texts.join("; ")
+}
+
+/// What PostgreSQL gives no hint for: the statement that lets us in. The message is in the server's
+/// language, and this knows English alone.
+fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
+    let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
+    let says = |words: &str| error.message.contains(words);
+    match error.code.as_str() {
+        "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
+        "42501" if says("permission denied for database") => {
+            Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
+        }
+        // PgBouncer, of what it does not pass on: replication, or a setting that every session of ours has.
+        "08P01" if says("unsupported startup parameter") => Some(
+            "This is a connection pooler. Replication and the settings of a session need PostgreSQL itself: connect to its \
+             own address and port"
+                .to_owned(),
+        ),
+        "53300" if says("max_wal_senders") => Some(
+            "Each pipeline has a walsender. SELECT pid, application_name, client_addr FROM pg_stat_replication shows who has \
+             them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
+                .to_owned(),
+        ),
+        // Up to PostgreSQL 15, and from 16 on.
+        "42501" if says("walsender") || says("WAL sender") => {
+            Some(format!("ALTER ROLE {role} REPLICATION"))
+        }
+        _ => None,
+    }
+}
+
+impl DialError {
+    /// With the statement that mends it, where one would.
+    pub(crate) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
+        if let DialError::Server { error, .. } = &mut self
+            && error.hint.is_none()
+        {
+            error.hint = remedy(error, conninfo);
+        }
+        self
+    }
+
+    /// The failure that says what to do; never [`DialError::AllHosts`].
+    ///
+    /// Of several hosts it is the one most likely to heal, and of equals the last: as long as one
+    /// host is out of reach or in recovery, it may be the one that will take us when it is back,
+    /// whatever another said about the password.
+    pub fn decisive(&self) -> &DialError {
+        match self {
+            DialError::AllHosts { failures, decisive } => failures.get(*decisive).unwrap_or(self),
+            error => error,
+        }
+    }
+
+    /// Every failed attempt, in the order tried.
+    pub fn attempts(&self) -> &[DialError] {
+        match self {
+            DialError::AllHosts { failures, .. } => failures,
+            error => std::slice::from_ref(error),
+        }
+    }
+
+    /// What the server has said, if [`DialError::decisive`] is about that.
+    pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
+        match self {
+            DialError::Server { error, .. } => Some(error),
+            DialError::AllHosts { failures, decisive } => {
+                failures.get_mut(*decisive).and_then(DialError::server_mut)
+            }
+            _ => None,
+        }
+    }
+
+    /// One error for all attempts; None for no attempt.
+    pub(crate) fn of(mut failures: Vec<DialError>) -> Option<DialError> {
+        let decisive = (0..failures.len()).max_by_key(|i| failures[*i].hope())?;
+        if failures.len() == 1 {
+            return failures.pop();
+        }
+        Some(DialError::AllHosts { failures, decisive })
+    }
+
+    /// How likely it is that waiting is enough.
+    fn hope(&self) -> u8 {
+        match self {
+            DialError::Connect { .. }
+            | DialError::Timeout { .. }
+            | DialError::Io { .. }
+            | DialError::Resolve { .. }
+            | DialError::NotReadWrite { .. } => 2,
+            DialError::Server { error, .. } if error.passes() => 2,
+            DialError::Server { .. } => 1,
+            DialError::TlsFile { .. }
+            | DialError::Tls { .. }
+            | DialError::TlsRefused { .. }
+            | DialError::NoPassword { .. }
+            | DialError::AuthMethod { .. }
+            | DialError::RequireAuth { .. }
+            | DialError::Exposed { .. }
+            | DialError::Scram { .. }
+            | DialError::ChannelBinding { .. }
+            | DialError::Protocol { .. }
+            | DialError::AllHosts { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What those who share the network with a connection can do to it, and who is told of that.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use openssl::ssl::SslVerifyMode;
+
+use super::socket::Socket;
+use crate::postgres::connect::conninfo::SslMode;
+
+/// What keeps a connection from those who share the network with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// There is no network: a unix-domain socket or the loopback interface.
+    Local,
+    /// TLS, and the server has shown a certificate of a trusted authority, or that it knows the
+    /// password.
+    Proven,
+    /// TLS with whatever certificate the other side has shown: it may be anybody.
+    Unproven,
+    /// TCP in the clear.
+    Clear,
+}
+
+impl Exposure {
+    pub(crate) fn of(socket: &Socket) -> Exposure {
+        let address = |stream: &tokio::net::TcpStream| stream.peer_addr().ok().map(|a| a.ip());
+        match socket {
+            Socket::Unix(_) => Exposure::Local,
+            Socket::Tcp(stream) => Exposure::over_tcp(address(stream), None),
+            Socket::Tls(stream) => {
+                let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
+                Exposure::over_tcp(address(stream.get_ref()), Some(verifies))
+            }
+            #[cfg(any(test, fuzzing))]
+            Socket::Memory(_) => Exposure::Local,
+        }
+    }
+
+    /// `peer` is None where it is not known, which is no reason to trust it; `tls` whether a
+    /// certificate was checked, None without TLS.
+    pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
+        // An IPv4 address can come as an IPv6 one: ::ffff:127.0.0.1.
+        let is_loopback = peer.is_some_and(|address| address.to_canonical().is_loopback());
+        match tls {
+            Some(true) => Exposure::Proven,
+            _ if is_loopback => Exposure::Local,
+            Some(false) => Exposure::Unproven,
+            None => Exposure::Clear,
+        }
+    }
+
+    /// Someone on the network may be the one who answers.
+    pub(crate) fn is_open(self) -> bool {
+        matches!(self, Exposure::Unproven | Exposure::Clear)
+    }
+
+    /// What is wrong with the connection, to go behind "the connection"; empty where nothing is.
+    pub(crate) fn fault(self) -> &'static str {
+        match self {
+            Exposure::Local | Exposure::Proven => "",
+            Exposure::Unproven => "has TLS that checks no certificate",
+            Exposure::Clear => "has no TLS",
+        }
+    }
+}
+
+/// What was told of the connections of one connection string: each kind once, however often
+/// Walpost connects, and again where a connection turns out worse than those before it.
+#[derive(Debug, Default)]
+pub struct Exposures(Mutex<Vec<(Exposure, String)>>);
+
+impl Exposures {
+    /// Takes a connection that was authenticated, and warns of it if it is open to others.
+    pub(crate) fn note(&self, exposure: Exposure, host: &str, mode: SslMode) {
+        let consequence = match exposure {
+            Exposure::Local | Exposure::Proven => return,
+            Exposure::Unproven => {
+                "whoever is between can pass for the server, and read and change what it sends"
+            }
+            Exposure::Clear => {
+                "whoever is between can read and change what is sent, and nothing proves that this is the \
+                 server"
+            }
+        };
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.iter().any(|(kind, _)| *kind == exposure) {
+            return;
+        }
+        let fault = exposure.fault();
+        let text = format!(
+            "the connection to PostgreSQL at {host} {fault} (sslmode={mode}): {consequence}. Set \
+             sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, or channel_binding=require"
+        );
+        tracing::warn!("{text}");
+        told.push((exposure, text));
+    }
+
+    /// What was told.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        told.iter().map(|(_, text)| text.clone()).collect()
+    }
+}

@@ -1,0 +1,188 @@
+//! Hands a session that is ready over to tokio-postgres, which can only begin with a startup of its
+//! own.
+//!
+//! The startup message it writes goes nowhere, and it reads the answer that our own startup had: so
+//! there is one authentication, one set of limits and one kind of error for both clients. What follows
+//! is bounded: see [`Bound`].
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::tls::NoTlsStream;
+use tokio_postgres::{Client, Config, Connection, NoTls};
+
+use super::bound::{Bound, SqlLimits};
+use super::error::{DialError, ServerError};
+use super::socket::Socket;
+use super::{Session, SqlConnection};
+
+pub(crate) async fn to_tokio_postgres(
+    session: Session,
+    user: &str,
+    limits: SqlLimits,
+) -> Result<(Client, SqlConnection), DialError> {
+    let host = session.host;
+    let mut stream = Handover {
+        socket: session.socket,
+        answer: startup_end(&session.parameters, session.backend_pid, session.secret),
+        asked: false,
+        bound: Bound::new(limits),
+        is_over: false,
+    };
+    stream.pass_on(&session.buffer);
+    // The transport has its TLS already.
+    let connected = Config::new()
+        .user(user)
+        .ssl_mode(SslMode::Disable)
+        .connect_raw(stream, NoTls)
+        .await;
+    match connected {
+        Ok((client, connection)) => Ok((client, SqlConnection(connection))),
+        Err(error) => Err(match error.as_db_error() {
+            Some(error) => DialError::Server {
+                host,
+                error: Box::new(ServerError::from(error)),
+            },
+            None => DialError::Protocol {
+                host,
+                what: error.to_string(),
+            },
+        }),
+    }
+}
+
+/// What [`SqlConnection`] drives.
+pub(crate) type Driver = Connection<Handover, NoTlsStream>;
+
+/// A socket behind a startup that has been performed.
+pub(crate) struct Handover {
+    socket: Socket,
+    /// What is read before the socket is.
+    answer: BytesMut,
+    /// Whether the startup message is complete: its sender has begun to wait for the answer.
+    asked: bool,
+    bound: Bound,
+    /// A message was refused: nothing is read any more.
+    is_over: bool,
+}
+
+impl Handover {
+    /// Puts bytes of the server into the answer, as far as they are accepted.
+    fn pass_on(&mut self, bytes: &[u8]) {
+        match self.bound.take(bytes) {
+            Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
+            Err((count, reason)) => {
+                self.answer.extend_from_slice(&bytes[..count]);
+                self.refuse(&reason);
+            }
+        }
+    }
+
+    /// Has whoever waits for an answer find an error in the place of a message, and then the end: an
+    /// error of reading would reach the one who drives the connection alone.
+    fn refuse(&mut self, reason: &str) {
+        // program_limit_exceeded: it will be the same next time.
+        let fields = format!("SFATAL\0VFATAL\0C54000\0M{reason}\0\0");
+        put(&mut self.answer, b'E', fields.as_bytes());
+        self.is_over = true;
+    }
+}
+
+fn put(messages: &mut BytesMut, tag: u8, body: &[u8]) {
+    messages.put_u8(tag);
+    // Each was under the startup's limit when it arrived, or is our own.
+    messages.put_u32(u32::try_from(body.len() + 4).unwrap_or(u32::MAX));
+    messages.put_slice(body);
+}
+
+/// The messages that end a startup, as the server sent them: AuthenticationOk, ParameterStatus,
+/// BackendKeyData, ReadyForQuery.
+fn startup_end(parameters: &HashMap<String, String>, backend_pid: i32, secret: i32) -> BytesMut {
+    let mut messages = BytesMut::new();
+    put(&mut messages, b'R', &0_i32.to_be_bytes());
+    for (name, value) in parameters {
+        put(&mut messages, b'S', format!("{name}\0{value}\0").as_bytes());
+    }
+    let key = [backend_pid.to_be_bytes(), secret.to_be_bytes()].concat();
+    put(&mut messages, b'K', &key);
+    put(&mut messages, b'Z', b"I");
+    messages
+}
+
+impl AsyncRead for Handover {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.asked = true;
+        loop {
+            if !self.answer.is_empty() {
+                let count = self.answer.len().min(buf.remaining());
+                buf.put_slice(&self.answer[..count]);
+                self.answer.advance(count);
+                return Poll::Ready(Ok(()));
+            }
+            if self.is_over {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(missing) = self.bound.missing() {
+                let mut space = [0; 8];
+                let mut header = ReadBuf::new(&mut space[..missing]);
+                ready!(Pin::new(&mut self.socket).poll_read(cx, &mut header))?;
+                if header.filled().is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
+                match self.bound.complete(header.filled()) {
+                    Ok(Some(header)) => self.answer.extend_from_slice(&header),
+                    Ok(None) => {}
+                    Err(reason) => self.refuse(&reason),
+                }
+                continue;
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
+            if buf.filled().len() == before {
+                return Poll::Ready(Ok(()));
+            }
+            let passed = match self.bound.take(&buf.filled()[before..]) {
+                Ok(count) => count,
+                Err((count, reason)) => {
+                    self.refuse(&reason);
+                    count
+                }
+            };
+            buf.set_filled(before + passed);
+            // Nothing would be taken for the end.
+            if passed > 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Handover {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if !self.asked {
+            return Poll::Ready(Ok(buf.len()));
+        }
+        Pin::new(&mut self.socket).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,113 @@
+//! The transport under a session: unix-domain socket, TCP, or TLS over TCP.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_openssl::SslStream;
+
+use crate::postgres::connect::conninfo::Conninfo;
+
+/// A connected socket, ready for PostgreSQL's protocol.
+#[derive(Debug)]
+pub enum Socket {
+    /// Unix-domain socket; PostgreSQL has no TLS there.
+    Unix(UnixStream),
+    /// TCP in the clear.
+    Tcp(TcpStream),
+    /// TLS over TCP.
+    Tls(SslStream<TcpStream>),
+    /// A pipe to a simulated server.
+    #[cfg(any(test, fuzzing))]
+    Memory(tokio::io::DuplexStream),
+}
+
+/// Where to connect to.
+#[derive(Clone, Debug)]
+pub(crate) enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl Address {
+    /// The address of a socket in `folder`, or of an abstract one where it begins with `@`.
+    ///
+    /// Spec: PostgreSQL 18, 19.3.1 `unix_socket_directories`.
+    pub(crate) fn unix(folder: &str, port: u16) -> Address {
+        let folder = match folder.strip_prefix('@') {
+            Some(name) => format!("\0{name}"),
+            None => folder.to_owned(),
+        };
+        Address::Unix(PathBuf::from(format!("{folder}/.s.PGSQL.{port}")))
+    }
+}
+
+/// Opens a TCP connection with the options of `conninfo` for finding a peer that is gone.
+pub(crate) async fn connect_tcp(address: SocketAddr, conninfo: &Conninfo) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = conninfo.keepalive {
+        let mut wanted = TcpKeepalive::new();
+        if !keepalive.idle.is_zero() {
+            wanted = wanted.with_time(keepalive.idle);
+        }
+        if !keepalive.interval.is_zero() {
+            wanted = wanted.with_interval(keepalive.interval);
+        }
+        if keepalive.retries != 0 {
+            wanted = wanted.with_retries(keepalive.retries);
+        }
+        socket.set_tcp_keepalive(&wanted)?;
+    }
+    #[cfg(target_os = "linux")]
+    if conninfo.tcp_user_timeout.is_some() {
+        socket.set_tcp_user_timeout(conninfo.tcp_user_timeout)?;
+    }
+    Ok(stream)
+}
+
+macro_rules! each {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match $socket.get_mut() {
+            Socket::Unix($stream) => $call,
+            Socket::Tcp($stream) => $call,
+            Socket::Tls($stream) => $call,
+            #[cfg(any(test, fuzzing))]
+            Socket::Memory($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}

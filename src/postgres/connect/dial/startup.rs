@@ -1,0 +1,467 @@
+//! From a connected socket to a session that is ready for queries: startup message, authentication,
+//! first parameters.
+//!
+//! Spec: PostgreSQL 18, 54.2.1 "Start-up" and 54.3 "SASL Authentication".
+
+use std::collections::HashMap;
+use std::io;
+
+use bytes::BytesMut;
+use postgres_protocol::authentication::{md5_hash, sasl};
+use postgres_protocol::message::backend::{AuthenticationSaslBody, Header, Message};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_postgres::fallible_iterator::FallibleIterator;
+
+use super::Session;
+use super::error::{DialError, ServerError};
+use super::exposure::Exposure;
+use super::scram;
+use super::socket::Socket;
+use super::tls;
+use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, Host, Secret};
+
+/// No message of a startup is near this long.
+const MESSAGE_BYTES_MAX: usize = 64 * 1024;
+/// Nor is a whole startup: what comes before ReadyForQuery is kept in memory.
+const STARTUP_BYTES_MAX: usize = 1024 * 1024;
+
+/// A server sends it to a client that asks for more than it has, and we ask for the least there is.
+const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
+
+/// What is read of an error from before protocol 3.0, which has no length.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// The protocol's messages over a socket, before the session is ready.
+pub(crate) struct Wire<'a> {
+    socket: Socket,
+    buffer: BytesMut,
+    received_bytes: usize,
+    host: &'a str,
+    exposure: Exposure,
+}
+
+impl<'a> Wire<'a> {
+    /// `host` is what errors call the server.
+    pub(crate) fn new(socket: Socket, host: &'a str) -> Wire<'a> {
+        Wire {
+            exposure: Exposure::of(&socket),
+            socket,
+            buffer: BytesMut::with_capacity(8 * 1024),
+            received_bytes: 0,
+            host,
+        }
+    }
+
+    /// Makes the socket a session: startup message with `parameters`, authentication, and all up to
+    /// ReadyForQuery.
+    pub(crate) async fn start(
+        mut self,
+        conninfo: &Conninfo,
+        host: &Host,
+        parameters: &[(&str, &str)],
+    ) -> Result<(Wire<'a>, Started), DialError> {
+        let own = [
+            ("user", conninfo.user.as_str()),
+            ("database", &conninfo.dbname),
+            ("client_encoding", "UTF8"),
+            ("application_name", &conninfo.application_name),
+        ];
+        let options = conninfo
+            .options
+            .as_deref()
+            .map(|options| ("options", options));
+        let all = own
+            .into_iter()
+            .chain(options)
+            .chain(parameters.iter().copied());
+        self.send(|buffer| frontend::startup_message(all, buffer))
+            .await?;
+        self.authenticate(conninfo, host).await?;
+        let started = self.until_ready().await?;
+        Ok((self, started))
+    }
+
+    pub(crate) fn exposure(&self) -> Exposure {
+        self.exposure
+    }
+
+    /// The first value of a query's answer, None where it is null or there is no row.
+    pub(crate) async fn query(&mut self, sql: &str) -> Result<Option<String>, DialError> {
+        self.send(|buffer| frontend::query(sql, buffer)).await?;
+        let mut value = None;
+        loop {
+            match self.next().await? {
+                Message::DataRow(row) => {
+                    let range = row.ranges().next().map_err(|error| self.protocol(error))?;
+                    let bytes = range.flatten().and_then(|range| row.buffer().get(range));
+                    value = bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+                }
+                Message::RowDescription(_)
+                | Message::CommandComplete(_)
+                | Message::ParameterStatus(_) => {}
+                Message::ReadyForQuery(_) => return Ok(value),
+                _ => return Err(self.unexpected("in answer to a query")),
+            }
+        }
+    }
+
+    /// Says good-bye; the server's log would have a complaint otherwise.
+    pub(crate) async fn terminate(mut self) {
+        // It is of no use to know that the server is gone already.
+        let terminate = |buffer: &mut BytesMut| {
+            frontend::terminate(buffer);
+            Ok(())
+        };
+        let _ = self.send(terminate).await;
+        let _ = self.socket.shutdown().await;
+    }
+
+    pub(crate) fn into_session(self, started: Started) -> Session {
+        Session {
+            socket: self.socket,
+            buffer: self.buffer,
+            parameters: started.parameters,
+            backend_pid: started.backend_pid,
+            secret: started.secret,
+            host: self.host.to_owned(),
+        }
+    }
+
+    async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
+        let request = self.next().await?;
+        // The method's name in `require_auth`, which has none for those of long ago.
+        let (method, name) = match &request {
+            Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
+            Message::AuthenticationCleartextPassword => {
+                (Some(AuthMethod::Password), "cleartext password")
+            }
+            Message::AuthenticationMd5Password(_) => (Some(AuthMethod::Md5), "md5 password"),
+            Message::AuthenticationSasl(_) => (Some(AuthMethod::ScramSha256), "SASL"),
+            Message::AuthenticationGss => (Some(AuthMethod::Gss), "gss"),
+            Message::AuthenticationSspi => (Some(AuthMethod::Sspi), "sspi"),
+            Message::AuthenticationKerberosV5 => (None, "Kerberos V5"),
+            Message::AuthenticationScmCredential => (None, "SCM credential"),
+            _ => return Err(self.unexpected("in place of an authentication request")),
+        };
+        if method.is_some_and(|method| !conninfo.require_auth.allows(method)) {
+            return Err(DialError::RequireAuth {
+                host: self.host.to_owned(),
+                required: conninfo.require_auth.to_string(),
+                asked: name,
+            });
+        }
+        if conninfo.channel_binding == ChannelBinding::Require
+            && matches!(
+                method,
+                Some(AuthMethod::None | AuthMethod::Password | AuthMethod::Md5)
+            )
+        {
+            let reason = "the server does not ask for SCRAM authentication";
+            return Err(DialError::ChannelBinding {
+                host: self.host.to_owned(),
+                reason,
+            });
+        }
+        match request {
+            Message::AuthenticationOk => Ok(()),
+            Message::AuthenticationSasl(body) => self.scram(conninfo, host, &body).await,
+            Message::AuthenticationCleartextPassword => {
+                self.may_send(conninfo, AuthMethod::Password)?;
+                let Secret(password) = self.password(conninfo, host)?;
+                self.send(|buffer| frontend::password_message(&password, buffer))
+                    .await?;
+                self.expect_ok().await
+            }
+            Message::AuthenticationMd5Password(body) => {
+                self.may_send(conninfo, AuthMethod::Md5)?;
+                let Secret(password) = self.password(conninfo, host)?;
+                let hash = md5_hash(conninfo.user.as_bytes(), &password, body.salt());
+                self.send(|buffer| frontend::password_message(hash.as_bytes(), buffer))
+                    .await?;
+                self.expect_ok().await
+            }
+            _ => Err(DialError::AuthMethod {
+                host: self.host.to_owned(),
+                method: name.to_owned(),
+            }),
+        }
+    }
+
+    /// Refuses to show a password, or a hash that is as good as one, to whoever answers on a network.
+    /// `require_auth` with the method's name is the word of a person that it is wanted.
+    fn may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
+        if !self.exposure.is_open() || conninfo.require_auth.names(method) {
+            return Ok(());
+        }
+        Err(DialError::Exposed {
+            host: self.host.to_owned(),
+            what: match method {
+                AuthMethod::Password => "the password in clear text",
+                _ => "an MD5 hash of the password",
+            },
+            fault: self.exposure.fault(),
+            method: method.to_string(),
+        })
+    }
+
+    async fn scram(
+        &mut self,
+        conninfo: &Conninfo,
+        host: &Host,
+        offer: &AuthenticationSaslBody,
+    ) -> Result<(), DialError> {
+        let offered: Vec<&str> = offer
+            .mechanisms()
+            .collect()
+            .map_err(|error| self.protocol(error))?;
+        let end_point = match &self.socket {
+            Socket::Tls(stream) if conninfo.channel_binding != ChannelBinding::Disable => {
+                tls::server_end_point(stream.ssl())
+            }
+            _ => None,
+        };
+        let plus = offered.contains(&sasl::SCRAM_SHA_256_PLUS);
+        let (mechanism, binding) = match end_point {
+            Some(hash) if plus => (
+                sasl::SCRAM_SHA_256_PLUS,
+                sasl::ChannelBinding::tls_server_end_point(hash),
+            ),
+            // Said inside the signed exchange: a server that has offered it then knows that the
+            // offer was taken away.
+            Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
+            None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
+        };
+        if !offered.contains(&mechanism) {
+            let method = format!("SASL {}", offered.join(" or "));
+            return Err(DialError::AuthMethod {
+                host: self.host.to_owned(),
+                method,
+            });
+        }
+        if conninfo.channel_binding == ChannelBinding::Require
+            && mechanism != sasl::SCRAM_SHA_256_PLUS
+        {
+            let reason = match (&self.socket, plus) {
+                (Socket::Tls(_), false) => "the server does not offer SCRAM-SHA-256-PLUS",
+                (Socket::Tls(_), true) => "the server's certificate has no hash to bind to",
+                _ => "the connection has no TLS",
+            };
+            return Err(DialError::ChannelBinding {
+                host: self.host.to_owned(),
+                reason,
+            });
+        }
+
+        let Secret(password) = self.password(conninfo, host)?;
+        let mut proof = sasl::ScramSha256::new(&password, binding);
+        let failed = |error: io::Error| DialError::Scram {
+            host: self.host.to_owned(),
+            reason: error.to_string(),
+        };
+        self.send(|buffer| frontend::sasl_initial_response(mechanism, proof.message(), buffer))
+            .await?;
+        let Message::AuthenticationSaslContinue(body) = self.next().await? else {
+            return Err(self.unexpected("in place of AuthenticationSASLContinue"));
+        };
+        if let Some(reason) = scram::trouble(proof.message(), body.data(), self.exposure) {
+            return Err(failed(io::Error::other(reason)));
+        }
+        proof.update(body.data()).map_err(failed)?;
+        self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
+            .await?;
+        let Message::AuthenticationSaslFinal(body) = self.next().await? else {
+            return Err(self.unexpected("in place of AuthenticationSASLFinal"));
+        };
+        proof.finish(body.data()).map_err(failed)?;
+        // The server knows the password, and has bound its proof to the certificate that it has shown.
+        // Where that is not required, somebody in between would take the offer away.
+        if conninfo.channel_binding == ChannelBinding::Require {
+            self.exposure = Exposure::Proven;
+        }
+        self.expect_ok().await
+    }
+
+    fn password(&self, conninfo: &Conninfo, host: &Host) -> Result<Secret, DialError> {
+        conninfo
+            .password(host)
+            .ok_or_else(|| DialError::NoPassword {
+                host: self.host.to_owned(),
+                user: conninfo.user.clone(),
+            })
+    }
+
+    async fn expect_ok(&mut self) -> Result<(), DialError> {
+        match self.next().await? {
+            Message::AuthenticationOk => Ok(()),
+            _ => Err(self.unexpected("in place of AuthenticationOk")),
+        }
+    }
+
+    async fn until_ready(&mut self) -> Result<Started, DialError> {
+        let mut started = Started {
+            parameters: HashMap::new(),
+            backend_pid: 0,
+            secret: 0,
+        };
+        loop {
+            match self.next().await? {
+                Message::ParameterStatus(body) => {
+                    let name = body.name().map_err(|error| self.protocol(error))?;
+                    let value = body.value().map_err(|error| self.protocol(error))?;
+                    started.parameters.insert(name.to_owned(), value.to_owned());
+                }
+                Message::BackendKeyData(body) => {
+                    started.backend_pid = body.process_id();
+                    started.secret = body.secret_key();
+                }
+                Message::ReadyForQuery(_) => return Ok(started),
+                _ => return Err(self.unexpected("before ReadyForQuery")),
+            }
+        }
+    }
+
+    async fn send(
+        &mut self,
+        encode: impl FnOnce(&mut BytesMut) -> io::Result<()>,
+    ) -> Result<(), DialError> {
+        let mut buffer = BytesMut::new();
+        encode(&mut buffer).map_err(|error| self.protocol(error))?;
+        let sent = match self.socket.write_all(&buffer).await {
+            Ok(()) => self.socket.flush().await,
+            Err(error) => Err(error),
+        };
+        let Err(error) = sent else { return Ok(()) };
+        // A server that closes the connection has most often said why: that is read first.
+        Err(match self.next().await {
+            Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
+            Ok(_) | Err(_) => self.broken(error),
+        })
+    }
+
+    /// The next message; notices are left out, and an ErrorResponse is an error.
+    async fn next(&mut self) -> Result<Message, DialError> {
+        loop {
+            match self.read().await? {
+                Message::ErrorResponse(body) => {
+                    let error = ServerError::parse(body.fields());
+                    let error = Box::new(error.map_err(|error| self.protocol(error))?);
+                    return Err(DialError::Server {
+                        host: self.host.to_owned(),
+                        error,
+                    });
+                }
+                Message::NoticeResponse(body) => {
+                    let notice = ServerError::parse(body.fields());
+                    let notice = notice.map_err(|error| self.protocol(error))?;
+                    tracing::debug!(host = self.host, %notice, "notice from the server");
+                }
+                message => return Ok(message),
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<Message, DialError> {
+        loop {
+            if let Some(header) =
+                Header::parse(&self.buffer).map_err(|error| self.protocol(error))?
+            {
+                let message_bytes = usize::try_from(header.len()).unwrap_or(usize::MAX);
+                if message_bytes > MESSAGE_BYTES_MAX {
+                    return Err(self.oversize(header.tag(), message_bytes).await);
+                }
+                if header.tag() == NEGOTIATE_PROTOCOL_VERSION {
+                    let what = "NegotiateProtocolVersion, in answer to version 3.0 without options";
+                    return Err(self.protocol(what));
+                }
+                // Not before all of it is here: the parser would reserve whatever length it finds.
+                if self.buffer.len() > message_bytes {
+                    let message = Message::parse(&mut self.buffer);
+                    let message = message.map_err(|error| self.protocol(error))?;
+                    return message.ok_or_else(|| self.protocol("a message cut short"));
+                }
+                self.buffer.reserve(message_bytes + 1 - self.buffer.len());
+            }
+            let read = self.socket.read_buf(&mut self.buffer).await;
+            let read_bytes = read.map_err(|error| self.broken(error))?;
+            if read_bytes == 0 {
+                let error = io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the server closed the connection",
+                );
+                return Err(self.broken(error));
+            }
+            self.received_bytes += read_bytes;
+            if self.received_bytes > STARTUP_BYTES_MAX {
+                let what = format!("more than {STARTUP_BYTES_MAX} bytes before ReadyForQuery");
+                return Err(self.protocol(what));
+            }
+        }
+    }
+
+    /// A postmaster of version 17 or older that can't fork answers with the letter E and bare text,
+    /// from before protocol 3.0: where a length is expected stand letters.
+    async fn oversize(&mut self, tag: u8, message_bytes: usize) -> DialError {
+        let is_text = self.buffer[1..5]
+            .iter()
+            .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
+        if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
+            // It ends with a zero byte, and then the connection does.
+            while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
+                let read = self.socket.read_buf(&mut self.buffer).await;
+                if !matches!(read, Ok(1..)) {
+                    break;
+                }
+            }
+            self.buffer.truncate(TEXT_BYTES_MAX);
+            let text = self.buffer[1..]
+                .split(|byte| *byte == 0)
+                .next()
+                .unwrap_or_default();
+            let text = String::from_utf8_lossy(text).trim().to_owned();
+            return self.broken(io::Error::other(text));
+        }
+        self.protocol(format!(
+            "a message of {message_bytes} bytes, tag {tag:#04x}"
+        ))
+    }
+
+    fn unexpected(&self, place: &str) -> DialError {
+        self.protocol(format!("an unexpected message {place}"))
+    }
+
+    fn protocol(&self, what: impl ToString) -> DialError {
+        DialError::Protocol {
+            host: self.host.to_owned(),
+            what: what.to_string(),
+        }
+    }
+
+    fn broken(&self, source: io::Error) -> DialError {
+        let host = self.host.to_owned();
+        match tls::refusal(&source) {
+            Some(reason) => DialError::Tls { host, reason },
+            None => DialError::Io { host, source },
+        }
+    }
+}
+
+/// What the server says of a session when it starts.
+pub(crate) struct Started {
+    parameters: HashMap<String, String>,
+    backend_pid: i32,
+    secret: i32,
+}
+
+impl Started {
+    /// Whether the server may be of that major version, or a later one: also where it reports a version that
+    /// can't be read. Whoever reports none is no PostgreSQL.
+    pub(crate) fn may_be_since(&self, major: u32) -> bool {
+        let Some(version) = self.parameters.get("server_version") else {
+            return false;
+        };
+        let digits = version.split(|c: char| !c.is_ascii_digit()).next();
+        let found = digits.and_then(|digits| digits.parse::<u32>().ok());
+        found.is_none_or(|found| found >= major)
+    }
+}

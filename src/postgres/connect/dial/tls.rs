@@ -1,0 +1,340 @@
+//! TLS: whether the server has it, the handshake, and whom to trust.
+//!
+//! Spec: PostgreSQL 18, 32.19 "SSL Support" and 54.2.9 "SSL Session Encryption".
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+
+use bytes::BytesMut;
+use openssl::error::ErrorStack;
+use openssl::hash::MessageDigest;
+use openssl::nid::Nid;
+use openssl::pkey::PKey;
+use openssl::ssl::{
+    ConnectConfiguration, SslConnector, SslConnectorBuilder, SslFiletype, SslMethod, SslOptions,
+    SslRef, SslVerifyMode, SslVersion,
+};
+use openssl::x509::store::{X509Lookup, X509StoreBuilder};
+use openssl::x509::verify::X509VerifyFlags;
+use openssl::x509::{X509, X509VerifyResult};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_openssl::SslStream;
+
+use super::error::DialError;
+use super::socket::Socket;
+use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVersion};
+
+/// Where the usual systems keep the authorities they trust; an OpenSSL that was built into the
+/// program looks elsewhere.
+const SYSTEM_BUNDLES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Asks the server for TLS and performs the handshake. `name` is what the certificate has to be for
+/// in `verify-full`, `host` what errors call the server.
+///
+/// # Errors
+/// [`DialError::TlsRefused`] where TLS is required and missing, [`DialError::TlsFile`],
+/// [`DialError::Tls`], [`DialError::Protocol`], [`DialError::Io`].
+pub(crate) async fn negotiate(
+    mut stream: TcpStream,
+    tls: &Tls,
+    name: &str,
+    host: &str,
+) -> Result<Socket, DialError> {
+    if tls.mode == SslMode::Disable {
+        return Ok(Socket::Tcp(stream));
+    }
+    // Before the server is asked: a file that can't be read is known without it.
+    let configuration = configuration(tls, host)?;
+
+    let io = |source| DialError::Io {
+        host: host.to_owned(),
+        source,
+    };
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    stream.write_all(&request).await.map_err(io)?;
+    // Room for one byte more than the answer has: bytes behind it were sent by someone who wants
+    // them taken for a part of the encrypted session (CVE-2021-23222).
+    let mut answer = [0; 2];
+    let answer_len = stream.read(&mut answer).await.map_err(io)?;
+    match answer[..answer_len] {
+        [b'S'] => {}
+        [b'N'] if tls.mode == SslMode::Prefer => return Ok(Socket::Tcp(stream)),
+        [b'N'] => {
+            return Err(DialError::TlsRefused {
+                host: host.to_owned(),
+                mode: tls.mode,
+            });
+        }
+        // An error's text is not shown: anyone on the way could have written it (CVE-2024-10977).
+        [b'E', ..] => {
+            return Err(io(io::Error::other(
+                "the server answered SSLRequest with an error",
+            )));
+        }
+        [] => return Err(io(io::ErrorKind::UnexpectedEof.into())),
+        [b'S' | b'N', _] => {
+            let what = "unencrypted bytes behind the answer to SSLRequest".to_owned();
+            return Err(DialError::Protocol {
+                host: host.to_owned(),
+                what,
+            });
+        }
+        _ => {
+            let what = format!("SSLRequest answered with byte {:#04x}", answer[0]);
+            return Err(DialError::Protocol {
+                host: host.to_owned(),
+                what,
+            });
+        }
+    }
+
+    let failed = |reason: String| DialError::Tls {
+        host: host.to_owned(),
+        reason,
+    };
+    let ssl = configuration
+        .into_ssl(name)
+        .map_err(|error| failed(reasons(&error)))?;
+    let mut stream = SslStream::new(ssl, stream).map_err(|error| failed(reasons(&error)))?;
+    match Pin::new(&mut stream).connect().await {
+        Ok(()) => Ok(Socket::Tls(stream)),
+        Err(error) => {
+            let verified = stream.ssl().verify_result();
+            // Without verification there is a result all the same, but it is not what failed.
+            let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
+            if verifies && verified != X509VerifyResult::OK {
+                return Err(failed(format!(
+                    "the server's certificate is refused: {} (sslmode={}, host {name})",
+                    verified.error_string(),
+                    tls.mode,
+                )));
+            }
+            Err(match error.ssl_error() {
+                Some(stack) => failed(reasons(stack)),
+                None => io(error
+                    .into_io_error()
+                    .unwrap_or_else(|_| io::ErrorKind::UnexpectedEof.into())),
+            })
+        }
+    }
+}
+
+/// What went wrong, if an I/O error comes from TLS and not from the network: with TLS 1.3 the
+/// server's verdict on a client certificate arrives with the first read.
+pub(crate) fn refusal(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<openssl::ssl::Error>()?;
+    error.ssl_error().map(reasons)
+}
+
+/// The `tls-server-end-point` channel binding of a session: the hash of the server's certificate.
+///
+/// Spec: RFC 5929, 4.1. None for a certificate whose signature has no hash of its own (Ed25519,
+/// RSA-PSS).
+pub(crate) fn server_end_point(ssl: &SslRef) -> Option<Vec<u8>> {
+    let certificate = ssl.peer_certificate()?;
+    let algorithm = certificate.signature_algorithm().object().nid();
+    let digest = match algorithm.signature_algorithms()?.digest {
+        Nid::MD5 | Nid::SHA1 => MessageDigest::sha256(),
+        nid => MessageDigest::from_nid(nid)?,
+    };
+    certificate.digest(digest).ok().map(|hash| hash.to_vec())
+}
+
+fn reasons(stack: &ErrorStack) -> String {
+    let mut reasons = Vec::new();
+    for reason in stack.errors().iter().filter_map(|error| error.reason()) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    if reasons.is_empty() {
+        stack.to_string()
+    } else {
+        reasons.join(", ")
+    }
+}
+
+/// A problem with a file of ours.
+fn file_error(parameter: &'static str, path: &Path, reason: impl ToString) -> DialError {
+    DialError::TlsFile {
+        parameter,
+        path: path.to_owned(),
+        reason: reason.to_string(),
+    }
+}
+
+fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialError> {
+    let internal = |error: ErrorStack| DialError::Tls {
+        host: host.to_owned(),
+        reason: reasons(&error),
+    };
+    let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(internal)?;
+    builder
+        .set_min_proto_version(Some(version(tls.version_min)))
+        .map_err(internal)?;
+    builder
+        .set_max_proto_version(tls.version_max.map(version))
+        .map_err(internal)?;
+    // The protocol frames its messages by length, so that a missing close_notify is an end of file
+    // like any other.
+    builder.set_options(SslOptions::IGNORE_UNEXPECTED_EOF);
+    // One system call a read, not two a record.
+    builder.set_read_ahead(true);
+
+    // Not the builder's own store: that one trusts the system's authorities.
+    let mut store = X509StoreBuilder::new().map_err(internal)?;
+    let verify = add_authorities(tls, &mut store)?;
+    if let (true, Some(path)) = (verify, tls.revoked.to_read()) {
+        let lists = store.add_lookup(X509Lookup::file()).map_err(internal)?;
+        lists
+            .load_crl_file(path, SslFiletype::PEM)
+            .map_err(|error| file_error("sslcrl", path, reasons(&error)))?;
+        let flags = X509VerifyFlags::CRL_CHECK | X509VerifyFlags::CRL_CHECK_ALL;
+        store.set_flags(flags).map_err(internal)?;
+    }
+    builder.set_cert_store(store.build());
+    builder.set_verify(if verify {
+        SslVerifyMode::PEER
+    } else {
+        SslVerifyMode::NONE
+    });
+    client_certificate(tls, &mut builder)?;
+
+    let mut configuration = builder.build().configure().map_err(internal)?;
+    configuration.set_use_server_name_indication(tls.server_name_indication);
+    configuration.set_verify_hostname(verify && tls.mode == SslMode::VerifyFull);
+    Ok(configuration)
+}
+
+fn version(version: TlsVersion) -> SslVersion {
+    match version {
+        TlsVersion::V1_2 => SslVersion::TLS1_2,
+        TlsVersion::V1_3 => SslVersion::TLS1_3,
+    }
+}
+
+/// Adds the certificate authorities to trust; false where the certificate is not to be checked.
+fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, DialError> {
+    let file = match (&tls.root, tls.mode) {
+        (_, SslMode::Disable | SslMode::Prefer) => return Ok(false),
+        (RootCert::System, _) => return add_system_authorities(store).map(|()| true),
+        (RootCert::File(file), _) => file,
+    };
+    match (file.to_read(), file, tls.mode) {
+        (Some(path), _, _) => add_certificates(store, "sslrootcert", path).map(|()| true),
+        (None, _, SslMode::Require) => Ok(false),
+        (None, TlsFile::Named(path) | TlsFile::Default(path), mode) => Err(no_root(path, mode)),
+        (None, TlsFile::Absent, mode) => Err(no_root(Path::new("~/.postgresql/root.crt"), mode)),
+    }
+}
+
+fn no_root(path: &Path, mode: SslMode) -> DialError {
+    let reason = format!(
+        "no such file; sslmode={mode} needs the certificate of the authority that signed the \
+         server's: put it there, or name it with sslrootcert=FILE or sslrootcert=system"
+    );
+    file_error("sslrootcert", path, reason)
+}
+
+fn add_system_authorities(store: &mut X509StoreBuilder) -> Result<(), DialError> {
+    let by_variable = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some());
+    match SYSTEM_BUNDLES
+        .iter()
+        .map(Path::new)
+        .find(|path| path.is_file())
+    {
+        Some(path) if !by_variable => add_certificates(store, "sslrootcert=system", path),
+        _ => store.set_default_paths().map_err(|error| {
+            file_error(
+                "sslrootcert=system",
+                Path::new("SSL_CERT_FILE"),
+                reasons(&error),
+            )
+        }),
+    }
+}
+
+fn add_certificates(
+    store: &mut X509StoreBuilder,
+    parameter: &'static str,
+    path: &Path,
+) -> Result<(), DialError> {
+    let pem = std::fs::read(path).map_err(|error| file_error(parameter, path, error))?;
+    let unusable = |error: ErrorStack| file_error(parameter, path, reasons(&error));
+    let certificates = X509::stack_from_pem(&pem).map_err(unusable)?;
+    if certificates.is_empty() {
+        return Err(file_error(
+            parameter,
+            path,
+            "holds no certificate in PEM form",
+        ));
+    }
+    certificates
+        .into_iter()
+        .try_for_each(|one| store.add_cert(one))
+        .map_err(unusable)
+}
+
+fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<(), DialError> {
+    let Some(certificate) = tls.certificate.to_read() else {
+        return Ok(());
+    };
+    std::fs::metadata(certificate).map_err(|error| file_error("sslcert", certificate, error))?;
+    builder
+        .set_certificate_chain_file(certificate)
+        .map_err(|error| file_error("sslcert", certificate, reasons(&error)))?;
+
+    let Some(key) = tls.key.to_read() else {
+        return Err(file_error(
+            "sslcert",
+            certificate,
+            "has no private key: name it with sslkey",
+        ));
+    };
+    let pem = read_key(key).map_err(|error| file_error("sslkey", key, error))?;
+    // An empty passphrase keeps OpenSSL from asking for one on the terminal.
+    let passphrase = tls
+        .key_password
+        .as_ref()
+        .map_or(&b""[..], |secret| &secret.0);
+    let private = PKey::private_key_from_pem_passphrase(&pem, passphrase).map_err(|error| {
+        let reason = format!(
+            "can't be read: {} (sslpassword decrypts it)",
+            reasons(&error)
+        );
+        file_error("sslkey", key, reason)
+    })?;
+    builder
+        .set_private_key(&private)
+        .and_then(|()| builder.check_private_key())
+        .map_err(|error| file_error("sslkey", key, reasons(&error)))
+}
+
+/// Reads a private key that no one else may read; root's may be readable by a group, as in libpq.
+fn read_key(path: &Path) -> io::Result<Vec<u8>> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+
+        let metadata = std::fs::metadata(path)?;
+        let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
+        if metadata.mode() & forbidden != 0 {
+            return Err(io::Error::other(
+                "group or others have access; chmod 0600 mends it",
+            ));
+        }
+    }
+    std::fs::read(path)
+}

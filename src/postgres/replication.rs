@@ -1,0 +1,639 @@
+//! The replication connection: commands, then `CopyBoth` with status updates.
+//!
+//! PostgreSQL 18, "54.4. Streaming Replication Protocol". tokio-postgres from the registry has no
+//! `CopyBoth`, so this part is ours; it stands on postgres-protocol's codecs.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::{Buf, BytesMut};
+use postgres_protocol::escape::escape_literal;
+use postgres_protocol::message::backend::{Header, Message};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, timeout};
+use tokio_postgres::fallible_iterator::FallibleIterator;
+use tracing::{debug, info, warn};
+
+use super::connect::conninfo::Conninfo;
+use super::connect::dial;
+use super::connect::dial::{DialError, ServerError, Socket};
+use super::wire::frame::{BEGINNING_BYTES, Frame, FrameError, status_update};
+use crate::delivery::checkpoint::Switch;
+use crate::delivery::watermark::Confirmed;
+use crate::model::lsn::Lsn;
+
+/// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
+const READ_BYTES: usize = 128 << 10;
+/// A read buffer above this is given back once it is empty.
+const BUFFER_KEPT_BYTES: usize = 1 << 20;
+/// Answers to commands are short; a server that sends more is none.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
+const CLOSE: Duration = Duration::from_secs(2);
+/// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
+const PUBLICATION_SKIPPED: &str = "55000";
+
+/// A replication connection that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// No connection came about.
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    /// The server ended it with an error, or refused a command.
+    #[error("PostgreSQL: {0}")]
+    Server(Box<ServerError>),
+    /// The publication is gone, and the server leaves rows out instead of failing (PostgreSQL 18).
+    #[error(
+        "PostgreSQL leaves rows out: {0}. The publication was dropped while the slot is in use; rows inserted \
+         since then and before it is there again are not in the stream. Recreate the publication, then send \
+         those rows again from the table"
+    )]
+    PublicationSkipped(Box<ServerError>),
+    /// It was cut.
+    #[error("connection to PostgreSQL lost: {0}")]
+    Io(#[from] std::io::Error),
+    /// The server closed it.
+    #[error("PostgreSQL closed the connection")]
+    Closed,
+    /// Nothing came for too long, though an answer was asked for.
+    #[error("no word from PostgreSQL for {0:?} (link_timeout), though a reply was asked for")]
+    Silent(Duration),
+    /// A message of the server is larger than it may be.
+    #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// What came is no frame of streaming replication.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// What came is not what the protocol has at this point.
+    #[error("PostgreSQL protocol: {0}")]
+    Protocol(String),
+}
+
+impl ConnectionError {
+    /// What the server has said, or the one that has the last word among several.
+    pub fn server_mut(&mut self) -> Option<&mut ServerError> {
+        match self {
+            Self::Server(error) => Some(error),
+            Self::Dial(error) => error.server_mut(),
+            _ => None,
+        }
+    }
+}
+
+/// What `IDENTIFY_SYSTEM` answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Identifies the cluster; the same on its standbys and restored copies.
+    pub system_id: String,
+    /// Rises with each promotion.
+    pub timeline: u32,
+    /// The end of the log that is on disk.
+    pub flushed: Lsn,
+}
+
+/// What `COPY ... TO STDOUT` sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyOut<'c> {
+    /// A row, as the format has it.
+    Row(&'c [u8]),
+    /// There are no more.
+    End,
+}
+
+/// A connection of the walsender protocol.
+pub struct Connection {
+    socket: Socket,
+    buffer: BytesMut,
+    /// How much at the front of `buffer` is done with.
+    consumed: usize,
+    /// Length of the message that is not complete yet.
+    wanted: usize,
+    /// Length of the message that was given in part, and is passed over when it is consumed.
+    large: usize,
+    /// How much of a message is still to be passed over.
+    skipped: usize,
+    last_heard: Instant,
+    /// Bytes that were read since [`Connection::take_received`].
+    received: usize,
+    row_bytes_max: usize,
+    /// The host that answered, as logs call it.
+    pub host: String,
+}
+
+/// Session settings that the texts of values depend on.
+pub const TEXT_FORMS: [(&str, &str); 5] = [
+    ("datestyle", "ISO"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("timezone", "UTC"),
+];
+
+/// Session settings that the output depends on: the text forms of values, and how soon the server
+/// takes us for dead.
+fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
+    TEXT_FORMS
+        .into_iter()
+        // The warning of a skipped publication must reach us.
+        .chain([("client_min_messages", "warning")])
+        .map(|(name, value)| (name, value.to_owned()))
+        .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
+        .collect()
+}
+
+impl Connection {
+    /// Opens a connection for logical replication. The server is told to drop it after
+    /// `link_timeout` without a word from us; a message above `row_bytes_max` is refused.
+    ///
+    /// # Errors
+    /// No host of `conninfo` accepts us.
+    pub async fn open(
+        conninfo: &Conninfo,
+        link_timeout: Duration,
+        row_bytes_max: usize,
+    ) -> Result<Self, ConnectionError> {
+        let startup = startup(link_timeout);
+        let startup: Vec<_> = startup
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        let session = dial::replication(conninfo, &startup).await?;
+        Ok(Self::over(session, row_bytes_max))
+    }
+
+    /// The connection that a session is.
+    #[must_use]
+    pub fn over(session: dial::Session, row_bytes_max: usize) -> Self {
+        Self {
+            socket: session.socket,
+            buffer: session.buffer,
+            consumed: 0,
+            wanted: 0,
+            large: 0,
+            skipped: 0,
+            last_heard: Instant::now(),
+            received: 0,
+            row_bytes_max,
+            host: session.host,
+        }
+    }
+
+    /// `IDENTIFY_SYSTEM`
+    ///
+    /// # Errors
+    /// The connection fails, or the answer can't be read.
+    pub async fn identify(&mut self) -> Result<Identity, ConnectionError> {
+        let row = self.command("IDENTIFY_SYSTEM").await?;
+        let field = |at: usize| row.get(at).cloned().flatten();
+        let identity = || {
+            Some(Identity {
+                system_id: field(0)?,
+                timeline: field(1)?.parse().ok()?,
+                flushed: field(2)?.parse().ok()?,
+            })
+        };
+        identity().ok_or_else(|| {
+            ConnectionError::Protocol(format!("IDENTIFY_SYSTEM answered with {row:?}"))
+        })
+    }
+
+    /// The server process on the other side, as the server itself calls it: what a pooler between has told
+    /// at the start can be another number.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer can't be read.
+    pub async fn process_id(&mut self) -> Result<i32, ConnectionError> {
+        let question = "SELECT pg_backend_pid()";
+        let row = self.command(question).await?;
+        let found = row.first().cloned().flatten();
+        found
+            .and_then(|pid| pid.parse().ok())
+            .ok_or_else(|| ConnectionError::Protocol(format!("{question} answered with {row:?}")))
+    }
+
+    /// `TIMELINE_HISTORY`: the timelines that `timeline` comes from, and where each was left.
+    ///
+    /// # Errors
+    /// The connection fails, or the answer can't be read.
+    pub async fn timeline_history(
+        &mut self,
+        timeline: u32,
+    ) -> Result<Vec<Switch>, ConnectionError> {
+        let command = format!("TIMELINE_HISTORY {timeline}");
+        let row = self.command(&command).await?;
+        let text = row.get(1).cloned().flatten().unwrap_or_default();
+        text.lines()
+            .map(|line| line.split('#').next().unwrap_or_default().trim())
+            .filter(|line| !line.is_empty())
+            .map(|line| {
+                let mut fields = line.split_whitespace();
+                let switch = Switch {
+                    timeline: fields.next()?.parse().ok()?,
+                    at: fields.next()?.parse().ok()?,
+                };
+                Some(switch)
+            })
+            .collect::<Option<_>>()
+            .ok_or_else(|| ConnectionError::Protocol(format!("{command} answered with {row:?}")))
+    }
+
+    /// `START_REPLICATION` of the transactions whose commit record is at or after both `from` and
+    /// where the slot stands: what was confirmed the server knows better than any client, so that
+    /// `from` is 0/0 but where something else is known to be delivered. With `messages` it also
+    /// sends what `pg_logical_emit_message` wrote.
+    ///
+    /// # Errors
+    /// The server refuses, or the connection fails.
+    pub async fn start(
+        &mut self,
+        slot: &str,
+        from: Lsn,
+        publication: &str,
+        messages: bool,
+    ) -> Result<(), ConnectionError> {
+        // The option's value is a list of identifiers inside a literal.
+        let publication = postgres_protocol::escape::escape_identifier(publication);
+        let command = format!(
+            "START_REPLICATION SLOT \"{slot}\" LOGICAL {from} (proto_version '1', publication_names {}{})",
+            escape_literal(&publication).trim_start(),
+            if messages { ", messages 'true'" } else { "" },
+        );
+        self.send_query(&command).await?;
+        loop {
+            self.await_message(ANSWER_BYTES_MAX).await?;
+            if self.buffer[self.consumed] == b'W' {
+                // CopyBothResponse: its column formats say nothing about pgoutput.
+                self.consumed += self.wanted;
+                return Ok(());
+            }
+            match self.parse_message()? {
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ParameterStatus(_) => {}
+                _ => return Err(unexpected("START_REPLICATION")),
+            }
+        }
+    }
+
+    /// Runs a statement, and gives the first row of its answer.
+    ///
+    /// # Errors
+    /// The server refuses, or the connection fails.
+    pub async fn query(&mut self, statement: &str) -> Result<Vec<Option<String>>, ConnectionError> {
+        self.command(statement).await
+    }
+
+    /// Begins `COPY ... TO STDOUT`; [`Connection::peek_row`] gives its rows.
+    ///
+    /// # Errors
+    /// The server refuses, or the connection fails.
+    pub async fn copy_out(&mut self, statement: &str) -> Result<(), ConnectionError> {
+        self.send_query(statement).await?;
+        loop {
+            self.await_message(ANSWER_BYTES_MAX).await?;
+            match self.parse_message()? {
+                Message::CopyOutResponse(_) => return Ok(()),
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ParameterStatus(_) => {}
+                _ => return Err(unexpected("COPY")),
+            }
+        }
+    }
+
+    /// The next row of `COPY` that is complete in the buffer, or its end, if one of them is there.
+    /// A row stays the next until [`Connection::consume`].
+    ///
+    /// # Errors
+    /// The server ended the copy or sent something else.
+    pub fn peek_row(&mut self) -> Result<Option<CopyOut<'_>>, ConnectionError> {
+        loop {
+            let Some(len) = self.complete(self.row_bytes_max)? else {
+                return Ok(None);
+            };
+            self.wanted = len;
+            if self.buffer[self.consumed] == b'd' {
+                let row = &self.buffer[self.consumed + 5..self.consumed + len];
+                return Ok(Some(CopyOut::Row(row)));
+            }
+            match self.parse_message()? {
+                Message::ReadyForQuery(_) => {
+                    self.wanted = 0;
+                    return Ok(Some(CopyOut::End));
+                }
+                Message::CopyDone | Message::CommandComplete(_) | Message::ParameterStatus(_) => {}
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                _ => return Err(unexpected("COPY")),
+            }
+        }
+    }
+
+    /// The next frame that is complete in the buffer, if there is one. It stays the next until
+    /// [`Connection::consume`].
+    ///
+    /// # Errors
+    /// The server ended the stream or sent something else.
+    pub fn peek(&mut self) -> Result<Option<Frame<'_>>, ConnectionError> {
+        loop {
+            let complete = match self.complete(self.row_bytes_max) {
+                Err(ConnectionError::TooLarge { bytes, max }) => return self.large(bytes, max),
+                complete => complete?,
+            };
+            let Some(len) = complete else {
+                return Ok(None);
+            };
+            self.wanted = len;
+            if self.buffer[self.consumed] == b'd' {
+                let frame = Frame::decode(&self.buffer[self.consumed + 5..self.consumed + len])?;
+                return Ok(Some(frame));
+            }
+            match self.parse_message()? {
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ParameterStatus(_) => {}
+                Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                // A server that shuts down ends the stream with the command's completion.
+                Message::CopyDone | Message::CommandComplete(_) => {
+                    return Err(ConnectionError::Closed);
+                }
+                _ => return Err(unexpected("CopyBoth")),
+            }
+        }
+    }
+
+    /// A frame that is larger than what is read, if it can be passed over.
+    fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
+        // The message is longer than that.
+        let wanted = max.min(5 + BEGINNING_BYTES);
+        let unread = &self.buffer[self.consumed..];
+        let beginning = &unread[..unread.len().min(wanted)];
+        if beginning[0] != b'd' || !Frame::may_be_large(beginning.get(5..).unwrap_or_default()) {
+            return Err(ConnectionError::TooLarge { bytes, max });
+        }
+        if beginning.len() < wanted {
+            self.wanted = wanted;
+            return Ok(None);
+        }
+        self.large = bytes;
+        Ok(Some(Frame::large(&beginning[5..], bytes, max)?))
+    }
+
+    /// The frame that [`Connection::peek`] gave is done with.
+    pub fn consume(&mut self) {
+        self.consumed += std::mem::take(&mut self.wanted);
+        self.skipped += std::mem::take(&mut self.large);
+    }
+
+    /// The bodies of the `CopyData` messages that are complete in the buffer, from the one on that was given last,
+    /// up to a message of another kind.
+    pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.buffer[self.consumed..];
+        std::iter::from_fn(move || {
+            let header = Header::parse(rest).ok().flatten()?;
+            let len = usize::try_from(header.len()).ok()? + 1;
+            let (message, behind) = rest.split_at_checked(len)?;
+            rest = behind;
+            (header.tag() == b'd').then(|| &message[5..])
+        })
+    }
+
+    /// Reads what has come, at least one byte. Nothing is lost if the future is dropped.
+    ///
+    /// # Errors
+    /// The connection was cut or closed.
+    pub async fn fill(&mut self) -> Result<(), ConnectionError> {
+        self.buffer.advance(std::mem::take(&mut self.consumed));
+        if self.buffer.is_empty() && self.buffer.capacity() > BUFFER_KEPT_BYTES {
+            self.buffer = BytesMut::with_capacity(READ_BYTES);
+        }
+        let missing = self.wanted.saturating_sub(self.buffer.len());
+        self.buffer.reserve(missing.max(READ_BYTES));
+        let read = self.socket.read_buf(&mut self.buffer).await?;
+        if read == 0 {
+            return Err(ConnectionError::Closed);
+        }
+        self.received += read;
+        self.last_heard = Instant::now();
+        Ok(())
+    }
+
+    /// How many bytes were read since this was last asked.
+    pub fn take_received(&mut self) -> u64 {
+        std::mem::take(&mut self.received) as u64
+    }
+
+    /// Bytes that were read and not consumed.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        self.buffer.len() - self.consumed
+    }
+
+    /// Nothing is read now, so that nothing comes says nothing about the link.
+    pub fn pause(&mut self) {
+        self.last_heard = Instant::now();
+    }
+
+    /// When something last came.
+    #[must_use]
+    pub fn last_heard(&self) -> Instant {
+        self.last_heard
+    }
+
+    /// Tells the server what is durable, and asks for an answer if `reply_requested`.
+    ///
+    /// # Errors
+    /// The connection was cut, or takes nothing for `limit`.
+    pub async fn confirm(
+        &mut self,
+        upto: Confirmed,
+        reply_requested: bool,
+        limit: Duration,
+    ) -> Result<(), ConnectionError> {
+        let update = status_update(upto.lsn(), clock_micros(), reply_requested);
+        match timeout(limit, self.write(&update)).await {
+            Ok(written) => written,
+            Err(_) => Err(ConnectionError::Silent(limit)),
+        }
+    }
+
+    /// Ends `CopyBoth` and the session. The server has read every status update before it answers,
+    /// so after this the slot stands at what was confirmed last.
+    ///
+    /// # Errors
+    /// The connection fails or the server takes too long; what was confirmed before may not have
+    /// been read then.
+    pub async fn close(mut self) -> Result<(), ConnectionError> {
+        let close = async {
+            let mut message = BytesMut::new();
+            frontend::copy_done(&mut message);
+            self.write(&message).await?;
+            loop {
+                match self.await_message(self.row_bytes_max).await {
+                    // Nobody reads what still comes.
+                    Err(ConnectionError::TooLarge { bytes, .. })
+                        if self.buffer[self.consumed] == b'd' =>
+                    {
+                        self.skipped = bytes;
+                        continue;
+                    }
+                    awaited => awaited?,
+                }
+                if self.buffer[self.consumed] == b'd' {
+                    self.consumed += self.wanted;
+                    continue;
+                }
+                match self.parse_message()? {
+                    Message::CopyDone => {}
+                    Message::CommandComplete(_) => break,
+                    Message::ErrorResponse(body) => return Err(server_error(body.fields())),
+                    _ => {}
+                }
+            }
+            message.clear();
+            frontend::terminate(&mut message);
+            self.write(&message).await
+        };
+        timeout(CLOSE, close)
+            .await
+            .map_err(|_| ConnectionError::Silent(CLOSE))?
+    }
+
+    /// Runs a command and gives the first row of its answer.
+    async fn command(&mut self, command: &str) -> Result<Vec<Option<String>>, ConnectionError> {
+        self.send_query(command).await?;
+        let mut row = Vec::new();
+        let mut failure = None;
+        loop {
+            self.await_message(ANSWER_BYTES_MAX).await?;
+            match self.parse_message()? {
+                Message::DataRow(body) if row.is_empty() => {
+                    let buffer = body.buffer();
+                    row = body
+                        .ranges()
+                        .map(|range| {
+                            let text = range.and_then(|range| buffer.get(range));
+                            Ok(text.map(|text| String::from_utf8_lossy(text).into_owned()))
+                        })
+                        .collect()?;
+                }
+                Message::ErrorResponse(body) => failure = Some(server_error(body.fields())),
+                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::ReadyForQuery(_) => return failure.map_or(Ok(row), Err),
+                Message::DataRow(_)
+                | Message::RowDescription(_)
+                | Message::CommandComplete(_)
+                | Message::ParameterStatus(_) => {}
+                _ => return failure.map_or_else(|| Err(unexpected(command)), Err),
+            }
+        }
+    }
+
+    async fn send_query(&mut self, query: &str) -> Result<(), ConnectionError> {
+        debug!(query, "replication command");
+        let mut message = BytesMut::new();
+        frontend::query(query, &mut message)?;
+        self.write(&message).await
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
+        self.socket.write_all(bytes).await?;
+        self.socket.flush().await?;
+        Ok(())
+    }
+
+    /// Reads until one message is complete.
+    async fn await_message(&mut self, bytes_max: usize) -> Result<(), ConnectionError> {
+        loop {
+            if let Some(len) = self.complete(bytes_max)? {
+                self.wanted = len;
+                return Ok(());
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// The whole length of the next message, if all of it is there. Otherwise notes how much room
+    /// it needs.
+    fn complete(&mut self, bytes_max: usize) -> Result<Option<usize>, ConnectionError> {
+        (self.wanted, self.large) = (0, 0);
+        if self.skipped > 0 {
+            let now = self.skipped.min(self.unread());
+            self.consumed += now;
+            self.skipped -= now;
+            if self.skipped > 0 {
+                return Ok(None);
+            }
+        }
+        let unread = &self.buffer[self.consumed..];
+        let Some(header) = Header::parse(unread)? else {
+            return Ok(None);
+        };
+        // The length counts itself, but not the tag; Header has refused less than itself.
+        let len = usize::try_from(header.len())
+            .map_err(|_| ConnectionError::Protocol("negative length".to_owned()))?
+            + 1;
+        if len > bytes_max {
+            return Err(ConnectionError::TooLarge {
+                bytes: len,
+                max: bytes_max,
+            });
+        }
+        if unread.len() < len {
+            self.wanted = len;
+            return Ok(None);
+        }
+        Ok(Some(len))
+    }
+
+    /// Takes the next message, which is complete, out of the buffer.
+    fn parse_message(&mut self) -> Result<Message, ConnectionError> {
+        self.buffer.advance(std::mem::take(&mut self.consumed));
+        Message::parse(&mut self.buffer)?
+            .ok_or_else(|| ConnectionError::Protocol("incomplete message".to_owned()))
+    }
+}
+
+fn unexpected(during: &str) -> ConnectionError {
+    ConnectionError::Protocol(format!("unexpected message during {during}"))
+}
+
+type Fields<'a> = postgres_protocol::message::backend::ErrorFields<'a>;
+
+fn server_error(fields: Fields<'_>) -> ConnectionError {
+    match ServerError::parse(fields) {
+        Ok(error) => ConnectionError::Server(Box::new(error)),
+        Err(error) => ConnectionError::Protocol(error.to_string()),
+    }
+}
+
+/// Logs what the server has to say, except where it says that rows are left out.
+fn notice(fields: Fields<'_>) -> Result<(), ConnectionError> {
+    let notice = ServerError::parse(fields)?;
+    match notice.severity.as_str() {
+        "WARNING" if notice.code == PUBLICATION_SKIPPED => {
+            return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
+        }
+        "WARNING" => warn!(notice = %notice, "PostgreSQL warns"),
+        _ => info!(notice = %notice, "PostgreSQL says"),
+    }
+    Ok(())
+}
+
+/// Microseconds since 2000-01-01 00:00 UTC, PostgreSQL's epoch.
+fn clock_micros() -> i64 {
+    const FROM_1970: i64 = 946_684_800_000_000;
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX) - FROM_1970
+}
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+#[cfg(test)]
+mod tests;

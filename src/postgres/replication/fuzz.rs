@@ -1,0 +1,191 @@
+//! Frames from a server that may send anything.
+
+use tokio::io::DuplexStream;
+
+use super::*;
+
+/// Small, so that messages above it are short to write.
+pub(crate) const ROW_MAX: usize = 10_000;
+
+/// A connection in `CopyBoth`, and the server's end of it: a pipe with room for so many bytes.
+pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
+    let (client, server) = tokio::io::duplex(room);
+    let session = dial::Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::new(),
+        parameters: std::collections::HashMap::default(),
+        backend_pid: 1,
+        secret: 1,
+        host: "here".to_owned(),
+    };
+    (Connection::over(session, ROW_MAX), server)
+}
+
+/// Gives every frame of the stream to `each`, until something is wrong with it.
+///
+/// # Panics
+/// More memory is held than one message needs.
+pub(crate) async fn read_all(
+    connection: &mut Connection,
+    mut each: impl FnMut(&Frame<'_>),
+) -> ConnectionError {
+    loop {
+        match connection.peek() {
+            Ok(Some(frame)) => {
+                each(&frame);
+                connection.consume();
+            }
+            Ok(None) => {
+                if let Err(error) = connection.fill().await {
+                    return error;
+                }
+            }
+            Err(error) => return error,
+        }
+        let room = connection.buffer.capacity();
+        let max = 4 * (READ_BYTES + connection.row_bytes_max);
+        assert!(room <= max, "{room} bytes are held");
+    }
+}
+
+/// The frames of what a server sends over a pipe of so much room, and what was wrong then.
+fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
+    let (mut connection, mut server) = streaming(room);
+    let sending = async move {
+        // The client may be gone before all was sent.
+        let _ = server.write_all(sent).await;
+    };
+    let receiving = async move {
+        let mut frames = Vec::new();
+        let error = read_all(&mut connection, |frame| frames.push(encoded(frame))).await;
+        (frames, error)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let both = async { tokio::join!(sending, receiving) };
+    runtime.expect("a runtime").block_on(both).1
+}
+
+/// A frame's bytes, but for the time at which it was sent.
+fn encoded(frame: &Frame<'_>) -> Vec<u8> {
+    match frame {
+        Frame::XLogData {
+            start,
+            wal_end,
+            data,
+        } => [
+            &b"w"[..],
+            &start.0.to_be_bytes(),
+            &wal_end.0.to_be_bytes(),
+            &[0; 8],
+            data,
+        ]
+        .concat(),
+        Frame::LargeMessage { head, .. } => head.to_vec(),
+        Frame::Keepalive {
+            wal_end,
+            reply_requested,
+        } => [
+            &b"k"[..],
+            &wal_end.0.to_be_bytes(),
+            &[0; 8],
+            &[u8::from(*reply_requested)],
+        ]
+        .concat(),
+    }
+}
+
+/// The same, by looking at the places that the protocol names.
+fn plain(body: &[u8]) -> Option<Vec<u8>> {
+    let mut out = body.to_vec();
+    match (body.first()?, body.len()) {
+        (b'w', 25..) => out[17..25].fill(0),
+        (b'k', 18) => {
+            out[9..17].fill(0);
+            out[17] = u8::from(out[17] != 0);
+        }
+        _ => return None,
+    }
+    Some(out)
+}
+
+/// What a stream is, by its lengths alone.
+#[derive(Default)]
+struct Plain {
+    frames: Vec<Vec<u8>>,
+    /// Something is wrong with it before it ends.
+    is_bad: bool,
+    /// Some messages are no frames. Whether those are right is not looked at.
+    has_others: bool,
+}
+
+impl Plain {
+    fn of(mut rest: &[u8]) -> Self {
+        let mut plain = Self::default();
+        while let [tag, a, b, c, d, after @ ..] = rest {
+            let len = i32::from_be_bytes([*a, *b, *c, *d]);
+            let len = usize::try_from(len).ok().and_then(|len| len.checked_sub(4));
+            let Some(len) = len else {
+                plain.is_bad = true;
+                break;
+            };
+            if len + 5 > ROW_MAX {
+                let wanted = BEGINNING_BYTES.min(ROW_MAX - 5);
+                let beginning = &after[..after.len().min(wanted)];
+                plain.is_bad = *tag != b'd' || !Frame::may_be_large(beginning);
+                if plain.is_bad || beginning.len() < wanted {
+                    break;
+                }
+                // Without the header of a `w`.
+                plain.frames.push(beginning[25..].to_vec());
+                let Some(after) = after.get(len..) else { break };
+                rest = after;
+                continue;
+            }
+            let Some((body, after)) = after.split_at_checked(len) else {
+                break;
+            };
+            rest = after;
+            match (tag, self::plain(body)) {
+                (b'd', Some(frame)) => plain.frames.push(frame),
+                (b'N' | b'S', _) => plain.has_others = true,
+                // The stream's end, where nothing is wrong with them.
+                (b'c' | b'C', _) => {
+                    plain.has_others = true;
+                    break;
+                }
+                _ => {
+                    plain.is_bad = true;
+                    break;
+                }
+            }
+        }
+        plain
+    }
+}
+
+/// Bytes after the first are what a server sends in `CopyBoth`; the first is how many of them come
+/// at once.
+///
+/// # Panics
+/// It matters in what pieces they come; the frames are not those that the bytes are; memory is
+/// taken for lengths that are too large.
+pub fn frame(data: &[u8]) {
+    let Some((&room, sent)) = data.split_first() else {
+        return;
+    };
+    let (frames, error) = received(sent, sent.len() + 1);
+    let in_pieces = received(sent, usize::from(room) + 1);
+    assert_eq!(
+        (&frames, error.to_string()),
+        (&in_pieces.0, in_pieces.1.to_string()),
+    );
+
+    let plain = Plain::of(sent);
+    if plain.has_others {
+        assert!(plain.frames.starts_with(&frames));
+    } else {
+        assert_eq!(frames, plain.frames);
+        let is_bad = !matches!(error, ConnectionError::Closed);
+        assert_eq!(is_bad, plain.is_bad, "{error:?}");
+    }
+}

@@ -1,0 +1,5 @@
+//! What other rooms take to write a statement and to read its answer.
+
+pub(crate) use postgres_protocol::escape::{escape_identifier, escape_literal};
+pub(crate) use tokio_postgres::types::ToSql;
+pub(crate) use tokio_postgres::{Client, Error, Row};

@@ -1,0 +1,228 @@
+//! The frames of streaming replication inside `CopyData`: a pure codec.
+//!
+//! PostgreSQL 18, "54.4. Streaming Replication Protocol", `START_REPLICATION`.
+
+use crate::model::lsn::Lsn;
+
+/// What the walsender sends inside a `CopyData` message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// `w`: a piece of the log; for a logical slot one message of the output plugin.
+    XLogData {
+        /// Where the data starts in the log; zero for the plugin's own messages.
+        start: Lsn,
+        /// The end of the log on the server.
+        wal_end: Lsn,
+        /// The plugin's message.
+        data: &'a [u8],
+    },
+    /// The beginning of a `w` with a logical decoding message in it that is larger than what is read. The
+    /// rest is passed over.
+    LargeMessage {
+        /// The beginning of the plugin's message, at most [`HEAD_BYTES`].
+        head: &'a [u8],
+        /// How long it all is.
+        bytes: usize,
+        /// What is read at most.
+        max: usize,
+    },
+    /// `k`: the server is alive, and has sent everything up to `wal_end`.
+    Keepalive {
+        /// The end of what has been decoded and sent.
+        wal_end: Lsn,
+        /// The server will drop the connection if it is not answered soon.
+        reply_requested: bool,
+    },
+}
+
+/// How much of a message there is in [`Frame::LargeMessage`]: its prefix, if that is one a pipeline can have,
+/// and what is around it.
+pub const HEAD_BYTES: usize = 128;
+
+/// What is before the plugin's message in a `w`.
+const XLOG_HEADER: usize = 25;
+
+/// A `CopyData` body that is no frame of the replication protocol.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The body ends before the named frame does.
+    #[error("replication frame {0:?}: {1} bytes are too few")]
+    Short(char, usize),
+    /// The body goes on after the named frame's end.
+    #[error("replication frame {0:?}: {1} bytes too many")]
+    Long(char, usize),
+    /// No frame begins with this byte.
+    #[error("replication frame begins with byte {0:#04x}, expected 'w' or 'k'")]
+    UnknownTag(u8),
+    /// The body is empty.
+    #[error("replication frame is empty")]
+    Empty,
+}
+
+impl<'a> Frame<'a> {
+    /// Decodes the body of one `CopyData` message.
+    ///
+    /// # Errors
+    /// Any body that is not exactly one frame.
+    pub fn decode(body: &'a [u8]) -> Result<Self, FrameError> {
+        let (&tag, rest) = body.split_first().ok_or(FrameError::Empty)?;
+        match tag {
+            b'w' => {
+                let (start, rest) = take_u64(rest).ok_or(FrameError::Short('w', body.len()))?;
+                let (wal_end, rest) = take_u64(rest).ok_or(FrameError::Short('w', body.len()))?;
+                let (_sent_at, data) = take_u64(rest).ok_or(FrameError::Short('w', body.len()))?;
+                Ok(Self::XLogData {
+                    start: Lsn(start),
+                    wal_end: Lsn(wal_end),
+                    data,
+                })
+            }
+            b'k' => {
+                let (wal_end, rest) = take_u64(rest).ok_or(FrameError::Short('k', body.len()))?;
+                let (_sent_at, rest) = take_u64(rest).ok_or(FrameError::Short('k', body.len()))?;
+                match rest {
+                    [] => Err(FrameError::Short('k', body.len())),
+                    [reply] => Ok(Self::Keepalive {
+                        wal_end: Lsn(wal_end),
+                        reply_requested: *reply != 0,
+                    }),
+                    more => Err(FrameError::Long('k', more.len() - 1)),
+                }
+            }
+            other => Err(FrameError::UnknownTag(other)),
+        }
+    }
+
+    /// A frame whose body begins so, or goes on from there, can be a [`Frame::LargeMessage`]. Anybody may write
+    /// a logical decoding message, of up to 1 GB; all else is somebody's row.
+    #[must_use]
+    pub fn may_be_large(beginning: &[u8]) -> bool {
+        let is = |at: usize, byte| beginning.get(at).is_none_or(|found| *found == byte);
+        is(0, b'w') && is(XLOG_HEADER, b'M')
+    }
+
+    /// The frame whose body begins so and is `bytes` long, more than the `max` that are read.
+    ///
+    /// # Errors
+    /// The beginning is too short.
+    pub fn large(beginning: &'a [u8], bytes: usize, max: usize) -> Result<Self, FrameError> {
+        let head = beginning.get(XLOG_HEADER..);
+        let head = head.ok_or(FrameError::Short('w', beginning.len()))?;
+        let head = &head[..head.len().min(HEAD_BYTES)];
+        Ok(Self::LargeMessage { head, bytes, max })
+    }
+}
+
+/// How much of a frame's body [`Frame::large`] has to be given.
+pub const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
+
+fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*head), rest))
+}
+
+/// Length of a standby status update, with the header of its `CopyData` message.
+pub const STATUS_UPDATE_LEN: usize = 39;
+
+/// A whole `CopyData` message with a standby status update (`r`) in it.
+///
+/// Written, flushed and applied are all `confirmed`: what is not durable in Kafka has, for
+/// PostgreSQL, not arrived. `clock_micros` is the time in microseconds since 2000-01-01.
+#[must_use]
+pub fn status_update(
+    confirmed: Lsn,
+    clock_micros: i64,
+    reply_requested: bool,
+) -> [u8; STATUS_UPDATE_LEN] {
+    let mut out = [0; STATUS_UPDATE_LEN];
+    out[0] = b'd';
+    out[1..5].copy_from_slice(&38_u32.to_be_bytes());
+    out[5] = b'r';
+    for at in [6, 14, 22] {
+        out[at..at + 8].copy_from_slice(&confirmed.0.to_be_bytes());
+    }
+    out[30..38].copy_from_slice(&clock_micros.to_be_bytes());
+    out[38] = u8::from(reply_requested);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn xlog(data: &[u8]) -> Vec<u8> {
+        [
+            &b"w"[..],
+            &1_u64.to_be_bytes(),
+            &2_u64.to_be_bytes(),
+            &3_u64.to_be_bytes(),
+            data,
+        ]
+        .concat()
+    }
+
+    fn keepalive(reply: u8) -> Vec<u8> {
+        [
+            &b"k"[..],
+            &7_u64.to_be_bytes(),
+            &3_u64.to_be_bytes(),
+            &[reply],
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn frames_are_decoded() {
+        assert_eq!(
+            Frame::decode(&xlog(b"data")),
+            Ok(Frame::XLogData {
+                start: Lsn(1),
+                wal_end: Lsn(2),
+                data: b"data"
+            })
+        );
+        assert_eq!(
+            Frame::decode(&keepalive(1)),
+            Ok(Frame::Keepalive {
+                wal_end: Lsn(7),
+                reply_requested: true
+            })
+        );
+    }
+
+    #[test]
+    fn every_prefix_of_a_frame_is_refused() {
+        for whole in [xlog(b""), keepalive(0)] {
+            for end in 0..whole.len() {
+                assert!(
+                    Frame::decode(&whole[..end]).is_err(),
+                    "{end} bytes of {whole:?}"
+                );
+            }
+        }
+        assert_eq!(
+            Frame::decode(&[&keepalive(0)[..], b"x"].concat()),
+            Err(FrameError::Long('k', 1))
+        );
+    }
+
+    #[test]
+    fn a_status_update_is_laid_out_as_the_protocol_says() {
+        let update = status_update(Lsn(0x0102_0304_0506_0708), -2, true);
+        assert_eq!(update[..6], [b'd', 0, 0, 0, 38, b'r']);
+        for at in [6, 14, 22] {
+            assert_eq!(update[at..at + 8], [1, 2, 3, 4, 5, 6, 7, 8]);
+        }
+        assert_eq!(update[30..], [255, 255, 255, 255, 255, 255, 255, 254, 1]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Frame::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! How far a long job is: a bar on a terminal, elsewhere a log line now and then.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use tracing::info;
+
+/// How often the log tells of it, where there is no terminal.
+const TELL: Duration = Duration::from_secs(10);
+/// How often the bar is drawn.
+const DRAW: Duration = Duration::from_millis(200);
+
+/// The bars that are on the terminal.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// How far one job is. Dropped before [`Progress::finish`], it leaves nothing behind.
+pub struct Progress {
+    what: String,
+    pace: Pace,
+    /// On a terminal.
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// Begins `what`, as in "rows read", of `total` if that is known.
+    #[must_use]
+    pub fn new(what: &str, total: Option<u64>) -> Self {
+        let bar = is_terminal().then(|| {
+            let bar = match total {
+                Some(total) => ProgressBar::new(total),
+                None => ProgressBar::new_spinner(),
+            };
+            bar.set_style(style(total.is_some()));
+            bar.set_message(what.to_owned());
+            bar.enable_steady_tick(DRAW);
+            BARS.add(bar)
+        });
+        Self {
+            what: what.to_owned(),
+            pace: Pace::new(total, Instant::now()),
+            bar,
+        }
+    }
+
+    /// So many more are done. Costs a look at the clock: call it for batches where each is quick.
+    pub fn advance(&mut self, count: u64) {
+        match &self.bar {
+            Some(bar) => {
+                self.pace.done += count;
+                bar.inc(count);
+            }
+            None => {
+                if let Some(told) = self.pace.advance(count, Instant::now()) {
+                    tell(&self.what, &told, "working");
+                }
+            }
+        }
+    }
+
+    /// How many are done.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.pace.done
+    }
+
+    /// All is done.
+    pub fn finish(mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            BARS.remove(&bar);
+        }
+        tell(&self.what, &self.pace.told(Instant::now()), "done");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+            BARS.remove(bar);
+        }
+    }
+}
+
+const WITH_TOTAL: &str =
+    "{msg} {wide_bar} {human_pos}/{human_len}, {per_sec}, {elapsed} gone, {eta} to go";
+const WITHOUT_TOTAL: &str = "{msg} {spinner} {human_pos}, {per_sec}, {elapsed} gone";
+
+fn style(has_total: bool) -> ProgressStyle {
+    let template = match has_total {
+        true => WITH_TOTAL,
+        false => WITHOUT_TOTAL,
+    };
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn tell(what: &str, told: &Told, state: &str) {
+    let Told {
+        done,
+        total,
+        per_second,
+        left,
+    } = told;
+    let left = left.map(tracing::field::debug);
+    info!(what, done, total, per_second, left, "{state}");
+}
+
+/// The pure part: when there is something to tell, and what.
+struct Pace {
+    total: Option<u64>,
+    done: u64,
+    began: Instant,
+    told: Instant,
+}
+
+/// What is told.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    done: u64,
+    total: Option<u64>,
+    per_second: u64,
+    /// The time left, if the total is known and something is done.
+    left: Option<Duration>,
+}
+
+impl Pace {
+    fn new(total: Option<u64>, now: Instant) -> Self {
+        Self {
+            total,
+            done: 0,
+            began: now,
+            told: now,
+        }
+    }
+
+    fn advance(&mut self, count: u64, now: Instant) -> Option<Told> {
+        self.done += count;
+        if now.duration_since(self.told) < TELL {
+            return None;
+        }
+        self.told = now;
+        Some(self.told(now))
+    }
+
+    fn told(&self, now: Instant) -> Told {
+        // A job that is over at once has no rate to speak of.
+        let millis = now.duration_since(self.began).as_millis().max(1);
+        let per_second = u128::from(self.done) * 1000 / millis;
+        let left = self.total.filter(|_| per_second > 0).map(|total| {
+            let rows = u128::from(total.saturating_sub(self.done));
+            Duration::from_secs(u64::try_from(rows / per_second).unwrap_or(u64::MAX))
+        });
+        Told {
+            done: self.done,
+            total: self.total,
+            per_second: u64::try_from(per_second).unwrap_or(u64::MAX),
+            left,
+        }
+    }
+}
+
+/// Standard error for log lines: bars make room for them.
+pub(crate) struct BesideBars;
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what comes here was made fit to be shown by `logging`"
+)]
+impl Write for BesideBars {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BARS.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Standard error is a terminal.
+#[expect(clippy::disallowed_methods, reason = "nothing is written")]
+pub(crate) fn is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(total: Option<u64>) -> (Pace, impl Fn(u64) -> Instant) {
+        let start = Instant::now();
+        let at = move |seconds| start + Duration::from_secs(seconds);
+        (Pace::new(total, start), at)
+    }
+
+    #[test]
+    fn a_job_is_told_of_every_ten_seconds() {
+        let (mut pace, at) = pace(Some(1000));
+        let told: Vec<_> = (1..=35)
+            .filter_map(|second| Some((second, pace.advance(10, at(second))?)))
+            .map(|(second, told)| (second, told.done, told.per_second, told.left))
+            .collect();
+        let left = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(
+            told,
+            [
+                (10, 100, 10, left(90)),
+                (20, 200, 10, left(80)),
+                (30, 300, 10, left(70)),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_told() {
+        let (mut pace, at) = pace(None);
+        let told = pace.advance(5, at(10)).expect("something to tell");
+        assert_eq!((told.total, told.left), (None, None));
+        let (pace, at) = self::pace(Some(10));
+        assert_eq!(pace.told(at(0)).left, None, "nothing is done yet");
+    }
+
+    #[test]
+    fn more_than_was_expected_leaves_no_time() {
+        let (mut pace, at) = pace(Some(10));
+        pace.done = 20;
+        let told = pace.advance(0, at(10)).expect("something to tell");
+        assert_eq!(told.left, Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn templates_of_bars_are_templates() {
+        for template in [WITH_TOTAL, WITHOUT_TOTAL] {
+            assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
+        }
+    }
+}

@@ -1,0 +1,669 @@
+//! Retention of an outbox that is partitioned by time: partitions are made ahead, and those that are
+//! delivered and old enough are detached and dropped. A table without partitions has its rows deleted
+//! by the same rule, where that is allowed.
+//!
+//! What is removed is decided by places in the log, never by time alone. A partition whose time is
+//! over is marked with the place where the log is then. When the slots have passed that, it is marked
+//! with the time: from then on it is kept as long as the retention says, which leaves as long to send
+//! events again when a slot was lost and another made in its place. Then it is detached, and marked
+//! with the place where the log is then: what a late transaction has put there since is before that.
+//! When the slots have passed that too, it is dropped. See [`mark`] for where marks are kept, and
+//! [`plan`] for what follows from them.
+//!
+//! Writers never wait longer than [`LOCK_TIMEOUT`] for us: a statement whose lock they would queue
+//! behind ends by then, and is tried again.
+
+pub(crate) mod maintenance;
+pub mod mark;
+pub mod plan;
+
+mod look;
+mod rows;
+
+use std::time::{Duration, Instant};
+
+use crate::postgres::sql::Client;
+use crate::postgres::sql::{escape_identifier, escape_literal};
+use jiff::SignedDuration;
+
+use self::look::{Outbox, Partitioning};
+use self::mark::{MarkKind, other_lines};
+use self::plan::{Detached, Found, Partition, Range, Step, Wait};
+use crate::model::let_go::LetGo;
+use crate::model::lsn::Lsn;
+use crate::pipeline::settings::Retention;
+use crate::postgres::catalog::slot_state::Moved;
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::table::{TableName, identifier};
+use crate::postgres::target::Target;
+
+/// How long a statement may wait for a lock, and how long it may take where writers wait behind it.
+pub const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How often a statement is tried whose lock is not to be had.
+const TRIES: u32 = 5;
+
+/// How long a pass waits for slots that are about to pass a place.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often it looks at them.
+const POLL: Duration = Duration::from_millis(200);
+
+/// How long the claim on a table is waited for: the server may not yet have ended the session of a
+/// pass that is over.
+const CLAIM: Duration = Duration::from_secs(2);
+
+const BEGIN: &str = "BEGIN; ";
+
+const CONCURRENTLY: &str = " CONCURRENTLY";
+
+/// Why a table can't be kept as wished.
+#[derive(Debug, thiserror::Error)]
+pub enum RetentionError {
+    /// The server can't be asked, or refuses a statement.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// Outbox, publication or slot are not as they have to be.
+    #[error("nothing is removed: {0}")]
+    Problem(Problem),
+    /// The table has no partitions.
+    #[error(
+        "table {0} is not partitioned. Have one that is, by day: walpost init --partitioned --table NAME; or have its rows \
+         deleted one by one, which costs a vacuum and log: delete_rows = true, or --delete-rows"
+    )]
+    NotPartitioned(TableName),
+    /// It has none, and nothing that says how old its rows are.
+    #[error(
+        "table {0} has no column created_at of type timestamptz, timestamp or date, so the age of its rows is not known. Delete \
+         them by hand"
+    )]
+    NoTime(TableName),
+    /// It has others than we can tell the age of.
+    #[error(
+        "table {0} is not partitioned by range of one column of type timestamptz, timestamp or date, so the age of its \
+         partitions is not known. Make and drop them by hand"
+    )]
+    NotByTime(TableName),
+    /// There is none to make others after.
+    #[error(
+        "table {0} has no partition with a lower and an upper bound, so it is not known how long the next ones are to be. Make \
+         the first by hand: CREATE TABLE ... PARTITION OF {0} FOR VALUES FROM (...) TO (...)"
+    )]
+    NoModel(TableName),
+    /// We may not.
+    #[error(
+        "role {user} has not the rights of {owner}, the owner of table {table}, which it takes to make and drop its \
+         partitions. Grant them: GRANT {owner} TO {user}; or give it table and partitions: ALTER TABLE ... OWNER TO {user}"
+    )]
+    NotOwner {
+        /// The role we are.
+        user: String,
+        /// The owner.
+        owner: String,
+        /// The table.
+        table: TableName,
+    },
+    /// We may not, and nobody who is no superuser may.
+    #[error(
+        "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions takes \
+         those of the owner. Give the table and its partitions to a role that is no superuser, like the application's: ALTER \
+         TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
+    )]
+    SuperuserOwns {
+        /// The role we are.
+        user: String,
+        /// The owner.
+        owner: String,
+        /// The table.
+        table: TableName,
+    },
+    /// We may not make tables there.
+    #[error(
+        "role {user} may not create partitions in schema {schema}. Grant it: GRANT CREATE ON SCHEMA {schema} TO {user}"
+    )]
+    NoCreate {
+        /// The role we are.
+        user: String,
+        /// The schema.
+        schema: String,
+    },
+    /// The default partition has what belongs into a new one.
+    #[error(
+        "partition {partition} can't be made: the default partition {default} has rows of {range}. They are delivered all the \
+         same. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
+    )]
+    DefaultHasRows {
+        /// The partition.
+        partition: TableName,
+        /// The default partition.
+        default: TableName,
+        /// The range of the partition.
+        range: Range,
+    },
+    /// Another table has the name.
+    #[error(
+        "partition {0} can't be made: there is something else of that name. Rename it: ALTER TABLE {0} RENAME TO ..."
+    )]
+    NameTaken(TableName),
+    /// A lock was not to be had.
+    #[error(
+        "table {table} was in use each time: no lock within {limit:?}, tried {tries} times. A transaction has it open, or a \
+         vacuum works on it: see pg_locks. It is tried again with the next pass"
+    )]
+    Busy {
+        /// The table.
+        table: TableName,
+        /// How long a lock was waited for.
+        limit: Duration,
+        /// How often.
+        tries: u32,
+    },
+    /// Events of the table may be in no slot, and were not sent again.
+    #[error(
+        "nothing of table {table} is removed: a slot was let go, and {what} may be in the table only. Send them again: \
+         walpost replay --let-go"
+    )]
+    LetGo {
+        /// The table.
+        table: TableName,
+        /// What may be missing.
+        what: String,
+    },
+    /// The slot does not say what is delivered.
+    #[error("what may not be delivered is kept: {0}")]
+    Moved(Moved),
+    /// Somebody else does the same.
+    #[error("another walpost is at work on the partitions of table {0}; nothing was done")]
+    Claimed(TableName),
+}
+
+/// What a pass has come to.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What was done, or would be.
+    pub done: Vec<String>,
+    /// What is not done yet.
+    pub waits: Vec<Wait>,
+    /// What needs somebody, or another try.
+    pub troubles: Vec<RetentionError>,
+}
+
+/// Does for the table of `target` what there is to be done now.
+///
+/// # Errors
+/// The connection breaks or the server can't be asked. What is wrong with the table, and all that
+/// can be said of single partitions, is in the report.
+pub async fn pass(
+    catalog: &Catalog,
+    target: &Target,
+    retention: Retention,
+    dry_run: bool,
+) -> Result<Report, CatalogError> {
+    let mut report = Report::default();
+    let Some(table) = target.outbox.table() else {
+        return Ok(report);
+    };
+    let client = catalog.client();
+    look::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
+    let mut problems = catalog.look(target).await?.problems(target);
+    // The owner of the table needs no slot of its own.
+    problems.retain(|problem| !matches!(problem, Problem::NotReplicating { .. }));
+    let problem = problems.into_iter().next();
+    let outbox = match look::outbox(client, table).await? {
+        Some(outbox) => outbox,
+        None => {
+            report.troubles.extend(problem.map(RetentionError::Problem));
+            return Ok(report);
+        }
+    };
+    if let Some(trouble) = outbox.trouble(retention) {
+        report.troubles.push(trouble);
+        return Ok(report);
+    }
+    let statement = match outbox.partitioning {
+        Some(_) => Statement::Select,
+        None => Statement::Delete,
+    };
+    match catalog.examine_table(table, statement).await {
+        Ok(()) => {}
+        Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
+            report.troubles.push(error.into());
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    }
+    let until = Instant::now() + CLAIM;
+    while !dry_run && !look::claim(client, &outbox).await? {
+        if Instant::now() >= until {
+            report.troubles.push(RetentionError::Claimed(table.clone()));
+            return Ok(report);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    let keep = retention.keep.filter(|_| problem.is_none());
+    let keep = keep.map(|keep| SignedDuration::try_from(keep).unwrap_or(SignedDuration::MAX));
+    let mut pass = Pass {
+        catalog,
+        client,
+        outbox: &outbox,
+        report: &mut report,
+    };
+    if outbox.partitioning.is_some() {
+        let found = pass.look(None).await?;
+        pass.make(&found, retention.ahead, dry_run).await?;
+    }
+    match (keep, outbox.partitioning) {
+        (None, _) => {}
+        (Some(keep), None) => pass.rows(target, keep, dry_run).await?,
+        (Some(keep), Some(_)) => pass.partitions(target, keep, dry_run).await?,
+    }
+    report.troubles.extend(problem.map(RetentionError::Problem));
+    Ok(report)
+}
+
+/// Tables that were partitions of this one and are not dropped yet, or are being detached: a query of
+/// the table has no rows of theirs.
+///
+/// # Errors
+/// The server can't be asked.
+pub async fn taken_off(
+    catalog: &Catalog,
+    table: &TableName,
+) -> Result<Vec<TableName>, CatalogError> {
+    let client = catalog.client();
+    match look::outbox(client, table).await? {
+        Some(outbox) => look::taken_off(client, &outbox.origin).await,
+        None => Ok(Vec::new()),
+    }
+}
+
+impl Outbox {
+    /// What keeps us from making or dropping any partition.
+    fn trouble(&self, retention: Retention) -> Option<RetentionError> {
+        let table = self.name.clone();
+        let user = || identifier(&self.user);
+        let partitioned = match self.partitioning {
+            None if retention.delete_rows => false,
+            None => return Some(RetentionError::NotPartitioned(table)),
+            Some(Partitioning::Other) => return Some(RetentionError::NotByTime(table)),
+            Some(Partitioning::Time) => true,
+        };
+        if !self.is_ours && self.owner_is_superuser {
+            return Some(RetentionError::SuperuserOwns {
+                user: user(),
+                owner: identifier(&self.owner),
+                table,
+            });
+        }
+        if !self.is_ours {
+            return Some(RetentionError::NotOwner {
+                user: user(),
+                owner: identifier(&self.owner),
+                table,
+            });
+        }
+        (partitioned && !self.may_create).then(|| RetentionError::NoCreate {
+            user: user(),
+            schema: identifier(&self.name.schema),
+        })
+    }
+}
+
+impl Step {
+    /// What it does, as a dry run says it.
+    fn intent(&self) -> String {
+        match self {
+            Self::Make(name, range) => format!("make partition {name} for {range}"),
+            Self::Close(partition) => format!("note that the time of {} is over", partition.name),
+            Self::NoteDelivered(partition) => format!("note that {} is delivered", partition.name),
+            Self::Detach(partition) => format!("detach {}", partition.name),
+            Self::Finalize(partition) => format!("end the detaching of {}", partition.name),
+            Self::NoteDetached(table) => format!("note that {} is detached", table.name),
+            Self::Drop(table) => format!("drop {}", table.name),
+        }
+    }
+}
+
+/// One pass over one table.
+struct Pass<'a> {
+    catalog: &'a Catalog,
+    client: &'a Client,
+    outbox: &'a Outbox,
+    report: &'a mut Report,
+}
+
+impl Pass<'_> {
+    async fn look(&mut self, target: Option<&Target>) -> Result<Found, CatalogError> {
+        let mut found = look::found(self.client, self.outbox).await?;
+        if let Some(target) = target {
+            found.slot = self.slowest(target).await?;
+        }
+        Ok(found)
+    }
+
+    /// The slot that is furthest behind, and where: no slot stands for more than Walpost has confirmed of it.
+    /// Nothing where none says what is delivered, because one was let go.
+    async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
+        let table = &self.outbox.name;
+        let slots = look::slots(self.client, target, table).await?;
+        // After the slot: one that another was let go for is there only when that is written down.
+        let entries = match self.catalog.let_go_of_table(target, table).await {
+            Ok(entries) => entries,
+            Err(error @ CatalogError::Server(_)) => {
+                self.report.troubles.push(error.into());
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if entries.is_empty() {
+            return self.least(target, slots).await;
+        }
+        let what: Vec<_> = entries.iter().map(LetGo::describe).collect();
+        self.report.troubles.push(RetentionError::LetGo {
+            table: table.clone(),
+            what: what.join("; "),
+        });
+        Ok(None)
+    }
+
+    async fn least(
+        &mut self,
+        target: &Target,
+        mut slots: Vec<(String, Lsn)>,
+    ) -> Result<Option<(String, Lsn)>, CatalogError> {
+        for (slot, confirmed) in &mut slots {
+            let target = Target {
+                slot: slot.clone(),
+                ..target.clone()
+            };
+            let moved = async {
+                let of = self.catalog.slot_of("", &target).await?;
+                self.catalog.moved(&of, *confirmed).await
+            };
+            match moved.await {
+                Ok(None) => {}
+                Ok(Some(moved)) => {
+                    *confirmed = moved.confirmed;
+                    self.report.troubles.push(RetentionError::Moved(moved));
+                }
+                Err(error @ CatalogError::Server(_)) => {
+                    self.report.troubles.push(error.into());
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(slots.into_iter().min_by_key(|(_, confirmed)| *confirmed))
+    }
+
+    /// Makes the partitions that are missing.
+    async fn make(&mut self, found: &Found, ahead: u32, dry_run: bool) -> Result<(), CatalogError> {
+        let ranges = found.partitions.iter().any(Partition::is_range);
+        if !ranges {
+            let table = self.outbox.name.clone();
+            self.report.troubles.push(RetentionError::NoModel(table));
+        }
+        for step in plan::missing(&self.outbox.name, found, ahead) {
+            if dry_run {
+                let would = format!("would {}", step.intent());
+                self.report.done.push(would);
+            } else {
+                self.take(&step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the partitions that are delivered and old enough.
+    async fn partitions(
+        &mut self,
+        target: &Target,
+        keep: SignedDuration,
+        dry_run: bool,
+    ) -> Result<(), CatalogError> {
+        let until = Instant::now() + PATIENCE;
+        let said = self.report.troubles.len();
+        loop {
+            self.report.troubles.truncate(said);
+            let found = self.look(Some(target)).await?;
+            let (steps, waits) = plan::removals(&found, keep);
+            if dry_run {
+                let would = steps.iter().map(|step| format!("would {}", step.intent()));
+                self.report.done.extend(would);
+                self.report.waits = waits;
+                return Ok(());
+            }
+            let mut is_going_on = false;
+            for step in &steps {
+                is_going_on |= self.take(step).await?;
+            }
+            let is_about_to = |wait: &Wait| matches!(wait, Wait::Slot { .. });
+            is_going_on |= waits.iter().any(is_about_to);
+            self.report.waits = waits;
+            if !is_going_on || Instant::now() >= until {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Takes a step, and notes what came of it. False if it could not be taken.
+    async fn take(&mut self, step: &Step) -> Result<bool, CatalogError> {
+        let (table, sql, done) = match step {
+            Step::Make(name, range) => (
+                name,
+                self.make_sql(name, *range),
+                Some(format!("partition {name} made for {range}")),
+            ),
+            Step::Close(Partition { name, comment, .. }) => {
+                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Closed);
+                (name, sql, None)
+            }
+            Step::NoteDelivered(Partition { name, comment, .. }) => {
+                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Delivered);
+                (name, sql, Some(format!("partition {name} is delivered")))
+            }
+            Step::Detach(partition) => {
+                let name = &partition.name;
+                let sql = self.detach_sql(partition);
+                (name, sql, Some(format!("partition {name} detached")))
+            }
+            Step::Finalize(Partition { name, .. }) => {
+                let root = self.outbox.name.quoted();
+                let sql = format!(
+                    "ALTER TABLE {root} DETACH PARTITION {} FINALIZE",
+                    name.quoted()
+                );
+                (name, sql, Some(format!("partition {name} detached")))
+            }
+            Step::NoteDetached(Detached { name, comment, .. }) => {
+                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Detached);
+                (name, sql, None)
+            }
+            Step::Drop(table) => {
+                let (name, sql) = (&table.name, drop_sql(table));
+                (name, sql, Some(format!("table {name} dropped")))
+            }
+        };
+        if matches!(step, Step::Finalize(_)) && !self.wait_for_users().await? {
+            return Ok(false);
+        }
+        match self.attempt(&sql).await? {
+            None => {
+                self.report.done.extend(done);
+                Ok(true)
+            }
+            Some(failed) => {
+                let is_busy = failed.is_busy();
+                let trouble = match is_busy {
+                    true => failed.busy(table),
+                    false => self.trouble_of(step, failed),
+                };
+                self.report.troubles.push(trouble);
+                // The first half of it can be done: what is next is seen by another look.
+                Ok(is_busy && sql.ends_with(CONCURRENTLY))
+            }
+        }
+    }
+
+    /// Waits until every transaction has ended that used the table before: one can still have the
+    /// partition in mind that it is being rid of, and FINALIZE waits for statements under way alone.
+    async fn wait_for_users(&mut self) -> Result<bool, CatalogError> {
+        let table = self.outbox.name.clone();
+        let lock = format!(
+            "LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE",
+            table.quoted()
+        );
+        self.run(&table, &bounded(&lock)).await
+    }
+
+    /// Runs statements that concern a table alone, and notes what is in their way. False if they
+    /// could not be run.
+    async fn run(&mut self, table: &TableName, sql: &str) -> Result<bool, CatalogError> {
+        let Some(failed) = self.attempt(sql).await? else {
+            return Ok(true);
+        };
+        self.report.troubles.push(match failed.is_busy() {
+            true => failed.busy(table),
+            false => CatalogError::from(failed.error).into(),
+        });
+        Ok(false)
+    }
+
+    /// Runs statements, several times where a lock is not to be had.
+    async fn attempt(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Err(error) = self.client.batch_execute(sql).await else {
+                return Ok(None);
+            };
+            let Some(code) = error.code().map(|code| code.code().to_owned()) else {
+                return Err(error.into());
+            };
+            // It stands open where one of several statements failed.
+            if sql.starts_with(BEGIN) {
+                self.client.batch_execute("ROLLBACK").await?;
+            }
+            let failed = Failed { code, error, tries };
+            if !failed.is_busy() || tries == TRIES || sql.ends_with(CONCURRENTLY) {
+                return Ok(Some(failed));
+            }
+            tokio::time::sleep(LOCK_TIMEOUT / 2 * tries).await;
+        }
+    }
+
+    fn trouble_of(&self, step: &Step, failed: Failed) -> RetentionError {
+        match (step, failed.code.as_str(), &self.outbox.default) {
+            // check_violation
+            (Step::Make(name, range), "23514", Some(default)) => RetentionError::DefaultHasRows {
+                partition: name.clone(),
+                default: default.clone(),
+                range: *range,
+            },
+            // duplicate_table
+            (Step::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
+            _ => CatalogError::from(failed.error).into(),
+        }
+    }
+
+    /// CREATE TABLE ... PARTITION OF would have writers wait; ATTACH lets them through.
+    fn make_sql(&self, name: &TableName, range: Range) -> String {
+        let (root, name) = (self.outbox.name.quoted(), name.quoted());
+        let owner = match self.outbox.owner == self.outbox.user {
+            true => String::new(),
+            false => format!(
+                "ALTER TABLE {name} OWNER TO {}; ",
+                escape_identifier(&self.outbox.owner)
+            ),
+        };
+        let bound = |time: jiff::Timestamp| escape_literal(&time.to_string());
+        let (from, to) = (bound(range.lower), bound(range.upper));
+        bounded(&format!(
+            "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
+             INCLUDING STORAGE); {owner}\
+             ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})"
+        ))
+    }
+
+    fn detach_sql(&self, partition: &Partition) -> String {
+        let Partition { name, comment, .. } = partition;
+        let detach = format!(
+            "ALTER TABLE {} DETACH PARTITION {}",
+            self.outbox.name.quoted(),
+            name.quoted()
+        );
+        match self.outbox.default {
+            // Writers don't wait for it at all; it can't be part of a transaction, so the mark comes
+            // after it.
+            None => format!("{detach}{CONCURRENTLY}"),
+            // The server refuses that beside a default partition. Under this lock nobody has anything
+            // in the partition that is not committed yet.
+            Some(_) => bounded(&format!(
+                "{detach}; {}",
+                self.mark_sql(name, comment.as_deref(), MarkKind::Detached)
+            )),
+        }
+    }
+
+    /// Replaces our line of the comment.
+    fn mark_sql(&self, table: &TableName, comment: Option<&str>, kind: MarkKind) -> String {
+        let (start, expression) = kind.parts();
+        let before = escape_literal(&format!("{}{start}", other_lines(comment)));
+        let after = escape_literal(&self.outbox.origin.suffix());
+        let table = escape_literal(&table.quoted());
+        let block = format!(
+            "BEGIN EXECUTE format('COMMENT ON TABLE %s IS %L', {table}, {before} || {expression} || {after}); END"
+        );
+        format!("DO {}", escape_literal(&block))
+    }
+}
+
+/// Drops the table, if it is still what was looked at.
+fn drop_sql(table: &Detached) -> String {
+    let Detached {
+        oid, name, comment, ..
+    } = table;
+    let name = name.quoted();
+    let comment = escape_literal(comment.as_deref().unwrap_or_default());
+    let block = format!(
+        "BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE oid = {oid} AND oid = {}::regclass AND NOT relispartition \
+         AND obj_description(oid, 'pg_class') = {comment}) THEN \
+         RAISE EXCEPTION 'it has changed, and is not dropped' USING ERRCODE = 'object_not_in_prerequisite_state'; \
+         END IF; END",
+        escape_literal(&name)
+    );
+    let block = escape_literal(&block);
+    format!(
+        "{BEGIN}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}; COMMIT"
+    )
+}
+
+/// A transaction whose statements may not take longer than a lock may: writers wait behind it.
+fn bounded(statements: &str) -> String {
+    let limit = LOCK_TIMEOUT.as_millis();
+    format!("{BEGIN}SET LOCAL statement_timeout = {limit}; {statements}; COMMIT")
+}
+
+/// Why statements could not be run.
+struct Failed {
+    /// SQLSTATE
+    code: String,
+    error: crate::postgres::sql::Error,
+    tries: u32,
+}
+
+impl Failed {
+    /// lock_not_available, query_canceled (the statement took too long), deadlock_detected
+    fn is_busy(&self) -> bool {
+        matches!(self.code.as_str(), "55P03" | "57014" | "40P01")
+    }
+
+    fn busy(&self, table: &TableName) -> RetentionError {
+        RetentionError::Busy {
+            table: table.clone(),
+            limit: LOCK_TIMEOUT,
+            tries: self.tries,
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Asks for everything that a plan is made of.
+
+use crate::postgres::sql::{Client, Row};
+use jiff::Timestamp;
+
+use super::mark::Origin;
+use super::plan::{Bounds, Detached, Found, Partition};
+use crate::model::lsn::Lsn;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// The table, as far as keeping it goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox {
+    pub(crate) name: TableName,
+    pub(crate) origin: Origin,
+    /// It is partitioned in one of these ways, if it is.
+    pub(crate) partitioning: Option<Partitioning>,
+    pub(crate) default: Option<TableName>,
+    /// Its owner.
+    pub(crate) owner: String,
+    pub(crate) owner_is_superuser: bool,
+    /// The role we are.
+    pub(crate) user: String,
+    /// We are the owner, or have its rights.
+    pub(crate) is_ours: bool,
+    pub(crate) may_create: bool,
+}
+
+/// By what a table is partitioned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Partitioning {
+    /// Ranges of one column with a time.
+    Time,
+    /// Anything else.
+    Other,
+}
+
+/// Prepares the session: times are read and written in UTC, and nobody waits long behind us.
+pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), CatalogError> {
+    let sql =
+        format!("SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}");
+    Ok(client.batch_execute(&sql).await?)
+}
+
+/// The table; none if it isn't there.
+pub(crate) async fn outbox(
+    client: &Client,
+    table: &TableName,
+) -> Result<Option<Outbox>, CatalogError> {
+    let found = client
+        .query_opt(
+            "SELECT c.oid, (SELECT system_identifier::text FROM pg_control_system()), p.partrelid IS NOT NULL, \
+             p.partstrat = 'r' AND p.partnatts = 1 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, \
+             'date'::regtype), d.relname::text, dn.nspname::text, pg_get_userbyid(c.relowner)::text, current_user::text, \
+             pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), \
+             (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner) \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid \
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0] \
+             LEFT JOIN pg_class d ON d.oid = p.partdefid LEFT JOIN pg_namespace dn ON dn.oid = d.relnamespace \
+             WHERE n.nspname = $1 AND c.relname = $2",
+            &[&table.schema, &table.name],
+        )
+        .await?;
+    let Some(row) = found else { return Ok(None) };
+    let partitioning = match row.try_get(2)? {
+        false => None,
+        true if row.try_get::<_, Option<bool>>(3)? == Some(true) => Some(Partitioning::Time),
+        true => Some(Partitioning::Other),
+    };
+    let default: Option<String> = row.try_get(4)?;
+    let default_schema: Option<String> = row.try_get(5)?;
+    Ok(Some(Outbox {
+        name: table.clone(),
+        origin: Origin {
+            table: row.try_get(0)?,
+            cluster: row.try_get(1)?,
+        },
+        partitioning,
+        default: default_schema
+            .zip(default)
+            .map(|(schema, name)| TableName { schema, name }),
+        owner: row.try_get(6)?,
+        user: row.try_get(7)?,
+        is_ours: row.try_get(8)?,
+        may_create: row.try_get(9)?,
+        owner_is_superuser: row.try_get(10)?,
+    }))
+}
+
+/// Tells others that keep the same table to stay away, for as long as the session lasts. False if
+/// another has told us.
+pub(crate) async fn claim(client: &Client, outbox: &Outbox) -> Result<bool, CatalogError> {
+    // "walp", so that locks of others are not ours.
+    let row = client
+        .query_one(
+            "SELECT pg_try_advisory_lock(x'77616c70'::int, $1::oid::int8::bit(32)::int)",
+            &[&outbox.origin.table],
+        )
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
+/// A column of a time, as microseconds since 1970; null where it is infinite.
+fn micros(expression: &str) -> String {
+    format!(
+        "(extract(epoch FROM CASE WHEN isfinite({expression}) THEN {expression} END) * 1000000)::int8"
+    )
+}
+
+fn timestamp(row: &Row, column: usize) -> Result<Option<Timestamp>, CatalogError> {
+    let micros: Option<i64> = row.try_get(column)?;
+    // PostgreSQL's calendar is longer than ours: what is beyond it is as good as infinite.
+    Ok(micros.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
+}
+
+fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError> {
+    Ok(TableName {
+        schema: row.try_get(schema)?,
+        name: row.try_get(name)?,
+    })
+}
+
+/// What the plan for a table that is partitioned by time is made of, but for the slots.
+pub(crate) async fn found(client: &Client, outbox: &Outbox) -> Result<Found, CatalogError> {
+    let now = micros("now()");
+    let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
+    let now = clock(&row)?;
+    // Others' transactions are shown to members of pg_read_all_stats alone.
+    let began = micros("xact_start");
+    let oldest_open = client
+        .query_opt(
+            &format!(
+                "SELECT {began}, pid FROM pg_stat_activity WHERE datname = current_database() \
+                 AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND backend_type = 'client backend' \
+                 ORDER BY xact_start LIMIT 1"
+            ),
+            &[],
+        )
+        .await?;
+    let oldest_open = match oldest_open {
+        Some(row) => timestamp(&row, 0)?.zip(Some(row.try_get(1)?)),
+        None => None,
+    };
+    let origin = &outbox.origin;
+    Ok(Found {
+        now,
+        oldest_open,
+        partitions: partitions(client, origin).await?,
+        detached: detached(client, origin).await?,
+        slot: None,
+    })
+}
+
+async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, CatalogError> {
+    let bound = |side: &str| {
+        let text = format!(
+            "substring(pg_get_expr(c.relpartbound, c.oid) FROM '{side} \\(''([^'']*)''\\)')::timestamptz"
+        );
+        micros(&text)
+    };
+    let rows = client
+        .query(
+            &format!(
+                "SELECT n.nspname::text, c.relname::text, {}, {}, c.oid = p.partdefid, i.inhdetachpending, \
+                 obj_description(c.oid, 'pg_class') \
+                 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN pg_partitioned_table p ON p.partrelid = i.inhparent WHERE i.inhparent = $1",
+                bound("FROM"),
+                bound("TO")
+            ),
+            &[&origin.table],
+        )
+        .await?;
+    let partition = |row: &Row| {
+        let comment: Option<String> = row.try_get(6)?;
+        Ok(Partition {
+            name: name(row, 0, 1)?,
+            bounds: Bounds {
+                lower: timestamp(row, 2)?,
+                upper: timestamp(row, 3)?,
+            },
+            is_default: row.try_get(4)?,
+            is_pending: row.try_get(5)?,
+            mark: origin.read(comment.as_deref()),
+            comment,
+        })
+    };
+    rows.iter().map(partition).collect()
+}
+
+async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
+    let rows = client
+        .query(
+            "SELECT n.nspname::text, c.relname::text, c.oid, d.description FROM pg_description d \
+             JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND NOT c.relispartition \
+             AND c.relkind IN ('r', 'p') AND c.oid <> $1 AND right(d.description, length($2)) = $2",
+            &[&origin.table, &origin.suffix()],
+        )
+        .await?;
+    let table = |row: &Row| {
+        let comment: Option<String> = row.try_get(3)?;
+        Ok(Detached {
+            oid: row.try_get(2)?,
+            name: name(row, 0, 1)?,
+            mark: origin.read(comment.as_deref()),
+            comment,
+        })
+    };
+    rows.iter().map(table).collect()
+}
+
+/// Names of tables that were partitions, and of partitions that are being detached.
+pub(crate) async fn taken_off(
+    client: &Client,
+    origin: &Origin,
+) -> Result<Vec<TableName>, CatalogError> {
+    let pending = client
+        .query(
+            "SELECT n.nspname::text, c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhparent = $1 AND i.inhdetachpending",
+            &[&origin.table],
+        )
+        .await?;
+    let mut names: Vec<_> = pending
+        .iter()
+        .map(|row| name(row, 0, 1))
+        .collect::<Result<_, _>>()?;
+    let detached = detached(client, origin).await?;
+    names.extend(detached.into_iter().map(|detached| detached.name));
+    Ok(names)
+}
+
+/// Whether the table has the column that says how old a row is.
+pub(crate) async fn has_time(client: &Client, outbox: &Outbox) -> Result<bool, CatalogError> {
+    let row = client
+        .query_one(
+            "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1 AND attname = 'created_at' AND NOT attisdropped \
+             AND atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype))",
+            &[&outbox.origin.table],
+        )
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
+/// The database's clock, and the table's own comment.
+pub(crate) async fn generation(
+    client: &Client,
+    outbox: &Outbox,
+) -> Result<(Timestamp, Option<String>), CatalogError> {
+    let now = micros("now()");
+    let sql = format!("SELECT {now}, obj_description($1, 'pg_class')");
+    let row = client.query_one(&sql, &[&outbox.origin.table]).await?;
+    Ok((clock(&row)?, row.try_get(1)?))
+}
+
+/// Where the log is: all that is committed by now is before it.
+pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
+    let row = client
+        .query_one("SELECT pg_current_wal_insert_lsn()::text", &[])
+        .await?;
+    lsn(row.try_get(0)?)
+}
+
+fn lsn(text: &str) -> Result<Lsn, CatalogError> {
+    text.parse()
+        .map_err(|error| CatalogError::Unexpected(format!("pg_lsn: {error}")))
+}
+
+/// The first column, which is `now()`.
+fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
+    timestamp(row, 0)?
+        .ok_or_else(|| CatalogError::Unexpected("now() is beyond the calendar".to_owned()))
+}
+
+/// The slots that read the table, and where they stand: the pipeline's own, and if another publication has the
+/// table too, every other with pgoutput in this database. Nobody can ask which publication a slot is used
+/// with. None without the pipeline's own.
+pub(crate) async fn slots(
+    client: &Client,
+    target: &Target,
+    table: &TableName,
+) -> Result<Vec<(String, Lsn)>, CatalogError> {
+    let rows = client
+        .query(
+            "WITH tree AS (SELECT $2::text AS s, $3::text AS t UNION ALL \
+                 SELECT n.nspname::text, c.relname::text \
+                 FROM pg_partition_tree(format('%I.%I', $2::text, $3::text)::regclass) AS p \
+                 JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace) \
+             SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0')::text, slot_name = $1 \
+             FROM pg_replication_slots \
+             WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
+                 OR EXISTS (SELECT FROM pg_publication_tables p JOIN tree ON p.schemaname = s AND p.tablename = t \
+                     WHERE p.pubname <> $4))",
+            &[&target.slot, &table.schema, &table.name, &target.publication],
+        )
+        .await?;
+    let mut has_own = false;
+    let mut slots = Vec::with_capacity(rows.len());
+    for row in &rows {
+        has_own |= row.try_get::<_, bool>(2)?;
+        slots.push((row.try_get(0)?, lsn(row.try_get(1)?)?));
+    }
+    slots.retain(|_| has_own);
+    Ok(slots)
+}

@@ -1,0 +1,200 @@
+//! Retention of a table without partitions: rows are deleted in batches. It is the second choice:
+//! each row costs a dead tuple, its vacuum, and log.
+//!
+//! As with partitions, the log decides. The table is marked with the time and the place where the log
+//! is then: what is older is one generation. When the slots have passed that place, the mark says
+//! when. When the retention since then is over, the rows that were created before the first time are
+//! deleted, and the next generation begins: so a row stays between once and twice as long as the
+//! retention. A transaction can commit such a row late: so the log's place is noted once more after a
+//! batch was read, and the slots have to pass that before the batch is deleted.
+
+use std::time::Instant;
+
+use crate::postgres::sql::Client;
+use jiff::{SignedDuration, Timestamp};
+
+use super::look::{self, Outbox};
+use super::mark::{Mark, MarkKind};
+use super::plan::Wait;
+use super::{PATIENCE, POLL, Pass, RetentionError};
+use crate::model::lsn::Lsn;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::target::Target;
+
+/// Rows that are deleted in one transaction.
+const BATCH: i64 = 5_000;
+
+/// Places of rows, and the transactions that wrote them: a place can get another row.
+struct Batch {
+    places: Vec<String>,
+    writers: Vec<String>,
+}
+
+/// What came of waiting for the slots.
+enum Waited {
+    /// They have passed the place.
+    Passed,
+    /// They have not.
+    For(Wait),
+    /// There is none that says what is delivered.
+    Unknown,
+}
+
+impl Pass<'_> {
+    /// Goes as far as it can with the generation that the table's comment tells of.
+    pub(crate) async fn rows(
+        &mut self,
+        target: &Target,
+        keep: SignedDuration,
+        dry_run: bool,
+    ) -> Result<(), CatalogError> {
+        if !look::has_time(self.client, self.outbox).await? {
+            let table = self.outbox.name.clone();
+            self.report.troubles.push(RetentionError::NoTime(table));
+            return Ok(());
+        }
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let table = self.outbox.name.clone();
+            let (now, comment) = look::generation(self.client, self.outbox).await?;
+            let Some((slot, confirmed)) = self.slowest(target).await? else {
+                return Ok(());
+            };
+            let kind = match self.outbox.origin.read_generation(comment.as_deref()) {
+                Some((_, Mark::Closed(needed))) if needed > confirmed => {
+                    self.report.waits = vec![Wait::Slot {
+                        table,
+                        slot,
+                        confirmed,
+                        needed,
+                    }];
+                    if dry_run || Instant::now() >= until {
+                        return Ok(());
+                    }
+                    tokio::time::sleep(POLL).await;
+                    continue;
+                }
+                Some((before, Mark::Closed(_))) => MarkKind::RowsDelivered(before),
+                // The clock went back: what it said then counts no more.
+                Some((before, Mark::Delivered(at))) if at > now => MarkKind::RowsDelivered(before),
+                Some((before, Mark::Delivered(at))) => {
+                    let end = at.checked_add(keep).unwrap_or(Timestamp::MAX);
+                    if end > now {
+                        self.report.waits = vec![Wait::Age { table, until: end }];
+                        return Ok(());
+                    }
+                    if dry_run {
+                        let would = format!("would delete rows of {table} from before {before}");
+                        self.report.done.push(would);
+                        return Ok(());
+                    }
+                    if !self.delete(target, before).await? {
+                        return Ok(());
+                    }
+                    MarkKind::RowsClosed
+                }
+                None | Some(_) => MarkKind::RowsClosed,
+            };
+            if dry_run {
+                let would = format!("would note how far the rows of {table} are delivered");
+                self.report.done.push(would);
+                return Ok(());
+            }
+            let sql = self.mark_sql(&table, comment.as_deref(), kind);
+            if !self.run(&table, &sql).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Deletes the rows that were created before that time. False where some have to stay for now.
+    async fn delete(&mut self, target: &Target, before: Timestamp) -> Result<bool, CatalogError> {
+        let table = self.outbox.name.clone();
+        let mut deleted = 0;
+        let (is_done, waits) = loop {
+            let batch = read(self.client, self.outbox, before).await?;
+            if batch.places.is_empty() {
+                break (true, None);
+            }
+            let needed = look::position(self.client).await?;
+            match self.wait_for(target, needed).await? {
+                Waited::Passed => {}
+                Waited::For(wait) => break (false, Some(wait)),
+                Waited::Unknown => break (false, None),
+            }
+            let gone = delete(self.client, self.outbox, &batch).await?;
+            deleted += gone;
+            if gone == 0 {
+                // Somebody else has locked them.
+                break (false, Some(Wait::Rows(table.clone())));
+            }
+        };
+        if deleted > 0 {
+            let done = format!("{deleted} rows of {table} from before {before} deleted");
+            self.report.done.push(done);
+        }
+        self.report.waits = Vec::from_iter(waits);
+        Ok(is_done)
+    }
+
+    /// Waits a while until the slots have passed a place; says if they have not.
+    async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<Waited, CatalogError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let table = self.outbox.name.clone();
+            let wait = match self.slowest(target).await? {
+                Some((_, confirmed)) if confirmed >= needed => return Ok(Waited::Passed),
+                Some((slot, confirmed)) => Wait::Slot {
+                    table,
+                    slot,
+                    confirmed,
+                    needed,
+                },
+                None => return Ok(Waited::Unknown),
+            };
+            if Instant::now() >= until {
+                return Ok(Waited::For(wait));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
+
+async fn read(client: &Client, outbox: &Outbox, before: Timestamp) -> Result<Batch, CatalogError> {
+    let table = outbox.name.quoted();
+    let rows = client
+        .query(
+            &format!(
+                "SELECT ctid::text, xmin::text FROM ONLY {table} WHERE created_at < $1::text::timestamptz LIMIT {BATCH}"
+            ),
+            &[&before.to_string()],
+        )
+        .await?;
+    let mut batch = Batch {
+        places: Vec::with_capacity(rows.len()),
+        writers: Vec::with_capacity(rows.len()),
+    };
+    for row in &rows {
+        batch.places.push(row.try_get(0)?);
+        batch.writers.push(row.try_get(1)?);
+    }
+    Ok(batch)
+}
+
+/// Deletes what is still where it was, and returns how many rows that were. What somebody else has
+/// locked stays.
+async fn delete(client: &Client, outbox: &Outbox, batch: &Batch) -> Result<u64, CatalogError> {
+    let table = outbox.name.quoted();
+    let deleted = client
+        .execute(
+            &format!(
+                "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY {table} \
+                 WHERE ctid = ANY ($1::text[]::tid[]) \
+                 AND (ctid::text, xmin::text) IN (SELECT * FROM unnest($1::text[], $2::text[])) \
+                 FOR UPDATE SKIP LOCKED))"
+            ),
+            &[&batch.places, &batch.writers],
+        )
+        .await?;
+    Ok(deleted)
+}

@@ -1,0 +1,242 @@
+//! Where records go: the border between the pipeline and Kafka.
+
+pub mod stdout;
+
+use std::pin::Pin;
+
+use crate::delivery::checkpoint::{Checkpoint, CheckpointError};
+use crate::delivery::isolation::RefusedRecord;
+use crate::delivery::watermark::Tag;
+use crate::model::lsn::Position;
+use crate::outbox::Record;
+
+/// A place for records that reports their delivery by tag, to the
+/// [`Deliveries`](crate::delivery::watermark::Deliveries) it was made with.
+pub trait Sink {
+    /// Hands over one record. Never blocks. A record is taken as a whole or not at all; taken
+    /// records keep their order within a partition.
+    ///
+    /// # Errors
+    /// The record can't be taken, now or ever.
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
+
+    /// Nothing more is at hand: what was taken should not wait for company, unless times are `busy`
+    /// and more is about to come.
+    ///
+    /// # Errors
+    /// The sink can't take any more.
+    fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
+
+    /// Sees to it that `topic` exists, before its first record. A sink that never asks for that
+    /// with [`Produced::NewTopic`] needs none. `ahead` tells which topics records are likely to come for next, for a sink
+    /// that can prepare many at once.
+    fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
+        Box::pin(std::future::ready(Ok(1)))
+    }
+
+    /// The preparation of `topic` has succeeded: it has so many partitions.
+    ///
+    /// # Errors
+    /// The sink can't use it all the same.
+    fn prepared(&mut self, _topic: &str, _partitions: usize) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// More was read from the stream: what the brokers have said before of its rows' partitions says nothing of
+    /// what is written after that.
+    fn read_more(&mut self) {}
+
+    /// For exactly-once: keeps every earlier producer of the same pipeline from producing any more,
+    /// ends what it left open, and resolves with how far the records in Kafka reach, if that is
+    /// known. From then on what is produced stays invisible until it is committed.
+    fn take_over(&mut self) -> TakeOver<'_> {
+        Box::pin(std::future::ready(Err(no_transactions())))
+    }
+
+    /// For exactly-once: what was produced since the last commit and `checkpoint` become durable
+    /// and visible together, or not at all. Until this resolves, nothing can be produced. The sink
+    /// notes in the checkpoint what it knows of its topics.
+    fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
+        Box::pin(std::future::ready(Err(no_transactions())))
+    }
+
+    /// Resolves when somebody answers at the other end, be it with a refusal.
+    fn answers(&mut self) -> Answer {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Called now and then, at least every ten seconds: the place for what the sink has to do when
+    /// there are no records. Never blocks.
+    fn tend(&mut self) {}
+}
+
+/// Resolves with the checkpoint, if there is one.
+pub type TakeOver<'s> =
+    Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
+
+/// Resolves when the transaction is committed.
+pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
+
+/// What a sink says that was made without transactions.
+pub(crate) fn no_transactions() -> SinkError {
+    SinkError::Configuration("the sink has no transactions".to_owned())
+}
+
+/// Resolves when somebody answers.
+pub type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Resolves when the topic is there, with its number of partitions.
+pub type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;
+
+/// What came of [`Sink::produce`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Produced {
+    /// The sink has it.
+    Taken,
+    /// The sink is full; the same record is to be tried again later.
+    Full,
+    /// The topic has to be prepared first.
+    NewTopic,
+}
+
+/// A sink that can't go on.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SinkError {
+    /// The topic is not there, and nobody makes it.
+    #[error(
+        "topic {topic:?} does not exist at {brokers}, and was not created automatically. Create it: \
+         kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 12 \
+         --replication-factor 3; or set create_topics = {{ partitions = 12, replication = 3 }}"
+    )]
+    TopicMissing {
+        /// The topic.
+        topic: String,
+        /// `bootstrap.servers`.
+        brokers: String,
+    },
+    /// The topic could not be created as the configuration asks.
+    #[error(
+        "topic {topic:?} could not be created at {brokers}: {reason}. Create it by hand, or correct create_topics"
+    )]
+    TopicNotCreated {
+        /// The topic.
+        topic: String,
+        /// `bootstrap.servers`.
+        brokers: String,
+        /// What the broker says.
+        reason: String,
+    },
+    /// The broker lets us not use the topic.
+    #[error("topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}")]
+    TopicDenied {
+        /// The topic.
+        topic: String,
+        /// What the broker says.
+        reason: String,
+        /// The command.
+        grant: String,
+    },
+    /// The record is larger than the producer may send.
+    #[error(
+        "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows. \
+         Raise \"message.max.bytes\" in [kafka] and max.message.bytes of the topic: \
+         kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
+         --add-config max.message.bytes=..."
+    )]
+    TooLarge {
+        /// The topic.
+        topic: String,
+        /// Bytes of key, value and headers.
+        bytes: usize,
+    },
+    /// A broker has refused the record alone.
+    #[error(
+        "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}. To leave \
+         out the transaction that has it: walpost skip --to {at}"
+    )]
+    RecordRefused {
+        /// The topic.
+        topic: String,
+        /// Bytes of key and value.
+        bytes: usize,
+        /// What the broker says, and what a person can do.
+        reason: String,
+        /// Position of the row.
+        at: Position,
+        /// It is too large for the topic.
+        is_oversize: bool,
+    },
+    /// The topic has no such partition.
+    #[error(
+        "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
+    )]
+    NoPartition {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
+    /// The broker does not accept who we are.
+    #[error(
+        "Kafka at {brokers} refuses the connection: {reason}. Correct security.protocol, sasl.* and ssl.* in [kafka]"
+    )]
+    Refused {
+        /// `bootstrap.servers`.
+        brokers: String,
+        /// What librdkafka says.
+        reason: String,
+    },
+    /// The producer can't be made from its properties.
+    #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
+    Configuration(String),
+    /// What stands in the checkpoint's place is none.
+    #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
+    Checkpoint {
+        /// The pipeline.
+        pipeline: String,
+        /// Topic and offset.
+        place: String,
+        /// What is wrong with it.
+        error: CheckpointError,
+    },
+    /// The topic for checkpoints could lose one.
+    #[error("topic {topic:?} can't hold checkpoints: {found}. Correct it: {remedy}")]
+    CheckpointTopic {
+        /// The topic.
+        topic: String,
+        /// What is wrong with it.
+        found: String,
+        /// The command.
+        remedy: String,
+    },
+    /// Another producer of the same pipeline is at work.
+    #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
+    Fenced(String),
+    /// The broker lets us not use transactions.
+    #[error("Kafka transactions: {reason}. Grant the principal what it needs: {grant}")]
+    TransactionDenied {
+        /// What the broker says.
+        reason: String,
+        /// The command.
+        grant: String,
+    },
+    /// The producer can't take any more records, and has to be made anew.
+    #[error("Kafka producer: {0}")]
+    Broken(String),
+    /// Standard output can't be written to.
+    #[error("standard output can't be written to: {0}")]
+    Stdout(String),
+}
+
+impl From<&RefusedRecord> for SinkError {
+    /// The error in the place of producing it again.
+    fn from(refused: &RefusedRecord) -> Self {
+        Self::RecordRefused {
+            topic: refused.topic.clone(),
+            bytes: refused.bytes,
+            reason: refused.reason.clone(),
+            at: refused.at,
+            is_oversize: refused.is_oversize,
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Holds the rooms of `src/` to their order: whoever reads a room may rely on what is below it, and on nothing else.
+//!
+//! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in imports, in bodies
+//! and in macros, and is resolved to the room that it names. One that names a higher room, or another one of the same
+//! rank, is an error. Tests inside of `src/` are held to the same: a unit test that needs a higher room belongs there.
+//! What a person writes in comments and strings is not looked at.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
+
+/// The rooms, from the highest rank to the lowest. A room may name those of lower ranks, and itself.
+const RANKS: &[&[&str]] = &[
+    &["fuzz"],
+    &["cli"],
+    &["config"],
+    &["supervisor"],
+    &["observe"],
+    &["replay", "verify"],
+    // Replay asks it which partitions it has taken off: that question has one answer.
+    &["retention"],
+    &["pipeline"],
+    &["kafka", "postgres"],
+    &["sink"],
+    &["delivery"],
+    &["outbox"],
+    &["model"],
+    // Take text and numbers, and know nothing of ours.
+    &["escape", "progress"],
+];
+
+/// Crates that one room alone names: the others see what it makes of them.
+const OWNERS: &[(&str, &str)] = &[
+    ("rdkafka", "kafka"),
+    ("rdkafka_sys", "kafka"),
+    ("postgres_protocol", "postgres"),
+    ("tokio_postgres", "postgres"),
+];
+
+/// A path in a file, from the crate's root.
+#[derive(Debug, PartialEq, Eq)]
+struct Named {
+    line: usize,
+    path: Vec<String>,
+}
+
+/// A crate that a file names.
+#[derive(Debug, PartialEq, Eq)]
+struct Foreign {
+    line: usize,
+    name: String,
+}
+
+/// What a file names.
+#[derive(Debug, Default)]
+struct Names {
+    ours: Vec<Named>,
+    foreign: Vec<Foreign>,
+}
+
+/// A path that breaks a rule.
+#[derive(Debug, PartialEq, Eq)]
+struct Breach {
+    file: String,
+    line: usize,
+    why: String,
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.why)
+    }
+}
+
+/// What the file names whose module is `module`.
+fn names(text: &str, module: &[String]) -> Names {
+    let tokens = TokenStream::from_str(text).expect("a Rust file");
+    let mut names = Names::default();
+    walk(tokens, module, &mut names);
+    names
+}
+
+fn walk(tokens: TokenStream, module: &[String], names: &mut Names) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        match &tokens[at] {
+            TokenTree::Ident(ident) if ident == "mod" => {
+                // `mod name { ... }` is a module of its own; `mod name;` is another file.
+                if let (Some(TokenTree::Ident(name)), Some(TokenTree::Group(body))) =
+                    (tokens.get(at + 1), tokens.get(at + 2))
+                    && body.delimiter() == Delimiter::Brace
+                {
+                    let inner = [module, &[name.to_string()]].concat();
+                    walk(body.stream(), &inner, names);
+                    at += 3;
+                    continue;
+                }
+                at += 1;
+            }
+            TokenTree::Ident(ident) => {
+                let is_first = at == 0 || !is_separator(&tokens[..at]);
+                if !is_first {
+                    at += 1;
+                } else if is_root(ident) {
+                    at = path(&tokens, at, module, Vec::new(), names);
+                } else {
+                    let name = ident.to_string();
+                    let is_path =
+                        begins_with_separator(&tokens[at + 1..]) || is_import(&tokens, at);
+                    if is_path && OWNERS.iter().any(|(owned, _)| *owned == name) {
+                        let line = ident.span().start().line;
+                        names.foreign.push(Foreign { line, name });
+                    }
+                    at += 1;
+                }
+            }
+            TokenTree::Group(group) => {
+                walk(group.stream(), module, names);
+                at += 1;
+            }
+            _ => at += 1,
+        }
+    }
+}
+
+fn is_root(ident: &Ident) -> bool {
+    ["crate", "super", "self"].iter().any(|root| ident == root)
+}
+
+fn is_punct(token: Option<&TokenTree>, expected: char) -> bool {
+    matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == expected)
+}
+
+fn begins_with_separator(tokens: &[TokenTree]) -> bool {
+    is_punct(tokens.first(), ':') && is_punct(tokens.get(1), ':')
+}
+
+/// These end with `::`, of a path that has begun already. One that begins with it names a crate.
+fn is_separator(before: &[TokenTree]) -> bool {
+    let ends = before.len() >= 2
+        && is_punct(before.last(), ':')
+        && is_punct(before.get(before.len() - 2), ':');
+    ends && match before.len().checked_sub(3).map(|at| &before[at]) {
+        Some(TokenTree::Ident(ident)) => ident != "use" && ident != "return" && ident != "in",
+        Some(TokenTree::Punct(punct)) => punct.as_char() == '>',
+        Some(_) => true,
+        None => false,
+    }
+}
+
+/// `use name;`, `use name as other;` or a member of `use {name, ...};`.
+fn is_import(tokens: &[TokenTree], at: usize) -> bool {
+    at > 0
+        && matches!(&tokens[at - 1], TokenTree::Ident(ident) if ident == "use" || ident == "extern")
+        || at > 1 && matches!(&tokens[at - 2], TokenTree::Ident(ident) if ident == "extern")
+}
+
+/// Reads the path that begins at `at`, behind `prefix`, and says where it ends.
+fn path(
+    tokens: &[TokenTree],
+    mut at: usize,
+    module: &[String],
+    mut prefix: Vec<String>,
+    names: &mut Names,
+) -> usize {
+    let mut line = 0;
+    let mut is_glob = false;
+    loop {
+        match tokens.get(at) {
+            Some(TokenTree::Ident(ident)) => {
+                line = ident.span().start().line;
+                prefix.push(ident.to_string());
+                at += 1;
+            }
+            Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
+                let members: Vec<_> = group.stream().into_iter().collect();
+                for member in members.split(|token| is_punct(Some(token), ',')) {
+                    if !member.is_empty() {
+                        path(member, 0, module, prefix.clone(), names);
+                    }
+                }
+                return at + 1;
+            }
+            Some(token) if is_punct(Some(token), '*') => {
+                line = token.span().start().line;
+                is_glob = true;
+                at += 1;
+                break;
+            }
+            // `Vec::<crate::A>::new`: what is between is walked as everything else.
+            _ => break,
+        }
+        if !begins_with_separator(&tokens[at..]) {
+            break;
+        }
+        at += 2;
+    }
+    // The receiver of a method, `pub(crate)` and `$crate` alone name no room.
+    if is_glob || prefix.len() > 1 {
+        let path = resolve(module, &prefix);
+        names.ours.push(Named { line, path });
+    }
+    at
+}
+
+/// The path from the crate's root.
+fn resolve(module: &[String], path: &[String]) -> Vec<String> {
+    let mut base = Vec::new();
+    let mut rest = path.iter().peekable();
+    match path.first().map(String::as_str) {
+        Some("crate") => drop(rest.next()),
+        _ => base = module.to_vec(),
+    }
+    while let Some(step) = rest.peek() {
+        match step.as_str() {
+            "super" => drop(base.pop()),
+            "self" => {}
+            _ => break,
+        }
+        rest.next();
+    }
+    base.extend(rest.cloned());
+    base
+}
+
+/// The module of a file of `src/`.
+fn module(file: &Path) -> Vec<String> {
+    let path = file.with_extension("");
+    let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
+    let mut module: Vec<_> = parts.collect();
+    if module == ["lib"] {
+        module.clear();
+    }
+    module
+}
+
+fn rank(room: &str) -> Option<usize> {
+    RANKS.iter().position(|rank| rank.contains(&room))
+}
+
+/// What breaks a rule in `file`, which has this text.
+fn breaches(file: &Path, text: &str) -> Vec<Breach> {
+    let module = module(file);
+    // What is below src/ itself is the map of all rooms.
+    let Some(room) = module.first() else {
+        return Vec::new();
+    };
+    let breach = |line, why| Breach {
+        file: Path::new("src").join(file).display().to_string(),
+        line,
+        why,
+    };
+    let Some(own) = rank(room) else {
+        return vec![breach(
+            1,
+            format!("room {room} has no rank in tests/layers.rs"),
+        )];
+    };
+    let names = names(text, &module);
+    let below: Vec<_> = RANKS[own + 1..].concat();
+    let ours = names.ours.iter().filter_map(|named| {
+        let target = named
+            .path
+            .first()
+            .map_or("the crate's root", String::as_str);
+        let why = match rank(target) {
+            _ if target == room => return None,
+            Some(rank) if rank > own => return None,
+            Some(rank) if rank == own => "a room of the same rank",
+            Some(_) => "a higher room",
+            None => "which is no room",
+        };
+        let path = named.path.join("::");
+        Some(breach(
+            named.line,
+            format!(
+                "{room} names {target}, {why}: {path}. It may name {}",
+                below.join(", ")
+            ),
+        ))
+    });
+    let foreign = names.foreign.iter().filter_map(|foreign| {
+        let (_, owner) = OWNERS.iter().find(|(name, _)| *name == foreign.name)?;
+        let name = &foreign.name;
+        (owner != room).then(|| {
+            breach(
+                foreign.line,
+                format!("{room} names {name}, which only {owner} does"),
+            )
+        })
+    });
+    ours.chain(foreign).collect()
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn a_room_names_lower_rooms_only() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    files(&src, &mut found);
+    found.sort();
+    assert!(found.len() > 100, "the files of src/: {}", found.len());
+    let breaches: Vec<_> = found
+        .iter()
+        .filter(|file| !file.ends_with("src/main.rs"))
+        .flat_map(|file| {
+            let text = fs::read_to_string(file).expect("a file");
+            breaches(file.strip_prefix(&src).expect("below src/"), &text)
+        })
+        .map(|breach| breach.to_string())
+        .collect();
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn every_room_has_one_rank_and_is_there() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let rooms = RANKS.concat();
+    for room in &rooms {
+        assert!(src.join(format!("{room}.rs")).exists(), "{room}");
+        let count = rooms.iter().filter(|other| *other == room).count();
+        assert_eq!(count, 1, "{room}");
+    }
+}
+
+/// The paths that `text` names in the file of `module`.
+fn paths(module: &str, text: &str) -> Vec<String> {
+    let module: Vec<_> = module.split("::").map(str::to_owned).collect();
+    let ours = names(text, &module).ours;
+    ours.into_iter()
+        .map(|named| named.path.join("::"))
+        .collect()
+}
+
+#[test]
+fn groups_globs_and_aliases_of_imports_are_resolved() {
+    assert_eq!(
+        paths("a::b", "use crate::x::{self, y::{z as w, *}, super_ish};"),
+        ["x::self", "x::y::z", "x::y", "x::super_ish"]
+    );
+    assert_eq!(paths("a::b", "use crate::{x, y::z};"), ["x", "y::z"]);
+}
+
+#[test]
+fn super_and_self_are_resolved_from_the_module_that_has_them() {
+    assert_eq!(
+        paths(
+            "a::b",
+            "use super::c; use super::super::d::E; use self::f::G;"
+        ),
+        ["a::c", "d::E", "a::b::f::G"]
+    );
+    assert_eq!(
+        paths(
+            "a::b",
+            "#[cfg(test)] mod tests { use super::*; use super::super::super::d::E; mod inner { use super::x; } }"
+        ),
+        ["a::b", "d::E", "a::b::tests::x"]
+    );
+}
+
+#[test]
+fn bodies_types_macros_and_attributes_are_read_too() {
+    assert_eq!(
+        paths(
+            "a",
+            "fn f(x: &crate::b::C) -> Vec<crate::d::E> { crate::g::h::<crate::i::J>(super::k::L) }"
+        ),
+        ["b::C", "d::E", "g::h", "i::J", "k::L"]
+    );
+    assert_eq!(
+        paths(
+            "a",
+            "macro_rules! m { () => { $crate::b::c() }; } m!(crate::d::E, [super::f::G]);"
+        ),
+        ["b::c", "d::E", "f::G"]
+    );
+    assert_eq!(
+        paths(
+            "a::b",
+            "pub(in crate::a) fn f(&self) { self.g(); } pub(crate) struct S; pub(super) enum E {}"
+        ),
+        ["a"]
+    );
+    assert_eq!(
+        paths(
+            "a",
+            "/// [`crate::b::C`]\nfn f() { say(\"crate::d\"); impl_for::<Self>(Self::new()); }"
+        ),
+        [""; 0]
+    );
+}
+
+#[test]
+fn a_path_that_goes_up_or_sideways_is_told_with_its_file_and_line() {
+    let check = |file: &str, text: &str| -> Vec<_> {
+        let found = breaches(Path::new(file), text);
+        found.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        check("model/lsn.rs", "\nfn f() { crate::outbox::g() }"),
+        [
+            "src/model/lsn.rs:2: model names outbox, a higher room: outbox::g. It may name escape, progress"
+        ]
+    );
+    let sideways = check("kafka.rs", "use crate::{model::A, postgres::B};");
+    assert_eq!(sideways.len(), 1, "{sideways:?}");
+    assert!(sideways[0].contains("kafka names postgres, a room of the same rank"));
+    let up = check(
+        "outbox/a.rs",
+        "#[cfg(test)] mod tests { use super::super::super::sink::S; }",
+    );
+    assert!(up[0].contains("outbox names sink, a higher room"), "{up:?}");
+    let nowhere = check("sink.rs", "use crate::nothing::N; use super::*;");
+    assert!(
+        nowhere[0].contains("names nothing, which is no room"),
+        "{nowhere:?}"
+    );
+    assert!(nowhere[1].contains("names the crate's root"), "{nowhere:?}");
+    assert!(check("attic.rs", "")[0].contains("room attic has no rank"));
+    assert_eq!(
+        check(
+            "cli/run.rs",
+            "use crate::model::A; use super::args; use self::b;"
+        ),
+        [""; 0]
+    );
+}
+
+#[test]
+fn crates_with_an_owner_are_named_by_no_other_room() {
+    let check = |file: &str, text: &str| breaches(Path::new(file), text).len();
+    for text in [
+        "use rdkafka::Message;",
+        "use rdkafka as r;",
+        "use ::rdkafka::Message;",
+        "fn f(error: &rdkafka::error::KafkaError) {}",
+        "m!(x, ::rdkafka::f());",
+    ] {
+        assert_eq!(check("pipeline.rs", text), 1, "{text}");
+        assert_eq!(check("kafka/reader.rs", text), 0, "{text}");
+    }
+    let fields =
+        "struct S { rdkafka: u8 } fn f(s: S) -> u8 { s.rdkafka } mod x { fn rdkafka() {} }";
+    assert_eq!(check("pipeline.rs", fields), 0);
+}
