@@ -65,7 +65,8 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
 BEGIN
     IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
-        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name)) AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
+        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
+            AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
         EXECUTE format('ALTER TABLE %I.%I ALTER COLUMN id SET DEFAULT %s', in_schema, outbox_name,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);

@@ -73,7 +73,8 @@ DECLARE
     partition_name text;
 BEGIN
     IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
-        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name)) AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
+        WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
+            AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
         EXECUTE format('ALTER TABLE %s ALTER COLUMN id SET DEFAULT %s', outbox,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);

@@ -17,9 +17,8 @@ use crate::kafka::settings::CheckpointSettings;
 use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
-use crate::pipeline::settings::Retention;
 use crate::pipeline::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
 };
 use crate::pipeline::snapshot::SnapshotMode;
 use crate::pipeline::wal_budget::budget::{AtMax, LagBudget};

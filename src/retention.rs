@@ -22,8 +22,6 @@ mod rows;
 
 use std::time::{Duration, Instant};
 
-use crate::postgres::sql::Client;
-use crate::postgres::sql::{escape_identifier, escape_literal};
 use jiff::SignedDuration;
 
 use self::look::{Outbox, Partitioning};
@@ -34,6 +32,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::settings::Retention;
 use crate::postgres::catalog::slot_state::Moved;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::sql::{Client, escape_identifier, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 

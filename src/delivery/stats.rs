@@ -18,7 +18,9 @@ use crate::model::vitals::Vitals;
 use crate::model::window::Window;
 
 pub use super::life::Seldom;
-use crate::model::lifecycle::{ErrorKind, Failure, SnapshotPhase, SnapshotStage, State};
+use crate::model::lifecycle::{
+    ErrorKind, Failure, KAFKA_DOWN_REMEDY, SnapshotPhase, SnapshotStage, State,
+};
 use crate::model::time::unix_micros;
 
 /// What a pipeline is about: names that don't change while it runs.
@@ -345,8 +347,7 @@ impl PipelineStats {
         self.failed(
             ErrorKind::KafkaBroker,
             format!("Kafka is unreachable: {reason}"),
-            "Walpost waits for it and goes on by itself. Start the brokers, or mend the network to them; \
-             meanwhile events wait in PostgreSQL's log: watch its disk",
+            KAFKA_DOWN_REMEDY,
         );
     }
 

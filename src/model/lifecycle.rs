@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What a person can do while no broker can be reached, and what comes of it.
+pub const KAFKA_DOWN_REMEDY: &str = "Walpost goes on by itself when they answer: start the brokers, or fix the network to \
+     them. Meanwhile PostgreSQL retains WAL for the events: watch its disk";
+
 /// What a pipeline is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

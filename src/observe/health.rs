@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::rounded;
 use crate::delivery::stats::{Seldom, Totals};
-use crate::model::lifecycle::{ErrorKind, Failure, Outage, State};
+use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Outage, State};
 
 /// So long events may wait without any of them becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
@@ -78,10 +78,7 @@ impl NotReady {
     pub fn remedy<'e>(&self, error: Option<&'e Failure>) -> &'e str {
         match self {
             Self::State(..) => error.map_or("See the log for what it waits for", |e| &e.remedy),
-            Self::KafkaDown(..) => {
-                "Walpost goes on by itself when they answer: start the brokers, or mend the network to them. Meanwhile events \
-                 wait in PostgreSQL's log: watch its disk"
-            }
+            Self::KafkaDown(..) => KAFKA_DOWN_REMEDY,
             Self::Stuck(..) => {
                 "See whether brokers answer, and whether partitions have fewer in-sync replicas than \
                  min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"

@@ -23,9 +23,8 @@ use tokio::time::{sleep, timeout};
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
 use super::session::{Database, Look};
-use super::settings::Retention;
 use super::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
 };
 use super::snapshot::SnapshotMode;
 use super::wal_budget::budget::LagBudget;
