@@ -94,19 +94,20 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 
 #[test]
 fn broker_that_is_killed_and_started_under_load_costs_nothing() {
-    let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(3);
-    let load = scene.load(&[&aggregate]);
-    let walpost = scene.start();
-    for _ in 0..2 {
-        load.wait_for_transactions(40);
-        broker.kill();
-        load.wait_for_transactions(40);
-        broker.start();
-    }
-    load.stop();
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    Broker::with_ends(|broker| {
+        let scene = Scene::on(Server::shared(MAJOR), broker).exactly_once();
+        let aggregate = scene.aggregate(3);
+        let load = scene.load(&[&aggregate]);
+        let walpost = scene.start();
+        for _ in 0..2 {
+            load.wait_for_transactions(40);
+            broker.kill();
+            load.wait_for_transactions(40);
+            broker.start();
+        }
+        load.stop();
+        assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, OnceLock};
@@ -27,7 +28,7 @@ use super::process::{free_port, freeze, signal, thaw, wait_for_exit};
 use super::proxy::Proxy;
 use super::reaper::{self, Ending};
 use super::secrets::SECRET;
-use super::wait::{PATIENCE, wait_for};
+use super::wait::{PATIENCE, wait_for, wait_until};
 
 /// For tests: a small heap, and no second compiler that competes for two cores.
 pub(super) const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
@@ -444,6 +445,47 @@ impl Broker {
                 }
             }
         }
+    }
+
+    /// Waits until every transaction that there is by now in partition 0 of a topic has its end. A broker
+    /// acknowledges a commit before that, and one that is killed meanwhile may lose it: see
+    /// [`Broker::has_lost_an_end`].
+    pub(crate) fn wait_for_ends(&self, topic: &str) {
+        let end = |isolation: &str| -> i64 {
+            let mut config = self.client();
+            config.set("isolation.level", isolation);
+            let client: BaseConsumer = config.create().unwrap();
+            client.fetch_watermarks(topic, 0, PATIENCE).unwrap().1
+        };
+        let written = end("read_uncommitted");
+        wait_until("the transactions to have ended", || {
+            end("read_committed") >= written
+        });
+    }
+
+    /// Whether the broker has lost the end of a transaction: Kafka 4.3 takes partitions that have no leader, while
+    /// the coordinator of transactions starts, for deleted, and writes no end of a transaction into them: it stays
+    /// open there for ever (KAFKA-20734).
+    pub(crate) fn has_lost_an_end(&self) -> bool {
+        self.log().lines().any(|line| {
+            line.contains("transaction markers for")
+                && line.contains("these partitions are likely deleted")
+        })
+    }
+
+    /// Has a broker that is killed in the middle of transactions judged by `test`, and by another broker where
+    /// that one has lost the end of one, as nothing can be said of Walpost then.
+    pub(crate) fn with_ends(test: impl Fn(&Broker)) {
+        for _ in 0..3 {
+            let broker = Self::private();
+            let outcome = catch_unwind(AssertUnwindSafe(|| test(&broker)));
+            match outcome {
+                Ok(()) => return,
+                Err(_) if broker.has_lost_an_end() => {}
+                Err(reason) => resume_unwind(reason),
+            }
+        }
+        panic!("three brokers have lost the end of a transaction");
     }
 
     /// Sets `max.message.bytes` of a topic that has no other setting of its own.

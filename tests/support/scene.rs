@@ -124,6 +124,7 @@ impl<'a> Scene<'a> {
             .arg("--yes")
             .finish()
             .expect_code(0);
+        self.broker.wait_for_ends("walpost-checkpoints");
         self
     }
 
