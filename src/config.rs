@@ -18,9 +18,9 @@ use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
+    Undeliverable,
 };
-use crate::pipeline::snapshot::SnapshotMode;
 use crate::pipeline::wal_budget::budget::{AtMax, LagBudget};
 use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;

@@ -11,7 +11,7 @@ use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Standing};
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;

@@ -9,8 +9,8 @@ use crate::config::file::{DeliveryName, OutboxName};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::Undeliverable;
-use crate::pipeline::snapshot::SnapshotMode;
 use crate::pipeline::wal_budget::budget::AtMax;
 
 /// Headings of flags that commands share.

@@ -11,8 +11,8 @@ use super::{ConfigError, Given};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::Undeliverable;
-use crate::pipeline::snapshot::SnapshotMode;
 use crate::pipeline::wal_budget::budget::AtMax;
 use crate::postgres::connect::conninfo::Conninfo;
 

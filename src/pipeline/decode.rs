@@ -5,12 +5,12 @@ use std::ops::RangeInclusive;
 
 use tracing::warn;
 
+pub use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
-pub use self::copied_rows::{CopyFrom, LineError};
 use self::dead_letters::DeadLetters;
 use self::message_source::LogSource;
 use self::table_source::TableSource;
-use super::PipelineError;
+use super::error::PipelineError;
 use super::exactly_once::books::Books;
 use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::PipelineError;
-use super::snapshot::SnapshotError;
+use super::error::PipelineError;
+use super::error::SnapshotError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::PipelineError;
-use super::snapshot::SnapshotMode;
+use super::error::PipelineError;
 use super::wal_budget::budget::{AtMax, LagBudget};
 use crate::delivery::stats::About;
 use crate::kafka::credentials::Credentials;
@@ -169,6 +168,17 @@ pub struct Retention {
     pub ahead: u32,
     /// Rows of a table without partitions may be deleted.
     pub delete_rows: bool,
+}
+
+/// Whether rows that are older than the slot are delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotMode {
+    /// Before the stream, once in the pipeline's life.
+    #[default]
+    Initial,
+    /// No.
+    Never,
 }
 
 /// How often a record arrives.

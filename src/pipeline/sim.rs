@@ -22,13 +22,15 @@ use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
-use super::session::{Database, Look};
+use super::database::{Database, Look};
+use super::error::PipelineError;
+use super::order::Order;
+use super::run;
 use super::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
+    Undeliverable,
 };
-use super::snapshot::SnapshotMode;
 use super::wal_budget::budget::LagBudget;
-use super::{Order, PipelineError, run};
 use crate::delivery::checkpoint::{Checkpoint, Standing};
 use crate::delivery::isolation::Batching;
 use crate::kafka::settings::CheckpointSettings;

@@ -9,13 +9,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::pipeline::error::SnapshotError;
+use crate::pipeline::settings::SnapshotMode;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::PipelineError;
+use super::database::{Database, Look};
 use super::decode::{CopyFrom, Core, Step};
-use super::session::{Database, Look};
+use super::error::PipelineError;
 use super::settings::PipelineSettings;
 use crate::delivery::pieces::{Copied, KeyType};
 use crate::model::lifecycle::SnapshotPhase;
@@ -30,74 +32,6 @@ use crate::sink::Sink;
 
 /// How long the snapshot may wait for one transaction that is open.
 const LOCK_TIMEOUT: &str = "30s";
-
-/// Whether rows that are older than the slot are delivered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum SnapshotMode {
-    /// Before the stream, once in the pipeline's life.
-    #[default]
-    Initial,
-    /// No.
-    Never,
-}
-
-/// Rows that are older than the slot can't be delivered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SnapshotError {
-    /// Nobody knows whether they are already.
-    #[error(
-        "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
-         walpost.journal, which would say it, does not exist. To have them delivered before the stream: walpost init, \
-         which makes it. If they were, or are not to be: snapshot = \"never\""
-    )]
-    NoJournal {
-        /// The outbox.
-        table: TableName,
-        /// The slot.
-        slot: String,
-    },
-    /// The role may not read them.
-    #[error(
-        "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
-         to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
-    )]
-    Denied {
-        /// The outbox.
-        table: TableName,
-        /// The slot.
-        slot: String,
-        /// The statement that lets it.
-        grant: String,
-    },
-    /// A transaction was open for too long.
-    #[error(
-        "a snapshot of the table waits for every transaction that is open when it begins, and one lasts: see xact_start \
-         in pg_stat_activity ({0})"
-    )]
-    Waits(String),
-    /// Exactly-once can't go on with a copy.
-    #[error(
-        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows are not in an \
-         order in which it could be gone on with: that takes a primary key of integers, uuid, text, bytea or times. To have all \
-         rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
-         snapshot = \"never\""
-    )]
-    Interrupted {
-        /// The outbox.
-        table: TableName,
-        /// How many rows.
-        rows: u64,
-        /// The pipeline.
-        pipeline: String,
-    },
-    /// The second connection has reached another server than the first.
-    #[error("the snapshot's connection was answered by another server than the stream's")]
-    OtherServer,
-    /// Another instance has begun or ended a snapshot since the journal was read.
-    #[error("another instance has written about the snapshot since the journal was read")]
-    Outrun,
-}
 
 /// What to do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

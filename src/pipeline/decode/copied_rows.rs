@@ -9,7 +9,8 @@
 use crate::delivery::pieces::{Copied, KeyError, KeyType, Piece};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
-use crate::postgres::wire::copy_text::{Lines, TextError};
+use crate::pipeline::error::LineError;
+use crate::postgres::wire::copy_text::Lines;
 
 /// What is copied, from which snapshot.
 pub struct CopyFrom {
@@ -32,17 +33,6 @@ pub(crate) struct SnapshotRows {
     /// Rows that were taken, and the key of the last.
     rows: u64,
     last: Vec<Vec<u8>>,
-}
-
-/// A line that can't be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LineError {
-    /// It is none of COPY's.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// It could not be gone on behind it.
-    #[error(transparent)]
-    Key(#[from] KeyError),
 }
 
 impl SnapshotRows {

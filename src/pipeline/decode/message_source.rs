@@ -7,7 +7,7 @@ use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, MappingError};
 use crate::outbox::envelope::Envelope;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 
 /// The messages of one prefix.
 pub(crate) struct LogSource {

@@ -12,7 +12,7 @@ use crate::outbox::columns::{Mapping, MappingError, Row};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 

@@ -6,7 +6,7 @@ use crate::delivery::pieces::{Copied, KeyError, KeyType};
 use crate::model::lsn::Position;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::postgres::table::TableName;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 

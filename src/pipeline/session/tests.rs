@@ -1,8 +1,15 @@
 use std::sync::Arc;
 
-use super::*;
+use super::memory::Memory;
 use crate::delivery::watermark::Watermark;
+use crate::model::lsn::Lsn;
+use crate::model::window::Window;
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::recovery;
 use crate::pipeline::sim;
+use crate::pipeline::wal_budget::slot_monitor::Watched;
+use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::replication::Identity;
 
 const WINDOW: Window = Window {
     records: 10,

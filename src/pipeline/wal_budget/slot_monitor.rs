@@ -11,33 +11,14 @@ use tracing::{debug, error, info, warn};
 use super::budget::{AtMax, Budget, Finding, LagBudget};
 use crate::delivery::stats::PipelineStats;
 use crate::model::let_go::LetGo;
-use crate::pipeline::PipelineError;
-use crate::pipeline::session::{Database, Look};
+use crate::pipeline::database::{Database, Look};
+use crate::pipeline::error::Gone;
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::pipeline::snapshot::SnapshotMode;
 use crate::postgres::catalog::let_go::Outcome;
 use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::target::Target;
-
-/// A slot was let go.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "slot {slot:?} was let go{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Make \
-     one: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; and then send what is missing: \
-     walpost replay --let-go --pipeline {pipeline}"
-)]
-pub struct Gone {
-    pipeline: String,
-    slot: String,
-    /// For what reason, if it was just now.
-    why: String,
-    /// What went with it.
-    what: String,
-    /// Where the events are.
-    outbox: String,
-    /// What exactly-once needs beside a new slot.
-    adopt: String,
-}
 
 /// What the lookout looks at, in every session of a pipeline.
 #[derive(Clone)]
