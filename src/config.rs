@@ -495,7 +495,7 @@ fn lag(reader: &Reader, file: &FilePipeline, outbox: &Outbox) -> Result<LagBudge
         let reason = "there is no lag.max to reach; set one, or leave it out";
         return Err(reader.error("lag.at_max", reason));
     }
-    if budget.at_max == AtMax::LetGo && outbox.table().is_none() {
+    if budget.at_max == AtMax::DropSlot && outbox.table().is_none() {
         let reason = "an outbox in the log has no table that keeps what a slot is let go with; leave it at hold";
         return Err(reader.error("lag.at_max", reason));
     }
@@ -633,7 +633,7 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
             let reason = "an outbox in the log has no table with older rows; leave it out";
             return Err(reader.error("snapshot", reason));
         }
-        OutboxName::Log => Outbox::Log {
+        OutboxName::Log => Outbox::Messages {
             prefix: prefix(reader, file, default)?,
         },
     };

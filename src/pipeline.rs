@@ -31,7 +31,7 @@ use self::decode::Core;
 use self::error::PipelineError;
 use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
-use self::session::memory::Memory;
+use self::session::state::SessionState;
 use self::settings::{Delivery, PipelineSettings};
 use self::wal_budget::slot_monitor;
 use self::wal_budget::slot_monitor::Watched;
@@ -102,7 +102,7 @@ pub(crate) async fn run<S: Sink>(
     let pipeline = &settings.name;
     let mut isolation = Isolation::default();
     let mut carrier = make(window, &isolation)?;
-    let mut memory = Memory::new(window, Watched::new(settings, &stats));
+    let mut session_state = SessionState::new(window, Watched::new(settings, &stats));
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
@@ -112,9 +112,17 @@ pub(crate) async fn run<S: Sink>(
         let mut held = None;
         let mut isolates = false;
         let Carrier { core, sink } = &mut carrier;
-        let opened = session::open(settings, database, core, sink, &mut memory, &mut orders).await;
+        let opened = session::open(
+            settings,
+            database,
+            core,
+            sink,
+            &mut session_state,
+            &mut orders,
+        )
+        .await;
         let error = match opened {
-            Ok(None) => return stopped(pipeline, &memory, &carrier.core),
+            Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
                     info!(pipeline, ?lasted, "PostgreSQL is back");
@@ -124,12 +132,12 @@ pub(crate) async fn run<S: Sink>(
                 }
                 let mut session = session;
                 match session
-                    .stream(database, core, sink, &mut memory, &mut orders)
+                    .stream(database, core, sink, &mut session_state, &mut orders)
                     .await
                 {
                     Ok(until) => {
-                        session.end(core, sink, &mut memory, until).await;
-                        return stopped(pipeline, &memory, &carrier.core);
+                        session.end(core, sink, &mut session_state, until).await;
+                        return stopped(pipeline, &session_state, &carrier.core);
                     }
                     Err(error) => {
                         let error = with_reason(error, core).await;
@@ -148,7 +156,7 @@ pub(crate) async fn run<S: Sink>(
                             // not lose what was read before it.
                             note(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
-                            session.end(core, sink, &mut memory, until).await;
+                            session.end(core, sink, &mut session_state, until).await;
                             return Err(error);
                         }
                         if session.has_progressed() {
@@ -171,14 +179,14 @@ pub(crate) async fn run<S: Sink>(
             PipelineError::OverBudget { .. } => {
                 tokio::select! {
                     biased;
-                    () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
-                    error = slot_monitor::let_go(settings, database, memory.watched()) => error,
+                    () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
+                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error,
                 }
             }
             error => error,
         };
         let now = tokio::time::Instant::now();
-        let error = memory.access.judge(error, &settings.postgres, now);
+        let error = session_state.access.judge(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
             // What is in the open Kafka transaction would be produced once more: it is given up.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
@@ -189,7 +197,7 @@ pub(crate) async fn run<S: Sink>(
         let delay = match remedy {
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
-                memory.note_another_owner();
+                session_state.note_another_owner();
                 match waiting.failed(Instant::now()) {
                     Say::Begins => info!(
                         pipeline,
@@ -224,14 +232,14 @@ pub(crate) async fn run<S: Sink>(
                     let (taken, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
                     if exactly_once && !isolates && recovery::kind(&error) == ErrorKind::Kafka {
-                        memory.gave_up(watermark.in_flight());
+                        session_state.gave_up(watermark.in_flight());
                     }
                     drop(carrier);
                     stats.gave_up_in_flight(taken, transactions);
-                    if let Some(confirmed) = memory.confirmed() {
+                    if let Some(confirmed) = session_state.confirmed() {
                         isolation.forget(confirmed.lsn());
                     }
-                    carrier = make(memory.window(), &isolation)?;
+                    carrier = make(session_state.window(), &isolation)?;
                     carrier.core.go_on_counting(left_alone, dead_letters);
                     if let Some(mut session) = held {
                         // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
@@ -248,7 +256,7 @@ pub(crate) async fn run<S: Sink>(
         };
         tokio::select! {
             biased;
-            () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
+            () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
             () = tokio::time::sleep(delay) => {}
         }
     }
@@ -288,8 +296,10 @@ fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     stats.failed(kind, message, remedy.describe());
 }
 
-fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineError> {
-    let confirmed = memory.confirmed().map(|confirmed| display(confirmed.lsn()));
+fn stopped(pipeline: &str, session_state: &SessionState, core: &Core) -> Result<(), PipelineError> {
+    let confirmed = session_state
+        .confirmed()
+        .map(|confirmed| display(confirmed.lsn()));
     let left_alone = core.left_alone();
     let dead_letters = core.dead_letters();
     info!(

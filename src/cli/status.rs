@@ -14,8 +14,8 @@ use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
 use crate::escape::Escaped;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
-use crate::model::let_go::LetGo;
 use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
 use crate::observe::problem::{self, Kind, Problem, Severity};
@@ -118,8 +118,8 @@ struct Database {
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
-    /// What was let go and not sent again; not known without a journal that may be read.
-    let_go: Option<Vec<LetGo>>,
+    /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
+    let_go: Option<Vec<DroppedSlot>>,
 }
 
 /// Prints how the pipelines are.
@@ -294,7 +294,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         wal_status: slot.wal_status,
         held: held.map(|held| held.to_string()),
         problems,
-        let_go: vitals.let_go,
+        let_go: vitals.dropped_slots,
         error,
     }
 }

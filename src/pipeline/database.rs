@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::model::vitals::Vitals;
+use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
-use crate::postgres::catalog::let_go::Outcome;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
-use crate::postgres::catalog::{Catalog, CatalogError, KeyColumn, Observed, Past, Said};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, KeyColumn, Observed, SnapshotHistory, SnapshotRecord,
+};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::replication::{Connection, ConnectionError};
@@ -18,7 +20,7 @@ use crate::postgres::target::Target;
 /// The database, as a session needs it.
 pub(crate) trait Database: Clone + Send + Sync + 'static {
     /// A connection for questions.
-    type Catalog: Look;
+    type Catalog: CatalogQueries;
 
     /// Opens one.
     fn catalog(&self) -> impl Future<Output = Result<Self::Catalog, CatalogError>> + Send;
@@ -32,27 +34,27 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
 }
 
 /// A connection for questions.
-pub(crate) trait Look: Send + Sync + 'static {
+pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Asks how its slot is, and what the pipeline has let go.
+    /// Asks how its slot is, and which slots the pipeline has dropped.
     fn vitals(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<Vitals, CatalogError>> + Send;
 
-    /// What was let go of the pipeline and not replayed.
-    fn let_go(
+    /// Slots of the pipeline that were dropped and not replayed.
+    fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> impl Future<Output = Result<Vec<LetGo>, CatalogError>> + Send;
+    ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
 
-    /// Lets go of its slot, if that keeps more than `max_bytes` of the log; `copies` says whether rows
+    /// Drops its slot, if that keeps more than `max_bytes` of the log; `copies` says whether rows
     /// are delivered that are older.
-    fn let_slot_go(
+    fn drop_slot_over_budget(
         &self,
         pipeline: &str,
         target: &Target,
@@ -61,19 +63,19 @@ pub(crate) trait Look: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
     /// What is known of a pipeline's past.
-    fn past(
+    fn snapshot_history(
         &self,
         pipeline: &str,
         target: &Target,
         table: &TableName,
-    ) -> impl Future<Output = Result<Past, CatalogError>> + Send;
+    ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
     /// What the journal says of its snapshot.
-    fn said_of_snapshot(
+    fn snapshot_record(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> impl Future<Output = Result<Said, CatalogError>> + Send;
+    ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
     fn order(
@@ -100,7 +102,7 @@ pub(crate) trait Look: Send + Sync + 'static {
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// The journal says why the slot stands at `found`, beyond `confirmed`.
+    /// The journal says why the slot is at `found`, beyond `confirmed`.
     fn is_accounted_for(
         &self,
         target: &Target,
@@ -131,7 +133,7 @@ impl Database for Conninfo {
     }
 }
 
-impl Look for Catalog {
+impl CatalogQueries for Catalog {
     async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
         Catalog::look(self, target).await
     }
@@ -140,35 +142,39 @@ impl Look for Catalog {
         Catalog::vitals(self, pipeline, target).await
     }
 
-    async fn let_go(&self, pipeline: &str, target: &Target) -> Result<Vec<LetGo>, CatalogError> {
-        Catalog::let_go(self, pipeline, target).await
+    async fn dropped_slots(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vec<DroppedSlot>, CatalogError> {
+        Catalog::dropped_slots(self, pipeline, target).await
     }
 
-    async fn let_slot_go(
+    async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
         target: &Target,
         max_bytes: u64,
         copies: bool,
     ) -> Result<Outcome, CatalogError> {
-        Catalog::let_slot_go(self, pipeline, target, max_bytes, copies).await
+        Catalog::drop_slot_over_budget(self, pipeline, target, max_bytes, copies).await
     }
 
-    async fn past(
+    async fn snapshot_history(
         &self,
         pipeline: &str,
         target: &Target,
         table: &TableName,
-    ) -> Result<Past, CatalogError> {
-        Catalog::past(self, pipeline, target, table).await
+    ) -> Result<SnapshotHistory, CatalogError> {
+        Catalog::snapshot_history(self, pipeline, target, table).await
     }
 
-    async fn said_of_snapshot(
+    async fn snapshot_record(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> Result<Said, CatalogError> {
-        Catalog::said_of_snapshot(self, pipeline, target).await
+    ) -> Result<SnapshotRecord, CatalogError> {
+        Catalog::snapshot_record(self, pipeline, target).await
     }
 
     async fn order(&self, table: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 use crate::delivery::checkpoint::HistoryError;
-use crate::delivery::pieces::KeyError;
+use crate::delivery::chunks::KeyError;
 use crate::delivery::watermark::DeliveryFailure;
 use crate::delivery::watermark::OrderError;
 use crate::model::lsn::Lsn;
@@ -101,7 +101,7 @@ pub enum PipelineError {
         /// What a person does then.
         then: String,
     },
-    /// The slot keeps more of the log than it may, and is to be let go.
+    /// The slot keeps more of the log than it may, and is to be dropped.
     #[error("slot {slot:?} keeps more than lag.max, {max}, and could not be let go yet")]
     OverBudget {
         /// The slot.
@@ -109,10 +109,10 @@ pub enum PipelineError {
         /// `lag.max`
         max: ByteSize,
     },
-    /// The slot was let go.
+    /// The slot was dropped.
     #[error(transparent)]
-    LetGo(Box<Gone>),
-    /// The slot may be let go, and the rows could not be sent again.
+    SlotDropped(Box<SlotDropped>),
+    /// The slot may be dropped, and the rows could not be sent again.
     #[error(
         "table {table} has no primary key, and lag.at_max is \"let-go\": what is let go has to be sent again from the table, \
          which takes one. Add it, or set lag.at_max = \"hold\""
@@ -193,7 +193,7 @@ pub enum PipelineError {
         "the publication sends a change to table {found} at {at}, but the outbox is in the log. Take its tables out \
          of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
     )]
-    RowBesideLog {
+    RowBesideMessages {
         /// Position of the row.
         at: Position,
         /// The table of the row.
@@ -389,14 +389,14 @@ pub enum LineError {
     Key(#[from] KeyError),
 }
 
-/// A slot was let go.
+/// A slot was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "slot {slot:?} was let go{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Make \
      one: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; and then send what is missing: \
      walpost replay --let-go --pipeline {pipeline}"
 )]
-pub struct Gone {
+pub struct SlotDropped {
     pub(super) pipeline: String,
     pub(super) slot: String,
     /// For what reason, if it was just now.

@@ -1,7 +1,7 @@
 //! Streaming over one connection.
 //!
 //! [`startup`] checks what a pipeline needs and begins the stream, [`monitor`] looks at the database beside it,
-//! [`keepalive`] confirms what is durable, [`drain`] ends it in order, and [`memory`] outlasts it. The loop that joins them is
+//! [`keepalive`] confirms what is durable, [`drain`] ends it in order, and [`state`] outlasts it. The loop that joins them is
 //! [`Session::stream`].
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
-use self::memory::Memory;
-use self::monitor::Sighting;
+use self::monitor::MonitorEvent;
+use self::state::SessionState;
 use super::confirms::Confirms;
 use super::database::Database;
 use super::decode::{Core, Step};
 use super::error::PipelineError;
-use super::exactly_once::committer::{Committed, Ledger};
+use super::exactly_once::committer::{Committed, TransactionCommitter};
 use super::order::{Order, drain_ordered};
 use super::settings::PipelineSettings;
 use super::snapshot::pace::Pace;
@@ -33,14 +33,14 @@ pub(super) use self::startup::open;
 
 mod drain;
 mod keepalive;
-pub(super) mod memory;
 mod monitor;
 mod startup;
+pub(super) mod state;
 
-/// How often the database is asked how the slot is, for whoever watches.
+/// How often the database is asked how the slot is, for monitoring.
 pub(super) const VITALS: Duration = Duration::from_secs(5);
 /// With more records in flight than this, others have company anyway: times are busy.
-const COMPANY: u64 = 100;
+const BUSY_IN_FLIGHT: u64 = 100;
 /// So long the connection that confirmed LSNs are written down with may be away.
 const UNWRITTEN: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
@@ -53,7 +53,7 @@ pub(super) struct Session<'s> {
     connection: Connection,
     resume: Lsn,
     /// Looks at the database from the side; ended with the session.
-    lookout: JoinSet<Sighting>,
+    slot_monitor: JoinSet<MonitorEvent>,
     confirms: Confirms,
     told: Option<Confirmed>,
     told_at: Instant,
@@ -63,7 +63,7 @@ pub(super) struct Session<'s> {
     /// Rows that come before the stream, until they are durable.
     copying: Option<Copying>,
     /// Exactly-once.
-    ledger: Option<Ledger>,
+    committer: Option<TransactionCommitter>,
 }
 
 /// What the stream waits for before it goes on with the next frame.
@@ -84,7 +84,7 @@ impl Session<'_> {
         database: &impl Database,
         core: &mut Core,
         sink: &mut impl Sink,
-        memory: &mut Memory,
+        session_state: &mut SessionState,
         orders: &mut watch::Receiver<Order>,
     ) -> Result<Instant, PipelineError> {
         let deliveries = core.watermark.deliveries();
@@ -108,14 +108,14 @@ impl Session<'_> {
                     false => self.frames(core, sink, drain_until.is_some())?,
                 };
             }
-            let many = core.watermark.in_flight().records > COMPANY;
+            let many = core.watermark.in_flight().records > BUSY_IN_FLIGHT;
             let busy = many || self.pace.is_fast(Instant::now());
             if takes {
                 sink.flush(busy)?;
             }
             let has_room = self.connection.unread() < READ_AHEAD;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
-            // While rows are copied the stream is not gone on with, but heard, for it tells whether
+            // While rows are copied the stream is not resumed, but heard, for it tells whether
             // the server is there. While a topic is created, the next ones that are missing may come.
             let copies = self.is_copying();
             let hears = match copies || matches!(wait, Wait::Topic(..)) {
@@ -137,17 +137,19 @@ impl Session<'_> {
                 return Ok(until);
             }
             let has_more = !matches!(wait, Wait::Nothing);
-            let (confirmed, mut next) = self.keep_in_touch(core, memory, now, has_more).await?;
+            let (confirmed, mut next) = self
+                .keep_in_touch(core, session_state, now, has_more)
+                .await?;
             let waits = has_more || self.is_committing() || core.watermark.in_flight().records > 0;
             let stats = core.watermark.stats();
             stats.progressed(&core.watermark.progress(confirmed, waits));
             stats.received_bytes(self.connection.take_received());
-            self.end_copy(core, database, memory).await;
+            self.end_copy(core, database, session_state).await;
             sink.tend();
             // Behind a row that waits for its topic there are more, maybe with a topic each.
             let more_to_come = busy || matches!(wait, Wait::Topic(..));
-            if let Some(ledger) = &mut self.ledger
-                && let Some(due) = ledger.tend(core, sink, now, more_to_come)
+            if let Some(committer) = &mut self.committer
+                && let Some(due) = committer.tend(core, sink, now, more_to_come)
             {
                 next = next.min(due);
             }
@@ -163,11 +165,11 @@ impl Session<'_> {
                     core.watermark.stats().entered(State::Draining);
                     drain_until = Some(Instant::now() + self.settings.drain_timeout);
                 }
-                Some(Ok(sighting)) = self.lookout.join_next(), if !self.lookout.is_empty() => {
-                    match sighting {
-                        Sighting::Problem(problem) => return Err(problem.into()),
-                        Sighting::Stopping => self.stopping_since = Some(Instant::now()),
-                        Sighting::Unwritten(reason) => {
+                Some(Ok(event)) = self.slot_monitor.join_next(), if !self.slot_monitor.is_empty() => {
+                    match event {
+                        MonitorEvent::Problem(problem) => return Err(problem.into()),
+                        MonitorEvent::Stopping => self.stopping_since = Some(Instant::now()),
+                        MonitorEvent::Unwritten(reason) => {
                             return Err(PipelineError::Unwritten {
                                 slot: self.settings.target.slot.clone(),
                                 lasts: UNWRITTEN,
@@ -175,17 +177,17 @@ impl Session<'_> {
                             });
                         }
                         // Not while it drains: what is in flight may be all that there is.
-                        Sighting::OverBudget if drain_until.is_none() => {
-                            return Err(memory.watched.over());
+                        MonitorEvent::OverBudget if drain_until.is_none() => {
+                            return Err(session_state.watched.over());
                         }
-                        Sighting::OverBudget => {}
+                        MonitorEvent::OverBudget => {}
                     }
                 }
-                committed = committed(&mut self.ledger) => {
+                committed = committed(&mut self.committer) => {
                     let committed = committed?;
                     core.watermark.checkpointed(committed.safe);
-                    memory.allowance.committed(committed.in_flight, committed.took);
-                    core.watermark.allow(memory.allowance.window());
+                    session_state.adaptive_window.committed(committed.in_flight, committed.took);
+                    core.watermark.allow(session_state.adaptive_window.window());
                 }
                 () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 prepared = wait.topic() => {
@@ -218,8 +220,8 @@ impl Session<'_> {
                 Step::Done => {}
                 Step::Answer => {
                     self.status_due = Instant::now();
-                    if let Some(ledger) = &mut self.ledger {
-                        ledger.ask();
+                    if let Some(committer) = &mut self.committer {
+                        committer.ask();
                     }
                 }
                 Step::Full => return Ok(Wait::Room),
@@ -266,11 +268,16 @@ impl Session<'_> {
     }
 
     /// Notes that the copy is durable, once it is.
-    async fn end_copy(&mut self, core: &Core, database: &impl Database, memory: &mut Memory) {
+    async fn end_copy(
+        &mut self,
+        core: &Core,
+        database: &impl Database,
+        session_state: &mut SessionState,
+    ) {
         if let (Some(copying), Some(told)) = (&self.copying, self.told)
             && copying.is_durable(told.lsn())
         {
-            memory.snapshot_done = true;
+            session_state.snapshot_done = true;
             let stats = core.watermark.stats();
             stats.snapshot_entered(SnapshotPhase::Done, None);
             copying.note(self.settings, database).await;
@@ -280,7 +287,9 @@ impl Session<'_> {
 
     /// A Kafka transaction is being committed.
     fn is_committing(&self) -> bool {
-        self.ledger.as_ref().is_some_and(Ledger::is_committing)
+        self.committer
+            .as_ref()
+            .is_some_and(TransactionCommitter::is_committing)
     }
 
     /// Something was confirmed beyond where the session began.
@@ -290,9 +299,9 @@ impl Session<'_> {
 }
 
 /// Resolves when the commit that is under way has succeeded; never without one.
-async fn committed(ledger: &mut Option<Ledger>) -> Result<Committed, SinkError> {
-    match ledger {
-        Some(ledger) => ledger.committed().await,
+async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Committed, SinkError> {
+    match committer {
+        Some(committer) => committer.committed().await,
         None => std::future::pending().await,
     }
 }

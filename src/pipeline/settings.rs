@@ -51,7 +51,7 @@ pub struct PipelineSettings {
 }
 
 impl PipelineSettings {
-    /// What the pipeline is about, for whoever watches.
+    /// What the pipeline is about, for monitoring.
     #[must_use]
     pub fn about(&self) -> About {
         About {
@@ -102,14 +102,14 @@ impl PipelineSettings {
         })
     }
 
-    /// Holds what letting go of the slot takes against what was observed, where the settings say
+    /// Holds what dropping the slot takes against what was observed, where the settings say
     /// that it may be.
     ///
     /// # Errors
     /// There is no journal to write it down in, or the table has no primary key to send its rows
     /// again by.
-    pub fn check_let_go(&self, observed: &Observed) -> Result<(), PipelineError> {
-        if self.lag.at_max != AtMax::LetGo {
+    pub fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
+        if self.lag.at_max != AtMax::DropSlot {
             return Ok(());
         }
         if !observed.has_journal {
@@ -139,7 +139,7 @@ impl PipelineSettings {
     /// A column is missing or of a type that can't serve.
     pub fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
         let Outbox::Table(table) = &self.target.outbox else {
-            return Mapping::of_log(&self.outbox);
+            return Mapping::of_messages(&self.outbox);
         };
         let columns: Vec<_> = observed
             .table

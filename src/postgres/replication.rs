@@ -462,7 +462,7 @@ impl Connection {
     }
 
     /// Ends `CopyBoth` and the session. The server has read every status update before it answers,
-    /// so after this the slot stands at what was confirmed last.
+    /// so after this the slot is at what was confirmed last.
     ///
     /// # Errors
     /// The connection fails or the server takes too long; what was confirmed before may not have

@@ -67,7 +67,7 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     walpost.terminate().expect_code(0);
     make_anew(&scene, &aggregate);
     expect_halt(&scene, scene.run().start(), 1);
-    // Not for another place than the one that it stands at.
+    // Not for another place than the one that it is at.
     let found = scene.confirmed();
     let lsn = |lsn: u64| format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF);
     scene
@@ -84,7 +84,7 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     walpost.terminate().expect_code(0);
 }
 
-/// What `walpost init` makes anew loses nothing: what was committed meanwhile is in the journal.
+/// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.
 #[test]
 fn slot_that_init_makes_anew_has_the_events_between_replayed() {
     let scene = Scene::new();

@@ -6,9 +6,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
 
 use super::Session;
-use super::memory::Memory;
+use super::state::SessionState;
 use crate::pipeline::decode::Core;
-use crate::pipeline::exactly_once::committer::Ledger;
+use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
 /// How long the last status update may take to be sent.
@@ -20,11 +20,11 @@ impl Session<'_> {
         mut self,
         core: &mut Core,
         sink: &mut impl Sink,
-        memory: &mut Memory,
+        session_state: &mut SessionState,
         until: Instant,
     ) {
         let pipeline = &self.settings.name;
-        let settled = timeout_at(until, settle(self.ledger.as_mut(), core, sink)).await;
+        let settled = timeout_at(until, settle(self.committer.as_mut(), core, sink)).await;
         if let Ok(Err(error)) = &settled {
             warn!(pipeline, %error, "the last Kafka transaction was not committed");
         }
@@ -49,7 +49,7 @@ impl Session<'_> {
         let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
         let stats = core.watermark.stats();
         stats.progressed(&core.watermark.progress(confirmed, false));
-        memory.confirmed = Some(confirmed);
+        session_state.confirmed = Some(confirmed);
         let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
         let closed = match told {
             Ok(()) => self.connection.close().await,
@@ -63,18 +63,22 @@ impl Session<'_> {
 
 /// Resolves when everything that was produced is durable.
 async fn settle(
-    ledger: Option<&mut Ledger>,
+    committer: Option<&mut TransactionCommitter>,
     core: &mut Core,
     sink: &mut impl Sink,
 ) -> Result<(), SinkError> {
     core.watermark.empty().await;
-    let Some(ledger) = ledger else { return Ok(()) };
-    if ledger.is_committing() {
-        core.watermark.checkpointed(ledger.committed().await?.safe);
+    let Some(committer) = committer else {
+        return Ok(());
+    };
+    if committer.is_committing() {
+        core.watermark
+            .checkpointed(committer.committed().await?.safe);
     }
-    if ledger.is_behind(core) && !core.watermark.deliveries().failed() {
-        ledger.begin(core, sink, Instant::now());
-        core.watermark.checkpointed(ledger.committed().await?.safe);
+    if committer.is_behind(core) && !core.watermark.deliveries().failed() {
+        committer.begin(core, sink, Instant::now());
+        core.watermark
+            .checkpointed(committer.committed().await?.safe);
     }
     Ok(())
 }

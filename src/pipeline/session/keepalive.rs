@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Session;
-use super::memory::Memory;
-use super::monitor::Sighting;
+use super::monitor::MonitorEvent;
+use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
 use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
@@ -25,12 +25,12 @@ pub(super) fn status_pause(link_timeout: Duration) -> Duration {
 }
 
 impl Session<'_> {
-    /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and lets go of a
+    /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and leaves a
     /// server that shuts down. There is more that waits for Kafka if it `has_more` than what is in flight.
     pub(super) async fn keep_in_touch(
         &mut self,
         core: &mut Core,
-        memory: &mut Memory,
+        session_state: &mut SessionState,
         now: Instant,
         has_more: bool,
     ) -> Result<(Confirmed, Instant), PipelineError> {
@@ -57,7 +57,7 @@ impl Session<'_> {
             // Frequent status updates keep the server from asking us, so we ask it.
             let ask = now.duration_since(self.connection.last_heard()) >= status;
             self.connection.confirm(confirmed, ask, limit).await?;
-            memory.confirmed = Some(confirmed);
+            session_state.confirmed = Some(confirmed);
             self.told = Some(confirmed);
             self.told_at = now;
             self.status_due = now + status;
@@ -74,7 +74,7 @@ impl Session<'_> {
     }
 
     /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to
-    /// be let go. Reads and confirms nothing more.
+    /// be given up. Reads and confirms nothing more.
     pub(in crate::pipeline) async fn hold(&mut self, ready: impl Future<Output = ()>) {
         let Some(told) = self.told else { return };
         let limit = self.settings.link_timeout;
@@ -88,10 +88,12 @@ impl Session<'_> {
             }
         };
         let released = async {
-            while let Some(sighting) = self.lookout.join_next().await {
+            while let Some(event) = self.slot_monitor.join_next().await {
                 if matches!(
-                    sighting,
-                    Ok(Sighting::Stopping | Sighting::Unwritten(_) | Sighting::OverBudget)
+                    event,
+                    Ok(MonitorEvent::Stopping
+                        | MonitorEvent::Unwritten(_)
+                        | MonitorEvent::OverBudget)
                 ) {
                     return;
                 }

@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use super::{UNWRITTEN, VITALS};
 use crate::pipeline::confirms::Writer;
-use crate::pipeline::database::{Database, Look};
+use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
@@ -20,19 +20,22 @@ const PUBLICATION: u32 = 6;
 const REOPEN: Duration = Duration::from_secs(1);
 
 /// What can be seen of the database from beside the stream.
-pub(super) enum Sighting {
+pub(super) enum MonitorEvent {
     /// The publication would leave rows out.
     Problem(Problem),
     /// The server ends its sessions and takes no new ones.
     Stopping,
     /// Nothing can be written down, for this reason.
     Unwritten(String),
-    /// The slot keeps more of the log than it may, and is to be let go.
+    /// The slot keeps more of the log than it may, and is to be dropped.
     OverBudget,
 }
 
-/// Asks how the slot is every few seconds, until it is to be let go or nobody answers.
-pub(super) async fn ask_for_ever(catalog: &mut impl Look, watched: &Watched) -> PipelineError {
+/// Asks how the slot is every few seconds, until it is to be dropped or nobody answers.
+pub(super) async fn monitor_until_lost(
+    catalog: &mut impl CatalogQueries,
+    watched: &Watched,
+) -> PipelineError {
     loop {
         match watched.ask(&*catalog).await {
             Ok(true) => return watched.over(),
@@ -51,17 +54,17 @@ pub(super) async fn ask_for_ever(catalog: &mut impl Look, watched: &Watched) -> 
 /// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
 /// halts the pipeline by itself; looking at the catalog is the second line. That a server is
 /// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
-pub(super) async fn look_out<D: Database>(
+pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
     mut catalog: D::Catalog,
     walsender: i32,
     mut writer: Option<Writer>,
-) -> Sighting {
+) -> MonitorEvent {
     let target = &watched.target;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
-            Ok(true) => return Sighting::OverBudget,
+            Ok(true) => return MonitorEvent::OverBudget,
             Ok(false) => {}
             Err(error) => debug!(%error, "the slot can't be looked at now"),
         }
@@ -84,20 +87,20 @@ pub(super) async fn look_out<D: Database>(
                 Err(PipelineError::Catalog(CatalogError::Dial(error)))
                     if recovery::is_stopping(&error) =>
                 {
-                    return Sighting::Stopping;
+                    return MonitorEvent::Stopping;
                 }
                 Err(error) => error.to_string(),
             };
             debug!(reason, "the catalog can't be looked at now");
             if writer.is_some() && since.elapsed() > UNWRITTEN {
-                return Sighting::Unwritten(reason);
+                return MonitorEvent::Unwritten(reason);
             }
             sleep(REOPEN).await;
         };
         match looked {
             Ok(observed) => {
                 if let Some(problem) = observed.publication_problem(target) {
-                    return Sighting::Problem(problem);
+                    return MonitorEvent::Problem(problem);
                 }
             }
             Err(error) => debug!(%error, "the catalog can't be looked at now"),
@@ -122,7 +125,7 @@ async fn reopened<D: Database>(
 }
 
 /// Resolves when the connection has ended; until then, writes down what may be confirmed.
-async fn closed(catalog: &mut impl Look, writer: &mut Option<Writer>) {
+async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) {
     let Some(writer) = writer else {
         return catalog.closed().await;
     };

@@ -9,18 +9,18 @@ use tracing::{error, info, warn};
 
 use super::Session;
 use super::keepalive::status_pause;
-use super::memory::Memory;
-use super::monitor::{ask_for_ever, look_out};
-use crate::delivery::checkpoint::{Checkpoint, Phantom, Standing};
+use super::monitor::{monitor_slot, monitor_until_lost};
+use super::state::SessionState;
+use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
 use crate::delivery::watermark::Confirmed;
 use crate::model::lifecycle::{SnapshotPhase, State};
 use crate::model::lsn::Lsn;
 use crate::pipeline::confirms::Confirms;
-use crate::pipeline::database::{Database, Look};
+use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::error::SnapshotError;
-use crate::pipeline::exactly_once::committer::Ledger;
+use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
@@ -48,17 +48,17 @@ impl Link {
     async fn open(
         settings: &PipelineSettings,
         database: &impl Database,
-        catalog: &impl Look,
-        memory: &mut Memory,
+        catalog: &impl CatalogQueries,
+        session_state: &mut SessionState,
     ) -> Result<Self, PipelineError> {
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = match database.connect(limit, row_bytes).await {
             Ok(connection) => connection,
             Err(error) => return Err(with_users(error.into(), catalog).await),
         };
-        memory.access.granted();
+        session_state.access.granted();
         let identity = connection.identify().await?;
-        memory.check_cluster(&identity)?;
+        session_state.check_cluster(&identity)?;
         let walsender = connection.process_id().await?;
         Ok(Self {
             connection,
@@ -72,11 +72,11 @@ impl Link {
     async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
-        catalog: &impl Look,
+        catalog: &impl CatalogQueries,
         from: Lsn,
     ) -> Result<Lsn, PipelineError> {
         let target = &settings.target;
-        let messages = matches!(target.outbox, Outbox::Log { .. });
+        let messages = matches!(target.outbox, Outbox::Messages { .. });
         self.connection
             .start(&target.slot, from, &target.publication, messages)
             .await?;
@@ -127,13 +127,13 @@ pub(in crate::pipeline) async fn open<'s>(
     database: &impl Database,
     core: &mut Core,
     sink: &mut impl Sink,
-    memory: &mut Memory,
+    session_state: &mut SessionState,
     orders: &mut watch::Receiver<Order>,
 ) -> Result<Option<Session<'s>>, PipelineError> {
     tokio::select! {
         biased;
         () = drain_ordered(orders) => Ok(None),
-        session = start(settings, database, core, sink, memory) => session.map(Some),
+        session = start(settings, database, core, sink, session_state) => session.map(Some),
     }
 }
 
@@ -142,24 +142,24 @@ async fn start<'s>(
     database: &impl Database,
     core: &mut Core,
     sink: &mut impl Sink,
-    memory: &mut Memory,
+    session_state: &mut SessionState,
 ) -> Result<Session<'s>, PipelineError> {
     let target = &settings.target;
     let mut catalog = database.catalog().await?;
-    memory.access.accepted();
+    session_state.access.accepted();
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
         return Err(slot_monitor::explain(settings, &catalog, problem).await);
     }
-    settings.check_let_go(&observed)?;
-    if !memory.has_reminded {
+    settings.check_drop_slot(&observed)?;
+    if !session_state.has_reminded {
         slot_monitor::remind(settings, &catalog).await?;
-        memory.has_reminded = true;
+        session_state.has_reminded = true;
     }
     // As the table is now; rows say again what it was like when they were written.
     settings.check_columns(&observed)?;
     if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
-        memory.access.granted();
+        session_state.access.granted();
         return Err(PipelineError::SlotInUse {
             slot: target.slot.clone(),
             pid,
@@ -171,9 +171,10 @@ async fn start<'s>(
         Delivery::AtLeastOnce => None,
         Delivery::ExactlyOnce(checkpoint) => {
             // What the slot has sent says later that nothing is to be copied.
-            if !memory.copies && snapshot::has_nothing_to_copy(settings, &catalog, &observed).await
+            if !session_state.copies
+                && snapshot::has_nothing_to_copy(settings, &catalog, &observed).await
             {
-                let mut open = Link::open(settings, database, &catalog, memory).await?;
+                let mut open = Link::open(settings, database, &catalog, session_state).await?;
                 let resume = open.take_slot(settings, &catalog, Lsn::ZERO).await?;
                 core.reconnected(resume);
                 link = Some(open);
@@ -183,7 +184,7 @@ async fn start<'s>(
             let found = tokio::select! {
                 found = sink.take_over() => found?,
                 // It waits for Kafka, for as long as that is away.
-                error = ask_for_ever(&mut catalog, &memory.watched) => return Err(error),
+                error = monitor_until_lost(&mut catalog, &session_state.watched) => return Err(error),
                 error = hold(&mut link, core.watermark.confirmed(), settings.link_timeout) => return Err(error.into()),
             };
             Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
@@ -196,19 +197,19 @@ async fn start<'s>(
 
     let mut link = match link {
         Some(link) => link,
-        None => Link::open(settings, database, &catalog, memory).await?,
+        None => Link::open(settings, database, &catalog, session_state).await?,
     };
     link.connection.pause();
     let identity = link.identity.clone();
-    if memory.system_id.is_some() && memory.timeline != identity.timeline {
-        let (from, to) = (memory.timeline, identity.timeline);
+    if session_state.system_id.is_some() && session_state.timeline != identity.timeline {
+        let (from, to) = (session_state.timeline, identity.timeline);
         warn!(
             pipeline = settings.name,
             from, to, "PostgreSQL has a new timeline: a standby was promoted"
         );
     }
-    memory.system_id = Some(identity.system_id.clone());
-    memory.timeline = identity.timeline;
+    session_state.system_id = Some(identity.system_id.clone());
+    session_state.timeline = identity.timeline;
     let of = SlotOf {
         pipeline: settings.name.clone(),
         target: target.clone(),
@@ -217,7 +218,8 @@ async fn start<'s>(
     };
     let checkpoint = match checkpoint {
         Some(Err(missing)) => {
-            let first = first_checkpoint(&catalog, &of, &observed, &identity, memory).await?;
+            let first =
+                first_checkpoint(&catalog, &of, &observed, &identity, session_state).await?;
             Some(first.ok_or(missing)?)
         }
         found => found.transpose()?,
@@ -225,14 +227,14 @@ async fn start<'s>(
     let history = match &checkpoint {
         Some(checkpoint) if checkpoint.timeline != identity.timeline => {
             // The first one may stream already.
-            let mut beside = Link::open(settings, database, &catalog, memory).await?;
+            let mut beside = Link::open(settings, database, &catalog, session_state).await?;
             let timeline = identity.timeline;
             beside.connection.timeline_history(timeline).await?
         }
         _ => Vec::new(),
     };
 
-    let standing = Standing {
+    let server = ServerState {
         system_id: identity.system_id.clone(),
         timeline: identity.timeline,
         history,
@@ -244,11 +246,11 @@ async fn start<'s>(
         None => None,
         Some(checkpoint) => Some(Known {
             has_delivered: checkpoint.delivered.is_some(),
-            copied: checkpoint.copied_on(&standing)?,
+            copied: checkpoint.copied_on(&server)?,
         }),
     };
     // A checkpoint knows better, here too.
-    let planned = match memory.snapshot_done && known.is_none() {
+    let planned = match session_state.snapshot_done && known.is_none() {
         true => Planned::Nothing,
         false => snapshot::plan(settings, &catalog, &observed, known.as_ref()).await?,
     };
@@ -257,8 +259,8 @@ async fn start<'s>(
         Planned::Settled(why) => (None, Some(why)),
         Planned::Copy(plan) => (Some(plan), None),
     };
-    memory.copies = plan.is_some();
-    if memory.copies && link.resume.is_some() {
+    session_state.copies = plan.is_some();
+    if session_state.copies && link.resume.is_some() {
         // The stream has to begin elsewhere.
         return Err(SnapshotError::Outrun.into());
     }
@@ -283,12 +285,12 @@ async fn start<'s>(
             resume
         }
     };
-    let state = slot_state(&catalog, &of, memory).await?;
+    let state = slot_state(&catalog, &of, session_state).await?;
     if checkpoint.is_none() {
         // A checkpoint knows better than our memory, which another instance may have outrun.
         let begun = state.flatten().filter(|state| state.begun);
         let written = begun.map(|state| state.confirmed);
-        if let Err(moved) = memory.check_slot(&of, written, resume) {
+        if let Err(moved) = session_state.check_slot(&of, written, resume) {
             match written {
                 Some(written) if catalog.is_accounted_for(target, written, resume).await? => {}
                 _ => return Err(moved),
@@ -296,16 +298,16 @@ async fn start<'s>(
         }
     }
     let now = Instant::now();
-    let ledger = match checkpoint {
+    let committer = match checkpoint {
         None => None,
         Some(checkpoint) => {
-            let standing = Standing {
+            let server = ServerState {
                 confirmed: resume,
-                ..standing
+                ..server
             };
-            let resume = match checkpoint.resume(&standing) {
+            let resume = match checkpoint.resume(&server) {
                 Ok(resume) => resume,
-                Err(error) => return Err(memory.doubt(checkpoint, error)),
+                Err(error) => return Err(session_state.doubt(checkpoint, error)),
             };
             if let Some(Phantom { from, to }) = resume.phantom {
                 error!(
@@ -314,11 +316,17 @@ async fn start<'s>(
                      positions are in Kafka and never happened in the database"
                 );
             }
-            Some(Ledger::open(&checkpoint, &standing, &resume, core, now))
+            Some(TransactionCommitter::open(
+                &checkpoint,
+                &server,
+                &resume,
+                core,
+                now,
+            ))
         }
     };
-    // A slot that was made anew stands beyond a border that nothing was delivered up to.
-    memory.snapshot_done |= snapshot.is_none();
+    // A slot that was re-created stands beyond a consistent point that nothing was delivered up to.
+    session_state.snapshot_done |= snapshot.is_none();
     if let Some(why) = settled {
         snapshot::settle(settings, &catalog, resume, why).await;
     }
@@ -340,17 +348,17 @@ async fn start<'s>(
             // What is there would be taken for all that was confirmed.
             Err(error) if before.is_some() => return Err(error.into()),
             Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
-                memory.warn_unwritten(&of, &error.to_string());
+                session_state.warn_unwritten(&of, &error.to_string());
                 (Confirms::unwritten(), None)
             }
             Err(error) => return Err(error.into()),
         },
     };
-    let mut lookout = JoinSet::new();
+    let mut slot_monitor = JoinSet::new();
     core.watermark.stats().entered(State::Streaming);
-    lookout.spawn(look_out(
+    slot_monitor.spawn(monitor_slot(
         database.clone(),
-        memory.watched.clone(),
+        session_state.watched.clone(),
         catalog,
         link.walsender,
         writer,
@@ -359,8 +367,8 @@ async fn start<'s>(
         settings,
         connection: link.connection,
         resume,
-        lookout,
-        ledger,
+        slot_monitor,
+        committer,
         confirms,
         told: None,
         told_at: now,
@@ -374,16 +382,16 @@ async fn start<'s>(
 /// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the
 /// slot, and nothing was read from it.
 async fn first_checkpoint(
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     of: &SlotOf,
     observed: &Observed,
     identity: &Identity,
-    memory: &mut Memory,
+    session_state: &mut SessionState,
 ) -> Result<Option<Checkpoint>, PipelineError> {
     let Some(slot) = &observed.slot else {
         return Ok(None);
     };
-    let state = slot_state(catalog, of, memory).await?.flatten();
+    let state = slot_state(catalog, of, session_state).await?.flatten();
     if !state.is_some_and(|state| state.is_untouched(slot.confirmed)) {
         return Ok(None);
     }
@@ -393,7 +401,7 @@ async fn first_checkpoint(
         from = %slot.confirmed,
         "the first start since walpost init has made the slot: nothing of it is in Kafka"
     );
-    let standing = Standing {
+    let server = ServerState {
         system_id: of.system_id.clone(),
         timeline: of.timeline,
         history: Vec::new(),
@@ -401,26 +409,26 @@ async fn first_checkpoint(
         confirmed: slot.confirmed,
         flushed: identity.flushed,
     };
-    Ok(Some(Checkpoint::first(1, &standing)))
+    Ok(Some(Checkpoint::first(1, &server)))
 }
 
 /// What was written down of the slot; nothing where that can't be done, which is said once.
 async fn slot_state(
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     of: &SlotOf,
-    memory: &mut Memory,
+    session_state: &mut SessionState,
 ) -> Result<Option<Option<SlotState>>, PipelineError> {
     match catalog.slot_state(of).await? {
         FoundState::State(state) => Ok(Some(state)),
         FoundState::Unusable(why) => {
-            memory.warn_unwritten(of, &why);
+            session_state.warn_unwritten(of, &why);
             Ok(None)
         }
     }
 }
 
 /// The error, with who has the walsenders or slots if the server has no more.
-async fn with_users(mut error: PipelineError, catalog: &impl Look) -> PipelineError {
+async fn with_users(mut error: PipelineError, catalog: &impl CatalogQueries) -> PipelineError {
     if let PipelineError::Connection(error) = &mut error
         && let Some(error) = error.server_mut()
     {

@@ -29,7 +29,9 @@ pub enum AtMax {
     #[default]
     Hold,
     /// The slot is dropped, and it is written down what went with it.
-    LetGo,
+    #[serde(rename = "let-go")]
+    #[value(name = "let-go")]
+    DropSlot,
 }
 
 /// What was found of the slot, and of what was said.
@@ -53,8 +55,8 @@ pub enum Finding {
     BelowMax(Duration),
     /// It is within the budget again, after so long.
     Within(Duration),
-    /// It is beyond `max`, and to be let go.
-    LetGo,
+    /// It is beyond `max`, and to be dropped.
+    Drop,
 }
 
 impl Budget {
@@ -71,8 +73,8 @@ impl Budget {
     pub fn judge(&mut self, kept_bytes: u64, now: Instant) -> Finding {
         let beyond = |limit: Option<u64>| limit.is_some_and(|limit| kept_bytes > limit);
         if beyond(self.limits.max_bytes) {
-            if self.limits.at_max == AtMax::LetGo {
-                return Finding::LetGo;
+            if self.limits.at_max == AtMax::DropSlot {
+                return Finding::Drop;
             }
             // What was said of `warn` lasts, and is not said beside this.
             return said(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
@@ -183,15 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_let_go_is_each_time_it_is_beyond_the_maximum() {
+    fn slot_that_may_be_dropped_is_each_time_it_is_beyond_the_maximum() {
         let limits = LagBudget {
             warn_bytes: None,
             max_bytes: Some(20),
-            at_max: AtMax::LetGo,
+            at_max: AtMax::DropSlot,
         };
         assert_eq!(
             found(limits, &[(0, 20), (5, 21), (10, 22)]),
-            [(5, Finding::LetGo), (10, Finding::LetGo)]
+            [(5, Finding::Drop), (10, Finding::Drop)]
         );
     }
 }

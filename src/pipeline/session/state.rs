@@ -8,13 +8,13 @@ use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::pipeline::access::Access;
 use crate::pipeline::error::PipelineError;
-use crate::pipeline::exactly_once::adaptive_window::Allowance;
+use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::replication::Identity;
 
 /// What a pipeline remembers from one connection to the next, to notice another history.
-pub(crate) struct Memory {
+pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,
     pub(super) confirmed: Option<Confirmed>,
@@ -25,18 +25,18 @@ pub(crate) struct Memory {
     pub(super) snapshot_done: bool,
     /// Some were to be copied at the last start.
     pub(super) copies: bool,
-    /// What was let go was said.
+    /// Dropped slots were reported.
     pub(super) has_reminded: bool,
     /// It was said that what is confirmed is not written down.
     pub(super) has_warned_unwritten: bool,
     /// Exactly-once: what may be in flight.
-    pub(super) allowance: Allowance,
+    pub(super) adaptive_window: AdaptiveWindow,
     /// Whether PostgreSQL accepts who we are.
     pub(in crate::pipeline) access: Access,
     pub(super) watched: Watched,
 }
 
-impl Memory {
+impl SessionState {
     /// Of a pipeline that has just begun.
     pub(crate) fn new(window: Window, watched: Watched) -> Self {
         Self {
@@ -49,25 +49,25 @@ impl Memory {
             copies: false,
             has_reminded: false,
             has_warned_unwritten: false,
-            allowance: Allowance::new(window),
+            adaptive_window: AdaptiveWindow::new(window),
             access: Access::default(),
             watched,
         }
     }
 
-    /// What the lookout looks at.
+    /// What the slot monitor watches.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
     }
 
     /// What may be in flight.
     pub(crate) fn window(&self) -> Window {
-        self.allowance.window()
+        self.adaptive_window.window()
     }
 
     /// Exactly-once: a transaction was given up with that much in flight.
     pub(crate) fn gave_up(&mut self, in_flight: Window) {
-        self.allowance.gave_up(in_flight);
+        self.adaptive_window.gave_up(in_flight);
     }
 
     /// What was told to PostgreSQL last.
