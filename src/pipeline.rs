@@ -38,6 +38,7 @@ use crate::delivery::watermark::{Deliveries, DeliveryFailure, OrderError, Waterm
 use crate::model::lifecycle::{ErrorKind, State};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::outage::{Outage, Say};
+use crate::model::rounded::Elapsed;
 use crate::model::window::Window;
 use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
@@ -112,7 +113,7 @@ pub enum PipelineError {
     },
     /// Somebody else moved or re-created the slot.
     #[error(
-        "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
+        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
          re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
          {resend}; {then}"
     )]
@@ -129,20 +130,20 @@ pub enum PipelineError {
         then: String,
     },
     /// The slot keeps more of the log than it may, and is to be let go.
-    #[error("slot {slot:?} keeps more than lag.max, {max}, and could not be let go yet")]
+    #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
     OverBudget {
         /// The slot.
         slot: String,
-        /// `lag.max`
+        /// `wal_budget.max`
         max: ByteSize,
     },
-    /// The slot was let go.
+    /// The slot was dropped.
     #[error(transparent)]
     LetGo(Box<Gone>),
     /// The slot may be let go, and the rows could not be sent again.
     #[error(
-        "table {table} has no primary key, and lag.at_max is \"let-go\": what is let go has to be sent again from the table, \
-         which takes one. Add it, or set lag.at_max = \"hold\""
+        "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
+         which requires one. Add it, or set wal_budget.on_max = \"hold\""
     )]
     NoKey {
         /// The table.
@@ -164,16 +165,17 @@ pub enum PipelineError {
     /// Exactly-once, and the log does not go on from what is in Kafka.
     #[error(
         "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-         and accept the log as it is now: walpost checkpoint adopt"
+         and accept the slot as it is now: walpost checkpoint adopt"
     )]
     History(#[from] HistoryError),
     /// The same may be, or another instance had the slot after the checkpoint was read.
-    #[error("the checkpoint was read before the slot was ours, and is read again: {0}")]
+    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
     Outrun(HistoryError),
     /// What is delivered can't be confirmed.
     #[error(
-        "what is delivered of slot {slot:?} can't be written down, and so not be confirmed: for {lasts:?} no second connection \
-         to the server that streams it came about: {reason}"
+        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
+         second connection to the server that streams it: {reason}",
+        elapsed = Elapsed(*lasts)
     )]
     Unwritten {
         /// The slot.
@@ -185,7 +187,7 @@ pub enum PipelineError {
     },
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
-        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"
+        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
     )]
     ServerStopping,
     /// A message of the plugin can't be decoded.
@@ -197,7 +199,7 @@ pub enum PipelineError {
         error: DecodeError,
     },
     /// The stream contradicts itself.
-    #[error("the replication stream contradicts itself: {0}")]
+    #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
     /// The outbox has not the columns that the settings expect.
     #[error(transparent)]
@@ -217,7 +219,7 @@ pub enum PipelineError {
     },
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
-        "the publication sends a change to table {found} at {at}, but the outbox is in the log. Take its tables out \
+        "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
          of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
     )]
     RowBesideLog {
@@ -372,7 +374,7 @@ pub async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>
         };
         match timeout(settings.link_timeout, looked).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => debug!(%error, "the slot can't be looked at now"),
+            Ok(Err(error)) => debug!(%error, "catalog query failed"),
             Err(_) => debug!("the database does not answer"),
         }
         sleep(session::VITALS).await;
@@ -429,10 +431,10 @@ pub(crate) async fn run<S: Sink>(
             Ok(None) => return stopped(pipeline, &memory, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
-                    info!(pipeline, ?lasted, "PostgreSQL is back");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is back");
                 }
                 if let Some(lasted) = waiting.ended(Instant::now()) {
-                    info!(pipeline, ?lasted, "taken over: the slot was free");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot was free");
                 }
                 let mut session = session;
                 match session
@@ -507,7 +509,9 @@ pub(crate) async fn run<S: Sink>(
                         pipeline,
                         "standing by: {error}; taking over when it is free"
                     ),
-                    Say::Lasts(lasts, _) => info!(pipeline, ?lasts, "standing by: {error}"),
+                    Say::Lasts(lasts, _) => {
+                        info!(pipeline, elapsed = %Elapsed(lasts), "standing by: {error}")
+                    }
                     Say::Nothing => debug!(pipeline, "standing by: {error}"),
                 }
                 recovery::stand_by_delay()
@@ -523,12 +527,16 @@ pub(crate) async fn run<S: Sink>(
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
-                    Say::Begins => warn!(pipeline, %error, ?delay, "reconnecting"),
-                    Say::Lasts(lasts, attempts) => {
-                        warn!(pipeline, %error, ?lasts, attempts, "reconnecting, still");
+                    Say::Begins => warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting"),
+                    Say::Lasts(lasts, attempt) => {
+                        warn!(pipeline, attempt, elapsed = %Elapsed(lasts), %error, "reconnecting");
                     }
-                    Say::Nothing if is_news => warn!(pipeline, %error, ?delay, "reconnecting"),
-                    Say::Nothing => debug!(pipeline, %error, ?delay, "reconnecting"),
+                    Say::Nothing if is_news => {
+                        warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
+                    }
+                    Say::Nothing => {
+                        debug!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
+                    }
                 }
                 if remedy == Remedy::RebuildSink {
                     let left_alone = carrier.core.left_alone();

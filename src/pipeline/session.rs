@@ -143,7 +143,7 @@ pub(crate) trait Look: Send + Sync + 'static {
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// The journal says why the slot stands at `found`, beyond `confirmed`.
+    /// The journal says why the slot is at `found`, beyond `confirmed`.
     fn is_accounted_for(
         &self,
         target: &Target,
@@ -341,7 +341,7 @@ impl Memory {
             warn!(
                 pipeline = of.pipeline,
                 slot = of.target.slot,
-                "what is confirmed can't be written down, so a slot that somebody moves or makes anew while another \
+                "what is confirmed can't be recorded, so a slot that somebody moves or re-creates while another \
                  process has it, or none, goes unnoticed: {why}"
             );
         }
@@ -821,7 +821,7 @@ async fn ask_for_ever(catalog: &mut impl Look, watched: &Watched) -> PipelineErr
             Ok(true) => return watched.over(),
             Ok(false) => {}
             Err(error @ CatalogError::Lost(_)) => return error.into(),
-            Err(error) => debug!(%error, "the slot can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
         // A server that stops waits for whoever has a slot, and ends this connection first.
         let _ = timeout(VITALS, catalog.closed()).await;
@@ -846,7 +846,7 @@ async fn look_out<D: Database>(
         match watched.ask(&catalog).await {
             Ok(true) => return Sighting::OverBudget,
             Ok(false) => {}
-            Err(error) => debug!(%error, "the slot can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
         let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
             .await
@@ -871,7 +871,7 @@ async fn look_out<D: Database>(
                 }
                 Err(error) => error.to_string(),
             };
-            debug!(reason, "the catalog can't be looked at now");
+            debug!(reason, "catalog query failed");
             if writer.is_some() && since.elapsed() > UNWRITTEN {
                 return Sighting::Unwritten(reason);
             }
@@ -883,7 +883,7 @@ async fn look_out<D: Database>(
                     return Sighting::Problem(problem);
                 }
             }
-            Err(error) => debug!(%error, "the catalog can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
     }
     std::future::pending().await
@@ -922,7 +922,7 @@ async fn closed(catalog: &mut impl Look, writer: &mut Option<Writer>) {
                 if writer.has_failed(Instant::now()) {
                     warn!(
                         pipeline = writer.of.pipeline, %error,
-                        "what is delivered can't be written down in walpost.slot_state, and is not confirmed before it is"
+                        "what is delivered can't be recorded in walpost.slot_state, and is not confirmed before it is"
                     );
                 }
                 sleep(REOPEN).await;

@@ -78,8 +78,8 @@ pub enum SnapshotError {
     Waits(String),
     /// Exactly-once can't go on with a copy.
     #[error(
-        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows are not in an \
-         order in which it could be gone on with: that takes a primary key of integers, uuid, text, bytea or times. To have all \
+        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
+         in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
          rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
          snapshot = \"never\""
     )]
@@ -110,7 +110,7 @@ enum Decision {
     Copy,
 }
 
-/// By what is known of the past, for a slot that stands at `confirmed`.
+/// By what is known of the past, for a slot that is at `confirmed`.
 fn decide(
     past: &Past,
     confirmed: Lsn,
@@ -197,7 +197,7 @@ pub(super) async fn plan(
             info!(
                 pipeline,
                 rows = copied.rows,
-                "the snapshot was interrupted, and is gone on with"
+                "resuming interrupted snapshot"
             );
             go_on(copied, observed).ok_or_else(|| SnapshotError::Interrupted {
                 table: table.clone(),
@@ -335,7 +335,7 @@ pub(super) async fn settle(
     );
     let entry = entry(settings, confirmed, Said::DONE, Some(why));
     if let Err(error) = catalog.write_journal(&entry).await {
-        warn!(pipeline, %error, "that no snapshot is needed was not written to the journal");
+        warn!(pipeline, %error, "failed to record in the journal that no snapshot is needed");
     }
 }
 
@@ -500,7 +500,7 @@ impl Snapshot {
         before.map_or(self.border, Copied::first_border)
     }
 
-    /// Begins to copy it, now that the pipeline's slot is ours and stands at `confirmed`.
+    /// Begins to copy it, now that the pipeline's slot is ours and is at `confirmed`.
     pub(super) async fn copy(
         mut self,
         settings: &PipelineSettings,
@@ -680,11 +680,11 @@ impl Copying {
         match timeout(NOTE, written).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                warn!(pipeline, %error, "that the snapshot is done was not written to the journal")
+                warn!(pipeline, %error, "failed to record in the journal that the snapshot is complete")
             }
             Err(_) => warn!(
                 pipeline,
-                "that the snapshot is done could not be written to the journal in time"
+                "timed out recording in the journal that the snapshot is complete"
             ),
         }
     }

@@ -153,9 +153,9 @@ impl<'e> Event<'e> {
             judge.counts.newer += 1;
             return Ok(());
         }
-        judge.counts.strangers += 1;
+        judge.counts.unexpected += 1;
         self.is_repeated(self.records.len() > 1, world, judge)?;
-        judge.stranger(|| Finding::Stranger {
+        judge.unexpected(|| Finding::Unexpected {
             id: Some(self.name()),
             at: world.spot(first),
         })
@@ -307,7 +307,7 @@ mod tests {
         let mut judge = Judge {
             counts: Counts::default(),
             notes: Vec::new(),
-            tells_strangers: true,
+            tells_unexpected: true,
             tell: &mut tell,
         };
         let entries: Vec<_> = all.iter().map(|&what| Entry { what, id: ID }).collect();

@@ -234,8 +234,8 @@ impl Taker<'_> {
             number,
         };
         let Some(id) = id else {
-            judge.counts.strangers += 1;
-            judge.stranger(|| Finding::Stranger {
+            judge.counts.unexpected += 1;
+            judge.unexpected(|| Finding::Unexpected {
                 id: None,
                 at: Spot {
                     topic: message.topic().to_owned(),

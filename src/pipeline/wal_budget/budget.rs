@@ -28,7 +28,9 @@ pub enum AtMax {
     /// It is kept, and said.
     #[default]
     Hold,
-    /// The slot is dropped, and it is written down what went with it.
+    /// The slot is dropped, and the journal says what was lost with it.
+    #[serde(rename = "drop-slot")]
+    #[value(name = "drop-slot")]
     LetGo,
 }
 

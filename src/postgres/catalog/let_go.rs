@@ -170,7 +170,7 @@ impl Catalog {
         if !self.let_go(pipeline, target).await?.iter().any(is_written) {
             let since = standing.catalog_xmin.filter(|_| is_copied);
             let detail = json!({
-                "reason": "lag.max",
+                "reason": "wal_budget.max",
                 "table": table,
                 // As text: programs that read JSON have no such numbers.
                 "catalog_xmin": since.map(|id| id.to_string()),
@@ -260,7 +260,7 @@ impl Catalog {
 }
 
 impl LetGo {
-    /// The slot of this cluster that stands at `confirmed` is the one that was to be let go. Another
+    /// The slot of this cluster that is at `confirmed` is the one that was to be let go. Another
     /// in its place begins later.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {

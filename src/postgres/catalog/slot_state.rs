@@ -43,7 +43,7 @@ pub struct SlotState {
 }
 
 impl SlotState {
-    /// `walpost init` has made the slot, it stands at `confirmed` where it was made, and nothing was read
+    /// `walpost init` has made the slot, it is at `confirmed` where it was made, and nothing was read
     /// from it.
     #[must_use]
     pub fn is_untouched(self, confirmed: Lsn) -> bool {
@@ -66,7 +66,7 @@ enum Use {
 /// A slot that stands beyond what was confirmed of it, and nothing says why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
+    "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
      someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
      is known: walpost skip --to {found}"
 )]
@@ -101,7 +101,7 @@ impl Catalog {
         self.found_state(of, Use::Write).await
     }
 
-    /// That a slot which stands at `found` was moved, or made anew, by somebody else, as far as the table and
+    /// That a slot which is at `found` was moved, or made anew, by somebody else, as far as the table and
     /// the journal know. `found` was looked up before.
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl Catalog {
                 slot = target.slot,
                 journal = id,
                 "a slot of this name was there before, and is gone: events committed between {before} and {created} may be \
-                 missing in Kafka. Send them again: walpost replay --let-go --pipeline {pipeline}"
+                 missing in Kafka. Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
             );
         }
         self.write_new_slot_state(&of, created).await
@@ -324,7 +324,7 @@ impl Catalog {
         })
     }
 
-    /// The journal says why a slot stands at `found`, beyond `confirmed`: what is between was skipped, or
+    /// The journal says why a slot is at `found`, beyond `confirmed`: what is between was skipped, or
     /// given up with the slot before it.
     ///
     /// # Errors
