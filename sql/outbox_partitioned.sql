@@ -12,7 +12,7 @@
 --   SELECT pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
 --   DROP TABLE public.outbox_p20251101;
--- Detached or dropped rows that are not yet delivered still arrive, from the write-ahead log. But were the slot lost,
+-- Detached or dropped rows that are not yet delivered still arrive, from WAL. But were the slot lost,
 -- they could not be sent again. Set lock_timeout: DETACH waits for the transactions that use the table, and inserts
 -- wait behind it.
 \set ON_ERROR_STOP on

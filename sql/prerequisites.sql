@@ -72,7 +72,7 @@ BEGIN
     END IF;
     IF found.wal_status = 'lost' THEN
         RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
-            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start anew; '
+            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start again; '
                 'rows written since then must be sent again.', found.confirmed_flush_lsn);
     END IF;
 END

@@ -5,7 +5,7 @@
 -- Run by: the table's owner; needs CREATE on the database. Twice without harm: a publication of that name that is
 -- there already is examined, never changed.
 --
--- An outbox in the log has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
+-- An outbox of messages has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
 -- Inserts alone: an event is never changed, and deleting old ones is no event. Via the root: rows of every partition,
 -- also of those made later, arrive under the name of the partitioned table.
 \set ON_ERROR_STOP on
@@ -50,7 +50,7 @@ BEGIN
 
     IF outbox_name = '' THEN
         IF EXISTS (SELECT FROM pg_publication_tables WHERE pubname = name) THEN
-            RAISE EXCEPTION 'publication % exists and contains tables, though the outbox is in the log',
+            RAISE EXCEPTION 'publication % exists and contains tables, though the outbox is of messages',
                 quote_ident(name) USING HINT = 'Choose another name for the publication.';
         END IF;
         RETURN;

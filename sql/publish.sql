@@ -1,4 +1,4 @@
--- The outbox without a table: walpost.publish() writes an event into the write-ahead log alone.
+-- The outbox without a table: walpost.publish() writes an event into WAL alone.
 --
 --   psql -f sql/publish.sql
 --
@@ -8,7 +8,7 @@
 -- never if it is rolled back, also to a savepoint. Nothing is stored in a table, so there is nothing to vacuum or to
 -- delete; and nothing to send again from, once the slot is lost.
 -- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: the functions are
--- replaced, what was granted or revoked on them stays. `walpost init --outbox log` runs the same.
+-- replaced, what was granted or revoked on them stays. `walpost init --outbox messages` runs the same.
 --
 -- Who may publish: nobody at first but the owner. sql/writer.sql (`walpost init --writer shop`) lets the role `shop`. Where
 -- an earlier version of this file has made the schema and the functions, everybody may call them, and nothing is taken away
@@ -92,7 +92,7 @@ END
 $walpost$;
 
 COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text)
-    IS 'Writes an event into the write-ahead log, and returns its id';
+    IS 'Writes an event into WAL, and returns its id';
 
 -- Payloads in JSON. An SQL function of this form becomes part of the statement that calls it, and costs nothing more; its
 -- body was parsed here.
@@ -105,7 +105,7 @@ RETURN walpost.publish_bytes(aggregatetype, aggregateid, type, pg_catalog.conver
     headers, id, prefix);
 
 COMMENT ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text)
-    IS 'Writes an event with a payload in JSON into the write-ahead log, and returns its id';
+    IS 'Writes an event with a payload in JSON into WAL, and returns its id';
 
 DO $walpost$
 BEGIN

@@ -6,11 +6,11 @@
 -- REPLICATION that may grant CONNECT, and owns outbox and journal; after journal.sql. Twice without harm. The role gets
 -- no password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
 --
--- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from the log. Let
+-- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from WAL. Let
 -- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
 -- `replication`.
--- Rows come from the log, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
--- what compares or sends what the table has, such as `walpost verify`. An outbox in the log has no table: -v table=
+-- Rows come from WAL, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
+-- what compares or sends what the table has, such as `walpost verify`. An outbox of messages has no table: -v table=
 -- Of the journal it reads all, and adds to it; who did what and when is for the server to say. What it has confirmed it
 -- writes into walpost.slot_state.
 \set ON_ERROR_STOP on
@@ -52,11 +52,11 @@ BEGIN
         RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name)
             USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
     END IF;
-    -- Whoever is a member of it can do what it can: read the whole log.
+    -- Whoever is a member of it can do what it can: read all of WAL.
     SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
         WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
     IF members IS NOT NULL THEN
-        RAISE WARNING 'role % has members, who can act as it and read the whole log. Unless they are to: REVOKE % FROM %',
+        RAISE WARNING 'role % has members, who can act as it and read all of WAL. Unless they are to: REVOKE % FROM %',
             quote_ident(name), quote_ident(name), members;
     END IF;
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);

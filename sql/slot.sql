@@ -1,15 +1,15 @@
--- The replication slot: Walpost's place in the write-ahead log. What is committed from now on is delivered.
+-- The replication slot: Walpost's place in WAL. What is committed from now on is delivered.
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
 -- Run by: a superuser or a role with REPLICATION, in the outbox's database, not inside a transaction that has written.
 -- Twice without harm: a slot of that name that is there already is examined, never changed.
 --
--- The publication must be there first: it is looked up as of each change in the log, and a slot that is older than its
+-- The publication must be there first: it is looked up as of each change in WAL, and a slot that is older than its
 -- publication meets changes from before it, which up to PostgreSQL 17 is an error for ever.
 -- Making a slot waits until every transaction that is open at that moment has ended. With lock_timeout it gives up
 -- instead, and leaves nothing behind.
--- From here on the server keeps its WAL until Walpost has confirmed it: bound that with max_slot_wal_keep_size, and
+-- From here on the server retains WAL until Walpost has confirmed it: bound that with max_slot_wal_keep_size, and
 -- drop the slot with teardown.sql when Walpost is to go for good.
 \set ON_ERROR_STOP on
 \if :{?publication}

@@ -53,7 +53,7 @@ DECLARE
     why text;
     has_rows boolean;
 BEGIN
-    -- An outbox in the log has no rows.
+    -- An outbox of messages has no rows.
     IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal
         WHERE pipeline = name AND slot = its_slot AND action = 'snapshot') THEN
         RETURN;

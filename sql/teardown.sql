@@ -4,7 +4,7 @@
 --        -f sql/teardown.sql
 --
 -- Stop `walpost run` first. Events that are not yet delivered stay in the table but will not be delivered: there is no
--- way back, a new slot starts with what is committed after it. Of an outbox in the log (-v table=) they are gone with
+-- way back, a new slot starts with what is committed after it. Of an outbox of messages (-v table=) they are gone with
 -- the slot. Twice without harm.
 -- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
 \set ON_ERROR_STOP on
@@ -52,7 +52,7 @@ BEGIN
             USING HINT = 'Stop the `walpost run` that uses it.';
     ELSE
         PERFORM pg_drop_replication_slot(name);
-        RAISE NOTICE 'slot % dropped: delivered up to %, the log ended at %',
+        RAISE NOTICE 'slot % dropped: delivered up to %, WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
     -- Else a new slot of this name would be taken for one that somebody has moved.

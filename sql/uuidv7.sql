@@ -3,7 +3,7 @@
 --   psql -v schema=public -f sql/uuidv7.sql
 --
 -- Version 7 (RFC 9562, section 5.7) starts with the time, so that new rows go to the right edge of the primary key's
--- index. It says nothing about commit order: Walpost takes that from the write-ahead log alone.
+-- index. It says nothing about commit order: Walpost takes that from WAL alone.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

@@ -2,11 +2,11 @@
 --
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
--- Run by: the owner of the outbox, or of the functions where it is in the log (-v table=, after publish.sql); for a log also
+-- Run by: the owner of the outbox, or of the functions where it is of messages (-v table=, after publish.sql); for messages also
 -- a superuser, or else PUBLIC must still be allowed to call pg_logical_emit_message(). Once for each role. Twice without
 -- harm. `walpost init --writer shop` runs the same. Nothing is taken away from anybody.
 --
--- A table: INSERT on it, and what inserting takes. An outbox in the log: walpost.publish and publish_bytes, and what they
+-- A table: INSERT on it, and what inserting takes. An outbox of messages: walpost.publish and publish_bytes, and what they
 -- stand on. Whoever may send events can send any event.
 \set ON_ERROR_STOP on
 \if :{?schema}

@@ -9,6 +9,7 @@ pub mod init;
 pub mod maintain;
 mod out;
 pub mod replay;
+mod retired;
 pub mod run;
 pub mod skip;
 pub mod status;
@@ -50,7 +51,7 @@ pub enum Command {
     Init(init::InitArgs),
     /// Find everything that would make `run` fail or lose data later, each with its remedy
     Check(check::CheckArgs),
-    /// See or set the place that exactly-once goes on from
+    /// Show or set the position that exactly-once resumes from
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
     /// Make partitions of the table ahead; drop those that are delivered and older than the retention
@@ -59,10 +60,10 @@ pub enum Command {
     Run(run::RunArgs),
     /// Send rows of the outbox table again: counts them, asks, and can be resumed
     Replay(replay::ReplayArgs),
-    /// Move the slot forward over events that are not to be delivered: shows them, asks, and writes
-    /// down what was skipped
+    /// Move the slot forward over events that are not to be delivered: shows them, asks, and
+    /// records what was skipped
     Skip(skip::SkipArgs),
-    /// Hold the topics against the table: what is missing, repeated, misplaced or out of order
+    /// Compare the topics with the table: what is missing, repeated, misplaced or out of order
     Verify(verify::VerifyArgs),
     /// Show how the pipelines are: state, rates, lag, slot
     Status(status::StatusArgs),
@@ -105,7 +106,7 @@ pub fn main() -> Exit {
     });
     match read {
         Ok((cli, matches)) => run(cli, &matches),
-        Err(error) => exposed::without_stray_values(error).exit(),
+        Err(error) => retired::named(exposed::without_stray_values(error)).exit(),
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub mod args;
 pub mod file;
+pub(crate) mod retired;
 pub mod values;
 
 use std::collections::BTreeMap;
@@ -231,7 +232,12 @@ fn of_file(
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
     let path = read.as_ref().map(|(path, _)| *path);
     let file = read.map(|(_, file)| file).unwrap_or_default();
-    let from_env = kafka_properties(env_vars);
+    let env_vars: Vec<_> = env_vars.collect();
+    let mut variables = env_vars.iter().map(|(name, _)| name);
+    if let Some(reason) = variables.find_map(|name| retired::variable(name)) {
+        return Err(ConfigError::Flag(reason));
+    }
+    let from_env = kafka_properties(env_vars.into_iter());
     let chosen = choose(file.pipeline, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
@@ -417,7 +423,7 @@ fn settings(
     let delivery = delivery(&reader, &file)?;
     let dead_letters = dead_letters(&reader, &file, &target, &outbox.topic, &delivery)?;
     let retention = retention(&reader, &file, &target.outbox)?;
-    let lag = lag(&reader, &file, &target.outbox)?;
+    let lag = wal_budget(&reader, &file, &target.outbox)?;
     let sink = match given.sink.or(file.sink).unwrap_or_default() {
         SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
             let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
@@ -452,7 +458,8 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.table().is_none() {
-        let reason = "an outbox in the log keeps nothing; leave it out, with partitions_ahead";
+        let reason =
+            "an outbox of messages has no rows to keep; leave it out, with partitions_ahead";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
@@ -470,8 +477,12 @@ fn retention(
     })
 }
 
-fn lag(reader: &Reader, file: &FilePipeline, outbox: &Outbox) -> Result<LagBudget, ConfigError> {
-    let given = file.lag.clone().unwrap_or_default();
+fn wal_budget(
+    reader: &Reader,
+    file: &FilePipeline,
+    outbox: &Outbox,
+) -> Result<LagBudget, ConfigError> {
+    let given = file.wal_budget.clone().unwrap_or_default();
     let size = |key, given: Option<file::Scalar>| {
         let given = given.map(|given| given.to_string());
         let size = reader.parse(key, given.as_ref(), bytes)?;
@@ -481,23 +492,25 @@ fn lag(reader: &Reader, file: &FilePipeline, outbox: &Outbox) -> Result<LagBudge
         }
     };
     let budget = LagBudget {
-        warn_bytes: size("lag.warn", given.warn)?,
-        max_bytes: size("lag.max", given.max)?,
-        at_max: given.at_max.unwrap_or_default(),
+        warn_bytes: size("wal_budget.warn", given.warn)?,
+        max_bytes: size("wal_budget.max", given.max)?,
+        at_max: given.on_max.unwrap_or_default(),
     };
     if let (Some(warn), Some(max)) = (budget.warn_bytes, budget.max_bytes)
         && warn > max
     {
-        let reason = format!("{warn} bytes are more than lag.max, {max} bytes: expected less");
-        return Err(reader.error("lag.warn", reason));
+        let reason =
+            format!("{warn} bytes are more than wal_budget.max, {max} bytes: expected less");
+        return Err(reader.error("wal_budget.warn", reason));
     }
-    if given.at_max.is_some() && budget.max_bytes.is_none() {
-        let reason = "there is no lag.max to reach; set one, or leave it out";
-        return Err(reader.error("lag.at_max", reason));
+    if given.on_max.is_some() && budget.max_bytes.is_none() {
+        let reason = "there is no wal_budget.max to reach; set one, or leave it out";
+        return Err(reader.error("wal_budget.on_max", reason));
     }
     if budget.at_max == AtMax::DropSlot && outbox.table().is_none() {
-        let reason = "an outbox in the log has no table that keeps what a slot is let go with; leave it at hold";
-        return Err(reader.error("lag.at_max", reason));
+        let reason =
+            "an outbox of messages has no table to send events again from; leave it at hold";
+        return Err(reader.error("wal_budget.on_max", reason));
     }
     Ok(budget)
 }
@@ -559,7 +572,7 @@ fn dead_letters(
         return Err(reader.error(TOPIC, reason));
     }
     if target.outbox.table().is_none() && settings.oversize == Undeliverable::DeadLetter {
-        let reason = "the payload is left out of what is too large, and an outbox in the log has it nowhere else; \
+        let reason = "the payload is left out of what is too large, and an outbox of messages stores it nowhere else; \
                       leave it at halt, and raise message.max.bytes";
         return Err(reader.error("on_oversize", reason));
     }
@@ -629,11 +642,11 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
     }
     let outbox = match file.outbox.unwrap_or_default() {
         OutboxName::Table => Outbox::Table(table(reader, file)?),
-        OutboxName::Log if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox in the log has no table with older rows; leave it out";
+        OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
+            let reason = "an outbox of messages has no table with older rows; leave it out";
             return Err(reader.error("snapshot", reason));
         }
-        OutboxName::Log => Outbox::Messages {
+        OutboxName::Messages => Outbox::Messages {
             prefix: prefix(reader, file, default)?,
         },
     };
@@ -646,7 +659,7 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
 
 fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
     if file.prefix.is_some() {
-        let reason = "a prefix is for an outbox in the log, and this one is a table; leave it out, or set outbox to log";
+        let reason = "a prefix is for an outbox of messages, and this one is a table; leave it out, or set outbox to messages";
         return Err(reader.error("prefix", reason));
     }
     let table = reader.read("table", file.table.as_ref())?;
@@ -658,7 +671,7 @@ fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError>
 
 fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<String, ConfigError> {
     if file.table.is_some() {
-        let reason = "an outbox in the log has no table; leave it out, or set outbox to table";
+        let reason = "an outbox of messages has no table; leave it out, or set outbox to table";
         return Err(reader.error("table", reason));
     }
     let prefix = file.prefix.clone().unwrap_or(default);

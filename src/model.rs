@@ -6,6 +6,7 @@ pub mod exit;
 pub mod lifecycle;
 pub mod lsn;
 pub mod outage;
+pub mod rounded;
 pub mod statistics;
 pub mod time;
 pub mod vitals;

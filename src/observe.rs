@@ -13,7 +13,6 @@ pub mod logging;
 pub mod metrics;
 pub mod problem;
 pub mod registry;
-pub mod rounded;
 pub mod status;
 pub mod summary;
 pub mod watchdog;

@@ -41,6 +41,7 @@ use crate::delivery::watermark::{Deliveries, Watermark};
 use crate::model::lifecycle::{ErrorKind, State};
 use crate::model::lsn::Lsn;
 use crate::model::outage::{Outage, Say};
+use crate::model::rounded::Elapsed;
 use crate::model::window::Window;
 use crate::postgres::catalog::Problem;
 use crate::sink::{Sink, SinkError};
@@ -60,7 +61,7 @@ pub async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>
         };
         match timeout(settings.link_timeout, looked).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => debug!(%error, "the slot can't be looked at now"),
+            Ok(Err(error)) => debug!(%error, "catalog query failed"),
             Err(_) => debug!("the database does not answer"),
         }
         sleep(session::VITALS).await;
@@ -125,10 +126,10 @@ pub(crate) async fn run<S: Sink>(
             Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
-                    info!(pipeline, ?lasted, "PostgreSQL is back");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is back");
                 }
                 if let Some(lasted) = waiting.ended(Instant::now()) {
-                    info!(pipeline, ?lasted, "taken over: the slot was free");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot was free");
                 }
                 let mut session = session;
                 match session
@@ -203,7 +204,9 @@ pub(crate) async fn run<S: Sink>(
                         pipeline,
                         "standing by: {error}; taking over when it is free"
                     ),
-                    Say::Lasts(lasts, _) => info!(pipeline, ?lasts, "standing by: {error}"),
+                    Say::Lasts(lasts, _) => {
+                        info!(pipeline, elapsed = %Elapsed(lasts), "standing by: {error}")
+                    }
                     Say::Nothing => debug!(pipeline, "standing by: {error}"),
                 }
                 recovery::stand_by_delay()
@@ -219,12 +222,16 @@ pub(crate) async fn run<S: Sink>(
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
-                    Say::Begins => warn!(pipeline, %error, ?delay, "reconnecting"),
-                    Say::Lasts(lasts, attempts) => {
-                        warn!(pipeline, %error, ?lasts, attempts, "reconnecting, still");
+                    Say::Begins => warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting"),
+                    Say::Lasts(lasts, attempt) => {
+                        warn!(pipeline, attempt, elapsed = %Elapsed(lasts), %error, "reconnecting");
                     }
-                    Say::Nothing if is_news => warn!(pipeline, %error, ?delay, "reconnecting"),
-                    Say::Nothing => debug!(pipeline, %error, ?delay, "reconnecting"),
+                    Say::Nothing if is_news => {
+                        warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
+                    }
+                    Say::Nothing => {
+                        debug!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
+                    }
                 }
                 if remedy == Remedy::RebuildSink {
                     let left_alone = carrier.core.left_alone();

@@ -102,7 +102,7 @@ pub enum ReplayError {
     },
     /// A flag names a position that no record has.
     #[error(
-        "{flag}: position {position} says which row is meant only by the record that has it: {why}. Take a time, or the id of \
+        "{flag}: position {position} says which row is meant only by the record that has it: {why}. Name a time, or the id of \
          a row"
     )]
     NoRecord {
@@ -126,7 +126,7 @@ pub enum ReplayError {
     },
     /// No slot was dropped.
     #[error(
-        "nothing was let go of pipeline {pipeline:?} that was not sent again: the journal has no open entry for slot {slot:?}"
+        "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
     NoDroppedSlots {
         /// The pipeline.
@@ -136,8 +136,8 @@ pub enum ReplayError {
     },
     /// The slot is still the one that was to be dropped.
     #[error(
-        "slot {slot:?} stands at {confirmed}, where it was to be let go (entry {entry} of the journal), and was not dropped \
-         yet. What it has not delivered is still in it. Start walpost, which lets go of it or delivers; and send again then"
+        "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
+         exists, with the events that it has not delivered. Start walpost, which drops the slot or delivers them; then send again"
     )]
     NotDropped {
         /// The slot.
@@ -149,7 +149,7 @@ pub enum ReplayError {
     },
     /// Rows that may be missing are in a table that is no partition any more.
     #[error(
-        "table {partition} was a partition of {table}, and has rows that may have been let go. Make it one again, with its \
+        "table {partition} was a partition of {table}, and has rows that a dropped slot may not have delivered. Make it one again, with its \
          bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
@@ -242,7 +242,7 @@ pub enum ReplayError {
     },
     /// What the run would close when it ends is not open.
     #[error(
-        "replay {0} was begun for slots that were let go, and the journal has no open entries any more for all of them: begin \
+        "replay {0} was begun for dropped slots, and the journal has no open entries any more for all of them: begin \
          a new one"
     )]
     Closed(Uuid),
@@ -313,7 +313,7 @@ pub enum ReplayError {
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
     /// A defect.
-    #[error("the replay contradicts itself: {0}")]
+    #[error("rows of the replay came out of order: {0}")]
     Order(#[from] OrderError),
 }
 

@@ -68,7 +68,7 @@ pub enum RetentionError {
     /// The table has no partitions.
     #[error(
         "table {0} is not partitioned. Have one that is, by day: walpost init --partitioned --table NAME; or have its rows \
-         deleted one by one, which costs a vacuum and log: delete_rows = true, or --delete-rows"
+         deleted one by one, which costs a vacuum and WAL: delete_rows = true, or --delete-rows"
     )]
     NotPartitioned(TableName),
     /// It has none, and nothing that says how old its rows are.
@@ -91,8 +91,8 @@ pub enum RetentionError {
     NoModel(TableName),
     /// We may not.
     #[error(
-        "role {user} has not the rights of {owner}, the owner of table {table}, which it takes to make and drop its \
-         partitions. Grant them: GRANT {owner} TO {user}; or give it table and partitions: ALTER TABLE ... OWNER TO {user}"
+        "role {user} lacks the rights of {owner}, the owner of table {table}, which making and dropping its partitions \
+         requires. Grant them: GRANT {owner} TO {user}; or give it table and partitions: ALTER TABLE ... OWNER TO {user}"
     )]
     NotOwner {
         /// The role we are.
@@ -104,7 +104,7 @@ pub enum RetentionError {
     },
     /// We may not, and nobody who is no superuser may.
     #[error(
-        "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions takes \
+        "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions requires \
          those of the owner. Give the table and its partitions to a role that is no superuser, like the application's: ALTER \
          TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
     )]
@@ -159,8 +159,8 @@ pub enum RetentionError {
     },
     /// Events of the table may be in no slot, and were not sent again.
     #[error(
-        "nothing of table {table} is removed: a slot was let go, and {what} may be in the table only. Send them again: \
-         walpost replay --let-go"
+        "nothing of table {table} is removed: a slot was dropped, and {what} may be in the table only. Send them again: \
+         walpost replay --dropped-slots"
     )]
     DroppedSlots {
         /// The table.

@@ -112,7 +112,7 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::List
             _ = interrupt.recv() => "SIGINT",
             _ = hangup.recv() => {
                 warn!(
-                    "SIGHUP: settings are read at the start only; going on with those of then. For new ones, restart \
+                    "SIGHUP: settings are read at the start only, and stay as they are. For new ones, restart \
                      walpost"
                 );
                 continue;
@@ -227,7 +227,7 @@ fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
         }),
         Err(reason) => warn!(
             pipeline = settings.name,
-            "its slot is not looked at any more: {reason}"
+            "its slot is no longer monitored: {reason}"
         ),
     }
 }

@@ -86,11 +86,11 @@ impl Range {
 pub enum VerifyError {
     /// There is nothing to hold the topics against.
     #[error(
-        "the outbox is in the log, and there is no table to hold the topics against. verify is for outbox = \"table\""
+        "the outbox is of messages, and there is no table to compare the topics with. verify requires outbox = \"table\""
     )]
     NoTable,
     /// There are no topics.
-    #[error("sink is stdout, and there are no topics to read. verify is for sink = \"kafka\"")]
+    #[error("sink is stdout, and there are no topics to read. verify requires sink = \"kafka\"")]
     NoTopics,
     /// Records can't be told apart.
     #[error(
@@ -155,7 +155,7 @@ pub type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 pub(crate) struct Reporter<'t> {
     counts: Counts,
     notes: Vec<String>,
-    tells_strangers: bool,
+    tells_unexpected: bool,
     tell: Tell<'t>,
 }
 
@@ -164,8 +164,8 @@ impl Reporter<'_> {
         (self.tell)(&finding)
     }
 
-    fn stranger(&mut self, finding: impl FnOnce() -> Finding) -> io::Result<()> {
-        match self.tells_strangers {
+    fn unexpected(&mut self, finding: impl FnOnce() -> Finding) -> io::Result<()> {
+        match self.tells_unexpected {
             true => self.found(finding()),
             false => Ok(()),
         }
@@ -197,7 +197,7 @@ pub fn verify(
     let mut reporter = Reporter {
         counts: Counts::default(),
         notes: Vec::new(),
-        tells_strangers: options.strict,
+        tells_unexpected: options.strict,
         tell,
     };
     // Rows and records wait at the same time as the journal; transactions come after them.
@@ -355,7 +355,7 @@ impl DatabaseReader<'_> {
             let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
             let what = match entry.action {
                 Action::Skip => "skipped",
-                Action::DropSlot => "given up",
+                Action::DropSlot => "dropped with their slot",
                 Action::Snapshot => {
                     journal.copies.push(Lsn(to.0.saturating_sub(1)));
                     continue;

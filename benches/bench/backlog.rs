@@ -78,7 +78,7 @@ impl Kind {
             Self::Table => &["--publication", PUBLICATION, "--table", TABLE],
             Self::Messages => &[
                 "--outbox",
-                "log",
+                "messages",
                 "--publication",
                 EMPTY_PUBLICATION,
                 "--prefix",

@@ -117,7 +117,7 @@ fn print(finding: &Finding) {
         Outcome::Ok => "ok     ",
         Outcome::Warning => "WARNING",
         Outcome::Failure => "FAILED ",
-        Outcome::Unreachable => "NO WORD",
+        Outcome::Unreachable => "UNREACHABLE",
     };
     say!(
         "{mark} {}: {}: {}",
@@ -240,7 +240,8 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
 
 /// Who can write events that nobody meant.
 fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
-    const FIRST: &str = "First let those that are to: walpost init --outbox log --writer ROLE.";
+    const FIRST: &str =
+        "First let those that are to: walpost init --outbox messages --writer ROLE.";
     if everybody.publishes {
         let message = format!(
             "every role of the database may publish events. {FIRST} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
@@ -251,7 +252,7 @@ fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
     }
     if let Some(functions) = &everybody.emits {
         let message = format!(
-            "every role of the database may write messages into the log, and so forge events. {FIRST} Then, as a superuser: \
+            "every role of the database may write messages into WAL, and so forge events. {FIRST} Then, as a superuser: \
              REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
         );
         report.add("messages", Outcome::Warning, message);
@@ -300,7 +301,7 @@ async fn budget(
             Ok(()) => report.add(
                 "lag budget",
                 Outcome::Ok,
-                "the slot can be let go, and its events sent again from the table",
+                "the slot can be dropped, and its events sent again from the table",
             ),
             Err(error) => report.add("lag budget", Outcome::Failure, error),
         }
@@ -314,7 +315,7 @@ async fn budget(
         .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
-            "{} may be in the table only: a slot was let go. Send them again: walpost replay --let-go --pipeline {}",
+            "{} may be in the table only: a slot was dropped. Send them again: walpost replay --dropped-slots --pipeline {}",
             entry.describe(),
             settings.name
         );
@@ -385,7 +386,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 "publish",
                 Outcome::Warning,
                 "the function walpost.publish is not there, so nobody can write an event with it. Create it: walpost \
-                 init --outbox log",
+                 init --outbox messages",
             ),
         }
     }
@@ -411,7 +412,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "slot state",
             Outcome::Warning,
             format!(
-                "table walpost.slot_state is not there, so a slot that somebody moves or makes anew while no walpost run has \
+                "table walpost.slot_state is not there, so a slot that somebody moves or re-creates while no walpost run has \
                  it goes unnoticed. Create it: {}",
                 outbox.init()
             ),
@@ -438,7 +439,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
         Some("-1") => report.add(
             "disk",
             Outcome::Warning,
-            "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot keeps write-ahead log until the \
+            "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot retains WAL until the \
              disk is full. Bound it: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; beyond the bound the slot is \
              lost, and with it events that were not delivered",
         ),
@@ -453,7 +454,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 "slot",
                 Outcome::Warning,
                 format!(
-                    "slot {:?} is unreserved: the server removes the log it needs at the next checkpoint. Let walpost \
+                    "slot {:?} is unreserved: the server removes the WAL that it needs at the next checkpoint. Let walpost \
                      catch up now, or raise max_slot_wal_keep_size",
                     target.slot
                 ),

@@ -212,7 +212,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         Some(found) => say!("{name}: {}", describe(found)),
     }
     say!(
-        "{name}: to be set: everything up to {} counts as delivered, where slot {} stands; cluster {}, timeline {}",
+        "{name}: to be set: everything up to {} counts as delivered, where slot {} is; cluster {}, timeline {}",
         server.confirmed,
         server.slot,
         server.system_id,

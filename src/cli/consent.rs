@@ -8,7 +8,7 @@ use super::out;
 pub(super) fn is_given(name: &str) -> bool {
     let mut line = String::new();
     // Without anybody there to ask, nobody has agreed.
-    out::question("Type the pipeline's name to go on: ")
+    out::question("Type the pipeline's name to continue: ")
         && std::io::stdin().lock().read_line(&mut line).is_ok()
         && line.trim() == name
 }

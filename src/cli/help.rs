@@ -21,7 +21,7 @@ const ROW: &[&str] = &["max_row_bytes"];
 const LINK: &[&str] = &["link_timeout"];
 const DRAIN: &[&str] = &["drain_timeout"];
 const KEPT: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
-const LAG: &[&str] = &["lag_warn", "lag_max", "lag_at_max"];
+const WAL_BUDGET: &[&str] = &["wal_budget_warn", "wal_budget_max", "wal_budget_on_max"];
 
 /// What has no use for a command, beside that of `run`.
 type Useless = &'static [&'static [&'static str]];
@@ -35,10 +35,19 @@ const VERIFY: Useless = &[
     LINK,
     DRAIN,
     KEPT,
-    LAG,
+    WAL_BUDGET,
 ];
-const REPLAY: Useless = &[MODE, SNAPSHOT, LINK, KEPT, LAG];
-const SKIP: Useless = &[UNDELIVERABLE, TOPICS, WINDOW, ROW, LINK, DRAIN, KEPT, LAG];
+const REPLAY: Useless = &[MODE, SNAPSHOT, LINK, KEPT, WAL_BUDGET];
+const SKIP: Useless = &[
+    UNDELIVERABLE,
+    TOPICS,
+    WINDOW,
+    ROW,
+    LINK,
+    DRAIN,
+    KEPT,
+    WAL_BUDGET,
+];
 const CHECKPOINT: Useless = &[
     MODE,
     SNAPSHOT,
@@ -50,7 +59,7 @@ const CHECKPOINT: Useless = &[
     LINK,
     DRAIN,
     KEPT,
-    LAG,
+    WAL_BUDGET,
 ];
 
 /// The command line.

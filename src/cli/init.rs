@@ -91,7 +91,7 @@ pub fn run(args: &InitArgs) -> Exit {
             && let Some(settings) = pipelines.iter().find(|s| s.target.outbox.table().is_none())
         {
             error!(
-                "pipeline {:?}: {flag} is for a table, and this outbox is in the log; leave it out",
+                "pipeline {:?}: {flag} is for a table, and this outbox is of messages; leave it out",
                 settings.name
             );
             return Exit::Usage;

@@ -69,7 +69,7 @@ fn told(settings: &PipelineSettings, report: &Report) -> Exit {
         say!("{name}: {wait}");
     }
     if settings.target.outbox.table().is_none() {
-        say!("{name}: an outbox in the log has no partitions");
+        say!("{name}: an outbox of messages has no partitions");
     } else if settings.retention.keep.is_none() {
         say!("{name}: nothing is removed without --retention or retention in walpost.toml");
     }

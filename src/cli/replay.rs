@@ -30,7 +30,7 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// Rows from here on: a time, like 2025-11-01T03:00:00Z, held against created_at; an id; or the
+    /// Rows from here on: a time, like 2025-11-01T03:00:00Z, compared with created_at; an id; or the
     /// walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION")]
     from: Option<Bound>,
@@ -48,11 +48,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "ID")]
     id: Vec<String>,
     /// Every row of the table
-    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "let_go", "resume"])]
+    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "resume"])]
     all: bool,
-    /// What may be missing after slots were let go: then that is no longer listed
+    /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
-    let_go: bool,
+    dropped_slots: bool,
     /// Count the rows, and send none
     #[arg(long)]
     dry_run: bool,
@@ -62,13 +62,13 @@ pub struct ReplayArgs {
     /// Where records go: kafka, or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Go on with a replay that was cut short. Its --where and --topic have to be given again: what the
+    /// Resume a replay that was cut short. Its --where and --topic have to be given again: what the
     /// journal has of them is compared, and never run
     #[arg(
         long,
         value_name = "RUN-ID",
         value_parser = run_id,
-        conflicts_with_all = ["from", "to", "aggregate", "id", "let_go"]
+        conflicts_with_all = ["from", "to", "aggregate", "id", "dropped_slots"]
     )]
     resume: Option<Uuid>,
     /// Don't ask
@@ -85,7 +85,7 @@ pub struct ReplayArgs {
 enum Failure {
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    #[error("{reason}. To go on where it was cut short: {command}")]
+    #[error("{reason}. To resume it: {command}")]
     CutShort {
         reason: ReplayError,
         command: String,
@@ -96,7 +96,7 @@ enum Failure {
     NotAsked(String),
     #[error(
         "nothing says which rows of table {0} are to be sent again. Select some (--from, --to, --aggregate, --id, --where, \
-         --let-go), or say --all for every row of it"
+         --dropped-slots), or say --all for every row of it"
     )]
     NoSelection(TableName),
     #[error(
@@ -191,7 +191,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     let name = &settings.name;
     let plan = match args.resume {
         Some(run) => Plan::resume(settings, run, args.condition.as_deref()).await?,
-        None if args.let_go => Plan::of_dropped_slots(settings).await?,
+        None if args.dropped_slots => Plan::of_dropped_slots(settings).await?,
         None => {
             let selection = Selection {
                 from: args.from.clone(),
@@ -306,7 +306,7 @@ async fn send(
             drop(progress);
             info!(
                 pipeline = name, %run, rows,
-                "stopped. To go on: {}", plan.resumption()
+                "stopped. To resume it: {}", plan.resumption()
             );
             Ok(Ended::Stopped)
         }

@@ -106,14 +106,14 @@ enum Failure {
     )]
     Active { slot: String, pid: i32 },
     #[error(
-        "slot {slot:?} stands at {confirmed}, and {to} is not behind that: there is nothing to skip"
+        "slot {slot:?} is at {confirmed}, and {to} is not behind that: there is nothing to skip"
     )]
     Behind {
         slot: String,
         confirmed: Lsn,
         to: Place,
     },
-    #[error("the log ends at {end}, and {to} is beyond that")]
+    #[error("WAL ends at {end}, and {to} is beyond that")]
     Beyond { end: Lsn, to: Place },
     #[error(
         "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
@@ -121,7 +121,7 @@ enum Failure {
     )]
     NoSuchRow { slot: String, to: Position },
     #[error(
-        "slot {slot:?} stood at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
+        "slot {slot:?} was at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
          if that is still what you want"
     )]
     Moved { slot: String, confirmed: Lsn },
@@ -397,14 +397,14 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
     } = plan;
     if *is_moved {
         say!(
-            "{name}: slot {} stands at {to}, and Walpost has confirmed it up to {confirmed}: what was committed between is \
+            "{name}: slot {} is at {to}, and Walpost has confirmed it up to {confirmed}: what was committed between is \
              left out where it was not delivered, and nobody can say what that is",
             settings.target.slot
         );
         return;
     }
     say!(
-        "{name}: slot {} stands at {confirmed}, to be moved to {to}: {} would never be delivered",
+        "{name}: slot {} is at {confirmed}, to be moved to {to}: {} would never be delivered",
         settings.target.slot,
         counted(found.events - found.dealt_with, "event"),
     );

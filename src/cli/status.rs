@@ -17,11 +17,12 @@ use crate::escape::Escaped;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
+use crate::model::rounded;
 use crate::model::time::unix_micros;
 use crate::observe::problem::{self, Kind, Problem, Severity};
 use crate::observe::status::{PipelineStatus, Snapshot, Status, seconds};
 use crate::observe::summary::{self, Reason, Source};
-use crate::observe::{client, http, rounded};
+use crate::observe::{client, http};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
@@ -112,14 +113,14 @@ struct Database {
     wal_status: Option<String>,
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
-    kept_bytes: Option<u64>,
+    retained_bytes: Option<u64>,
     /// What has the slot, if that is no Walpost.
     #[serde(skip)]
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
     /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
-    let_go: Option<Vec<DroppedSlot>>,
+    dropped_slots: Option<Vec<DroppedSlot>>,
 }
 
 /// Prints how the pipelines are.
@@ -149,7 +150,7 @@ pub fn run(args: &StatusArgs) -> Exit {
     };
     if address.is_none() && settings.is_empty() {
         error!(
-            "nobody is to be asked: expected --postgres URL or --config FILE, or --http with an address"
+            "nothing to query: expected --postgres URL or --config FILE, or --http with an address"
         );
         return Exit::Usage;
     }
@@ -290,11 +291,11 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         restart: slot.restart,
         safe_wal_bytes: slot.safe_wal_bytes,
         lag_bytes: behind(slot.confirmed),
-        kept_bytes: behind(slot.restart),
+        retained_bytes: behind(slot.restart),
         wal_status: slot.wal_status,
         held: held.map(|held| held.to_string()),
         problems,
-        let_go: vitals.dropped_slots,
+        dropped_slots: vitals.dropped_slots,
         error,
     }
 }
@@ -336,15 +337,15 @@ fn problems(
             }
         }
         // A journal that may not be read is the connector's to know.
-        let let_go = database.let_go.as_ref();
-        let let_go = let_go.or_else(|| of_connector?.let_go.as_ref());
-        summary::add_dropped_slots(&mut reasons, name, let_go.map_or(&[], Vec::as_slice));
+        let dropped = database.dropped_slots.as_ref();
+        let dropped = dropped.or_else(|| of_connector?.dropped_slots.as_ref());
+        summary::add_dropped_slots(&mut reasons, name, dropped.map_or(&[], Vec::as_slice));
         if let Some(held) = &database.held {
             summary::add(&mut reasons, own(held.clone()));
         }
     }
     if let Some(error) = database.and_then(|database| database.error.as_ref()) {
-        reasons.push(own(format!("the database can't be asked: {error}")));
+        reasons.push(own(format!("catalog query failed: {error}")));
     }
     reasons.iter().map(Reason::line).collect()
 }
@@ -438,8 +439,8 @@ fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
         .and_then(|of| of.lag_bytes)
         .or_else(|| connector?.lag.bytes);
     let kept = database
-        .and_then(|of| of.kept_bytes)
-        .or_else(|| connector?.lag.kept_bytes);
+        .and_then(|of| of.retained_bytes)
+        .or_else(|| connector?.lag.retained_bytes);
     let confirmed = connector
         .and_then(|of| of.positions.confirmed)
         .or_else(|| database?.confirmed);

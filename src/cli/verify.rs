@@ -204,7 +204,7 @@ fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
         Delivery::ExactlyOnce(_) => args.allow_repeats,
     };
     let repeated = if allowed { 0 } else { counts.repeated };
-    let strangers = if args.strict { counts.strangers } else { 0 };
+    let unexpected = if args.strict { counts.unexpected } else { 0 };
     let always = [
         counts.missing,
         counts.out_of_order,
@@ -212,7 +212,7 @@ fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
         counts.misplaced,
         counts.unroutable,
     ];
-    always.iter().sum::<u64>() + repeated + strangers
+    always.iter().sum::<u64>() + repeated + unexpected
 }
 
 fn of_error(error: &VerifyError) -> Exit {
@@ -242,7 +242,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         + counts.gaps
         + counts.misplaced
         + counts.unroutable
-        + if args.strict { counts.strangers } else { 0 };
+        + if args.strict { counts.unexpected } else { 0 };
     let shown = outcome.findings.len() as u64;
     if told > shown {
         say!(
@@ -269,7 +269,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("gaps", counts.gaps),
         ("misplaced", counts.misplaced),
         ("unroutable", counts.unroutable),
-        ("strangers", counts.strangers),
+        ("unexpected", counts.unexpected),
         ("newer", counts.newer),
         ("outside", counts.outside),
         ("replayed", counts.replayed),

@@ -21,7 +21,7 @@ pub(crate) mod heading {
     pub(crate) const RECORDS: &str = "Records";
     pub(crate) const LIMITS: &str = "Limits";
     pub(crate) const RETENTION: &str = "Retention";
-    pub(crate) const WAL: &str = "WAL that the slot keeps";
+    pub(crate) const WAL: &str = "WAL budget";
     pub(crate) const LOG: &str = "Logging";
 }
 
@@ -83,13 +83,13 @@ pub struct ConnectionArgs {
         hide_env_values = true
     )]
     pub postgres: Option<String>,
-    /// Where events are: table, for rows of one, or log, for the write-ahead log alone [default: table]
+    /// Where events are: table, for its rows, or messages, for logical decoding messages in WAL [default: table]
     #[arg(long, env = "WALPOST_OUTBOX", value_enum, hide_possible_values = true)]
     pub outbox: Option<OutboxName>,
     /// The outbox table [default: public.outbox]
     #[arg(long, env = "WALPOST_TABLE", value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// The prefix of events in the log [default: walpost_PIPELINE]
+    /// The prefix of the messages [default: walpost_PIPELINE]
     #[arg(long, env = "WALPOST_PREFIX", value_name = "NAME")]
     pub prefix: Option<String>,
     /// The publication [default: walpost_PIPELINE]
@@ -158,7 +158,7 @@ pub struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_unroutable: Option<Undeliverable>,
-    /// What becomes of a message in the log that has the outbox's prefix and is no event:
+    /// What becomes of a message that has the outbox's prefix and is no event:
     /// halt, or dead-letter [default: dead-letter]
     #[arg(
         long,
@@ -265,7 +265,7 @@ pub struct RecordArgs {
     pub retention: RetentionArgs,
     /// How much of the log the slot may keep.
     #[command(flatten)]
-    pub lag: LagArgs,
+    pub wal_budget: WalBudgetArgs,
 }
 
 /// What is kept of the table.
@@ -290,24 +290,26 @@ pub struct RetentionArgs {
 /// How much of the log the slot may keep.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
-pub struct LagArgs {
-    /// Warn when the slot keeps more of the log than this. Without it, never
-    #[arg(long, env = "WALPOST_LAG_WARN", value_name = "SIZE")]
-    pub lag_warn: Option<String>,
-    /// The most that the slot is meant to keep of the log. Without it, there is no bound
-    #[arg(long, env = "WALPOST_LAG_MAX", value_name = "SIZE")]
-    pub lag_max: Option<String>,
-    /// What is done when it keeps more: hold it, or let the slot go to save the database's disk
+pub struct WalBudgetArgs {
+    /// Warn when the slot retains more WAL than this. Without it, never
+    #[arg(long, env = "WALPOST_WAL_BUDGET_WARN", value_name = "SIZE")]
+    pub wal_budget_warn: Option<String>,
+    /// The most WAL that the slot is meant to retain. Without it, there is no bound
+    #[arg(long, env = "WALPOST_WAL_BUDGET_MAX", value_name = "SIZE")]
+    pub wal_budget_max: Option<String>,
+    /// What is done when it retains more: hold it, or drop-slot to save the database's disk
     /// [default: hold]
-    #[arg(long, env = "WALPOST_LAG_AT_MAX", value_enum)]
-    pub lag_at_max: Option<AtMax>,
+    #[arg(long, env = "WALPOST_WAL_BUDGET_ON_MAX", value_enum)]
+    pub wal_budget_on_max: Option<AtMax>,
 }
 
-impl LagArgs {
+impl WalBudgetArgs {
     /// Any of them is given.
     #[must_use]
     pub fn is_given(&self) -> bool {
-        self.lag_warn.is_some() || self.lag_max.is_some() || self.lag_at_max.is_some()
+        self.wal_budget_warn.is_some()
+            || self.wal_budget_max.is_some()
+            || self.wal_budget_on_max.is_some()
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{ConfigError, Given};
+use super::{ConfigError, Given, retired};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
@@ -72,7 +72,7 @@ pub struct FilePipeline {
     pub retention: Option<String>,
     pub partitions_ahead: Option<u32>,
     pub delete_rows: Option<bool>,
-    pub lag: Option<FileLag>,
+    pub wal_budget: Option<FileWalBudget>,
     pub create_topics: Option<CreateTopics>,
     pub kafka: Option<BTreeMap<String, Scalar>>,
 }
@@ -84,8 +84,8 @@ pub enum OutboxName {
     /// In a table.
     #[default]
     Table,
-    /// In the write-ahead log alone, where `walpost.publish` writes them.
-    Log,
+    /// Logical decoding messages in WAL, which `walpost.publish` writes.
+    Messages,
 }
 
 /// The name of a sink.
@@ -129,10 +129,10 @@ pub struct FileCheckpoint {
     missing_docs,
     reason = "the keys are documented in docs/configuration.md, for those who write them"
 )]
-pub struct FileLag {
+pub struct FileWalBudget {
     pub warn: Option<Scalar>,
     pub max: Option<Scalar>,
-    pub at_max: Option<AtMax>,
+    pub on_max: Option<AtMax>,
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.
@@ -269,13 +269,13 @@ impl Given<'_> {
         if retention.delete_rows {
             file.delete_rows = Some(true);
         }
-        let given = &records.lag;
+        let given = &records.wal_budget;
         if given.is_given() {
-            let lag = file.lag.get_or_insert_default();
+            let wal_budget = file.wal_budget.get_or_insert_default();
             let size = |given: &Option<String>| given.clone().map(Scalar::Text);
-            over(&mut lag.warn, size(&given.lag_warn).as_ref());
-            over(&mut lag.max, size(&given.lag_max).as_ref());
-            over(&mut lag.at_max, given.lag_at_max.as_ref());
+            over(&mut wal_budget.warn, size(&given.wal_budget_warn).as_ref());
+            over(&mut wal_budget.max, size(&given.wal_budget_max).as_ref());
+            over(&mut wal_budget.on_max, given.wal_budget_on_max.as_ref());
         }
         if !records.header.is_empty() {
             file.headers = Some(records.header.iter().cloned().collect());
@@ -365,12 +365,26 @@ pub(super) fn parse(text: &str) -> Result<File, (usize, String)> {
         let path = error.path().to_string();
         let error = error.into_inner();
         let message = error.message();
-        let reason = match nearest_known(message) {
-            Some(known) => format!("{message}; did you mean `{known}`?"),
-            None => format!("{path}: {message}"),
-        };
+        let reason = retired_name(message)
+            .or_else(|| {
+                let known = nearest_known(message)?;
+                Some(format!("{message}; did you mean `{known}`?"))
+            })
+            .unwrap_or_else(|| format!("{path}: {message}"));
         (place(error.span()), reason)
     })
+}
+
+/// What to say of a key or value that an earlier version had, by serde's message: "unknown field `a`, expected one of
+/// `b`, `c`", or "unknown variant".
+fn retired_name(message: &str) -> Option<String> {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    match message.split(' ').nth(1)? {
+        "field" => retired::key(unknown, quoted),
+        "variant" => retired::value(unknown, quoted),
+        _ => None,
+    }
 }
 
 /// The known key that is most like the unknown one, both as serde's message has them: "unknown

@@ -186,12 +186,12 @@ fn an_outbox_of_messages_has_a_prefix_and_no_table() {
         .expect_err("both")
         .to_string();
     assert!(
-        text.contains("table: an outbox in the log has no table"),
+        text.contains("table: an outbox of messages has no table"),
         "{text}"
     );
     let text = error(&format!("{MINIMAL}\nprefix = \"x\""));
     assert!(
-        text.contains("prefix: a prefix is for an outbox in the log"),
+        text.contains("prefix: a prefix is for an outbox of messages"),
         "{text}"
     );
     for bad in ["", "a b", &"x".repeat(64)] {
@@ -444,4 +444,39 @@ fn no_error_and_no_debug_output_shows_a_password() {
         let text = error(&broken);
         assert!(!text.contains(secret), "{text}");
     }
+}
+
+#[test]
+fn a_retired_name_is_answered_with_the_one_in_its_place() {
+    for (line, expected) in [
+        (
+            "lag = { max = \"1GiB\" }",
+            "line 6: unknown key lag: it is called wal_budget now",
+        ),
+        (
+            "wal_budget = { max = \"1GiB\", at_max = \"hold\" }",
+            "line 6: unknown key at_max: it is called on_max now",
+        ),
+        (
+            "wal_budget = { max = \"1GiB\", on_max = \"let-go\" }",
+            "line 6: unknown value \"let-go\": it is called \"drop-slot\" now",
+        ),
+        (
+            "outbox = \"log\"",
+            "line 6: unknown value \"log\": it is called \"messages\" now",
+        ),
+        // Never a key or a value there.
+        ("checkpoint = { lag = 1 }", "unknown field `lag`"),
+        ("sink = \"log\"", "unknown variant `log`"),
+    ] {
+        let text = error(&format!("{MINIMAL}    {line}\n"));
+        assert!(text.contains(expected), "{text}");
+    }
+    let variable = [("WALPOST_LAG_MAX", "1GiB")];
+    let (connection, records) = (ConnectionArgs::default(), RecordArgs::default());
+    let ignored = load_text(MINIMAL, connection, &records, &variable).expect_err("refused");
+    assert_eq!(
+        ignored.to_string(),
+        "unknown environment variable WALPOST_LAG_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
+    );
 }

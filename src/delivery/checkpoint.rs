@@ -194,7 +194,7 @@ pub enum HistoryError {
     },
     /// The log ends before what was published of it.
     #[error(
-        "the log of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
+        "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
          without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} is at \
          {confirmed}"
@@ -226,8 +226,8 @@ pub enum HistoryError {
     },
     /// The checkpoint's transaction should have come again and did not.
     #[error(
-        "the transaction with commit LSN {commit}, the last that was published, is not in the log any more, which goes \
-         on at {next} without it. This is another history of the cluster"
+        "the transaction with commit LSN {commit}, the last that was published, is not in WAL any more, which \
+         continues at {next} without it. This is another history of the cluster"
     )]
     TransactionMissing {
         /// Its commit record.
@@ -237,7 +237,7 @@ pub enum HistoryError {
     },
     /// An event is where nothing was that was not published.
     #[error(
-        "the transaction with commit LSN {commit} has an event that is not in Kafka, and the log was delivered up to {safe}: \
+        "the transaction with commit LSN {commit} has an event that is not in Kafka, and WAL was delivered up to {safe}: \
          this is another history of the cluster"
     )]
     NotPublished {

@@ -38,10 +38,10 @@ pub struct About {
     pub sink: String,
     /// How often each arrives.
     pub delivery: String,
-    /// `lag.warn`, if it is set.
-    pub lag_warn_bytes: Option<u64>,
-    /// `lag.max`, if it is set.
-    pub lag_max_bytes: Option<u64>,
+    /// `wal_budget.warn`, if it is set.
+    pub wal_budget_warn_bytes: Option<u64>,
+    /// `wal_budget.max`, if it is set.
+    pub wal_budget_max_bytes: Option<u64>,
 }
 
 /// Totals of one session and its watermark.

@@ -16,6 +16,7 @@ use crate::delivery::isolation::RefusedRecord;
 use crate::delivery::watermark::{Deliveries, DeliveryFailure, Tag};
 use crate::model::lifecycle::ErrorKind;
 use crate::model::outage::{Outage, Say};
+use crate::model::rounded::Elapsed;
 
 /// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
 const REFUSED: Duration = Duration::from_secs(15);
@@ -143,14 +144,14 @@ impl Context {
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
             if let Some(lasted) = lock(&self.cluster).ended(Instant::now()) {
-                info!(pipeline = self.pipeline, lasted = ?lasted, "Kafka is reachable again");
+                info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka is reachable again");
             }
         }
         lock(&self.broker).ended(Instant::now());
         lock(&self.refusal).take();
         self.credentials.accepted();
         if let Some(lasted) = lock(&self.refused).ended(Instant::now()) {
-            info!(pipeline = self.pipeline, lasted = ?lasted, "Kafka accepts the connection again");
+            info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka accepts the connection again");
         }
     }
 
@@ -162,7 +163,9 @@ impl Context {
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {
             Say::Begins => warn!(pipeline, reason, "Kafka is unreachable; waiting for it"),
-            Say::Lasts(lasts, _) => warn!(pipeline, reason, ?lasts, "Kafka is still unreachable"),
+            Say::Lasts(lasts, _) => {
+                warn!(pipeline, reason, elapsed = %Elapsed(lasts), "Kafka is still unreachable")
+            }
             Say::Nothing => debug!(pipeline, reason, "Kafka is unreachable"),
         }
     }
@@ -257,10 +260,7 @@ impl Context {
             // Every record that the producer still has is reported as failed now, the one it is
             // about first; without any, the next one is refused.
             Code::Fatal => {
-                warn!(
-                    pipeline = self.pipeline,
-                    reason, "Kafka producer can't go on"
-                );
+                warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
             }
             _ => self.broker_failed(reason),
         }
@@ -336,8 +336,8 @@ impl Context {
             Say::Lasts(lasts, _) => warn!(
                 pipeline,
                 reason,
-                ?lasts,
-                "Kafka refuses the connection still: trying again. The password comes from {origin}"
+                elapsed = %Elapsed(lasts),
+                "Kafka still refuses the connection: trying again. The password comes from {origin}"
             ),
             Say::Nothing => {}
         }

@@ -153,7 +153,7 @@ impl Limits {
         let needed = largest.saturating_add(BATCH_HEADER);
         (limit < needed).then(|| {
             format!(
-                "topic {topic:?} takes batches of {limit} bytes at most ({SETTING}), and a record may have {largest} ({by}): a \
+                "topic {topic:?} accepts batches of at most {limit} bytes ({SETTING}), and a record may have {largest} ({by}): a \
                  larger one is refused. Raise the limit: kafka-configs.sh --bootstrap-server {} --alter --entity-type topics \
                  --entity-name {topic} --add-config {SETTING}={needed}",
                 self.brokers

@@ -245,7 +245,7 @@ impl KafkaSink {
         let begun = |transactions: &Transactions| transactions.taken_over;
         if self.transactions.as_ref().is_some_and(begun) || self.producer.in_flight_count() > 0 {
             return Err(SinkError::Broken(format!(
-                "topic {topic:?} takes batches of {bytes} bytes at most (max.message.bytes), and what is not committed was \
+                "topic {topic:?} accepts batches of at most {bytes} bytes (max.message.bytes), and what is not committed was \
                  produced for batches of {}: it is produced again, in smaller ones",
                 self.batch_bytes
             )));

@@ -29,7 +29,7 @@ pub enum PropertyError {
     },
     /// It has librdkafka load a library or run a command.
     #[error(
-        "Kafka property {name} is refused: librdkafka would {deed}, with all that walpost may do. Remove it, or \
+        "Kafka property {name} is refused: librdkafka would {deed}, with all rights of walpost. Remove it, or \
          allow it with --allow-code-in-kafka-properties"
     )]
     Code {

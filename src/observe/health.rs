@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::rounded;
 use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Outage, State};
+use crate::model::rounded;
 
 /// So long events may wait without any of them becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ impl fmt::Display for NotReady {
             ),
             Self::Still(since) => {
                 let since = rounded::age(since.as_secs_f64());
-                write!(f, "its session has not turned for {since}")
+                write!(f, "event loop stalled for {since}")
             }
         }
     }

@@ -242,7 +242,7 @@ impl Conversation {
                 }
             }
             // Nobody sends anything: it is closed when the place is somebody else's.
-            _ = end => debug!(%from, "HTTP: the connection gave way to another"),
+            _ = end => debug!(%from, "HTTP: the connection was closed to make room for another"),
         }
     }
 

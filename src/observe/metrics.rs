@@ -92,7 +92,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_pipeline_ready",
-        "1 if the pipeline streams and gets on, or stands by; 0 if not.",
+        "1 if the pipeline streams and makes progress, or stands by; 0 if not.",
         Source::Gauge(|of| truth(of.ready)),
     ),
     metric(
@@ -132,7 +132,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_in_flight_bytes",
-        "Memory that they take, as window_bytes counts it.",
+        "Memory that they use, as window_bytes counts it.",
         Source::Gauge(|of| count(of.events.in_flight_bytes)),
     ),
     metric(
@@ -163,22 +163,22 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_received_lsn",
-        "The highest position in the log that was received, as a number of bytes.",
+        "The highest LSN that was received, as a number of bytes.",
         Source::Gauge(|of| of.positions.received.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_confirmed_lsn",
-        "The position in the log up to which everything is durable in Kafka, as a number of bytes.",
+        "The LSN up to which everything is durable in Kafka, as a number of bytes.",
         Source::Gauge(|of| of.positions.confirmed.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_server_lsn",
-        "The end of the server's log, as a number of bytes.",
+        "The end of the server's WAL, as a number of bytes.",
         Source::Gauge(|of| of.positions.server.map(|lsn| exact(lsn.0))),
     ),
     metric(
         "walpost_lag_bytes",
-        "Log between what is confirmed and the end of the server's log.",
+        "WAL between what is confirmed and its end.",
         Source::Gauge(|of| of.lag.bytes.map(exact)),
     ),
     metric(
@@ -198,28 +198,28 @@ pub const METRICS: &[Definition] = &[
         Source::Gauge(|of| truth(of.slot_health.as_ref()?.active)),
     ),
     metric(
-        "walpost_slot_kept_bytes",
-        "Log that the server keeps for the slot: from restart_lsn to its end.",
-        Source::Gauge(|of| of.lag.kept_bytes.map(exact)),
+        "walpost_slot_retained_bytes",
+        "WAL that the server retains for the slot: from restart_lsn to its end.",
+        Source::Gauge(|of| of.lag.retained_bytes.map(exact)),
     ),
     metric(
-        "walpost_lag_budget_warn_bytes",
-        "How much of the log the slot may keep before a person is warned: lag.warn; left out where it is not set.",
-        Source::Gauge(|of| of.about.lag_warn_bytes.map(exact)),
+        "walpost_wal_budget_warn_bytes",
+        "How much WAL the slot may retain before there is a warning: wal_budget.warn; left out where it is not set.",
+        Source::Gauge(|of| of.about.wal_budget_warn_bytes.map(exact)),
     ),
     metric(
-        "walpost_lag_budget_max_bytes",
-        "How much of the log the slot may keep at most: lag.max; left out where it is not set.",
-        Source::Gauge(|of| of.about.lag_max_bytes.map(exact)),
+        "walpost_wal_budget_max_bytes",
+        "How much WAL the slot may retain at most: wal_budget.max; left out where it is not set.",
+        Source::Gauge(|of| of.about.wal_budget_max_bytes.map(exact)),
     ),
     metric(
-        "walpost_let_go_open",
-        "How often a slot was let go whose events were not sent again from the table yet; left out where that is not known.",
-        Source::Gauge(|of| Some(exact(of.let_go.as_ref()?.len() as u64))),
+        "walpost_dropped_slots_unreplayed",
+        "Dropped slots whose events were not sent again from the table yet; left out where that is not known.",
+        Source::Gauge(|of| Some(exact(of.dropped_slots.as_ref()?.len() as u64))),
     ),
     metric(
         "walpost_slot_safe_wal_bytes",
-        "How much more log may be written before the slot is in danger of being lost (safe_wal_size); left out where \
+        "How much more WAL may be written before the slot is in danger of being lost (safe_wal_size); left out where \
          max_slot_wal_keep_size is -1.",
         Source::Gauge(|of| of.slot_health.as_ref()?.safe_wal_bytes.map(signed)),
     ),
@@ -233,12 +233,12 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_slot_catalog_xmin_age_transactions",
-        "Transactions since the oldest one whose dead rows of the system catalog the slot keeps.",
+        "Transactions since the oldest one whose dead rows of the system catalog the slot retains.",
         Source::Gauge(|of| of.slot_health.as_ref()?.catalog_xmin_age.map(signed)),
     ),
     metric(
         "walpost_database_asked_timestamp_seconds",
-        "When the database was last asked for its slot, the end of its log and the partitions, in seconds since 1970.",
+        "When the database was last queried for its slot, the end of its WAL and the partitions, in seconds since 1970.",
         Source::Gauge(|of| Some(of.slot_health.as_ref()?.asked_at)),
     ),
     metric(
@@ -294,7 +294,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_dead_letters_total",
-        "Dead letters, by what kept the events from being delivered.",
+        "Dead letters, by the reason why the events could not be delivered.",
         Source::Counters("kind", |of| {
             let letters = of.dead_letters;
             vec![
@@ -306,7 +306,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_reconnects_total",
-        "Attempts to begin a session anew after an error.",
+        "Attempts to reconnect after an error.",
         Source::Counter(|of| count(of.reconnects)),
     ),
     metric(
@@ -331,7 +331,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_kafka_round_trip_p99_seconds",
-        "What 99 % of the requests to the slowest broker took at most, on the wire and in the broker.",
+        "p99 of the round trip to the slowest broker, on the wire and in the broker.",
         Source::Gauge(|of| of.kafka.round_trip_p99_seconds),
     ),
 ];

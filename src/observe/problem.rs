@@ -33,7 +33,7 @@ pub enum Kind {
     /// Nobody reads the slot.
     NotStreaming,
     /// The session's thread does not turn.
-    SessionHung,
+    EventLoopStalled,
     /// Events are in flight, and Kafka acknowledges none.
     DeliveryStuck,
     /// Log waits, and nothing is delivered or confirmed.
@@ -56,7 +56,7 @@ impl Kind {
     /// Every one.
     pub const ALL: [Self; 10] = [
         Self::NotStreaming,
-        Self::SessionHung,
+        Self::EventLoopStalled,
         Self::DeliveryStuck,
         Self::NoProgress,
         Self::LongTransaction,
@@ -72,7 +72,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::NotStreaming => "not_streaming",
-            Self::SessionHung => "session_hung",
+            Self::EventLoopStalled => "event_loop_stalled",
             Self::DeliveryStuck => "delivery_stuck",
             Self::NoProgress => "no_progress",
             Self::LongTransaction => "long_transaction",
@@ -89,7 +89,7 @@ impl Kind {
     pub fn severity(self) -> Severity {
         match self {
             Self::NotStreaming
-            | Self::SessionHung
+            | Self::EventLoopStalled
             | Self::DeliveryStuck
             | Self::NoProgress
             | Self::SlotMissing
@@ -105,7 +105,7 @@ impl Kind {
     pub fn explains_unreadiness(self) -> bool {
         matches!(
             self,
-            Self::NotStreaming | Self::SessionHung | Self::DeliveryStuck
+            Self::NotStreaming | Self::EventLoopStalled | Self::DeliveryStuck
         )
     }
 
@@ -179,11 +179,11 @@ pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
                 Problem::new(
                     Kind::SlotInDanger,
                     format!(
-                        "slot {slot:?} has {} left of {}: beyond that PostgreSQL removes log that was not delivered",
+                        "slot {slot:?} has {} left of {}: beyond that PostgreSQL removes WAL that was not delivered",
                         ByteSize::b(safe),
                         ByteSize::b(room)
                     ),
-                    "Mend what holds it up; meanwhile, while the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size \
+                    "Fix what holds it up; meanwhile, while the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size \
                      = '...'; SELECT pg_reload_conf()",
                 )
             })
@@ -217,7 +217,7 @@ pub fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<P
 pub fn unread(slot: &str) -> Problem {
     Problem::new(
         Kind::NotStreaming,
-        format!("nobody reads slot {slot:?}, and its log fills the disk"),
+        format!("nobody reads slot {slot:?}, and the WAL that it retains fills the disk"),
         "Start Walpost, or see its log",
     )
 }

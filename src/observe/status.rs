@@ -66,7 +66,7 @@ pub struct PipelineStatus {
     /// Rows of snapshots that were read since the start.
     pub snapshot_rows: u64,
     /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
-    pub let_go: Option<Vec<DroppedSlot>>,
+    pub dropped_slots: Option<Vec<DroppedSlot>>,
     /// Partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
     /// How long those last, if they are ranges of a time.
@@ -126,7 +126,7 @@ pub struct Lag {
     /// least how long there is none.
     pub seconds: Option<f64>,
     /// Log that the server keeps for the slot.
-    pub kept_bytes: Option<u64>,
+    pub retained_bytes: Option<u64>,
 }
 
 /// Where a pipeline is in the log.
@@ -153,7 +153,7 @@ pub struct SlotHealth {
     pub active: bool,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// How much more log may be written before the slot is in danger; none where that has no bound.
+    /// How much more WAL may be written before the slot is in danger; none where that has no bound.
     pub safe_wal_bytes: Option<i64>,
     /// Transactions since the oldest one whose deleted rows of the catalog it keeps.
     pub catalog_xmin_age: Option<i64>,
@@ -274,7 +274,7 @@ impl PipelineStatus {
         let restart = slot.and_then(|slot| slot.restart);
         let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
         let statistics = lifecycle.statistics.as_ref();
-        let let_go = vitals.and_then(|vitals| vitals.dropped_slots.clone());
+        let dropped_slots = vitals.and_then(|vitals| vitals.dropped_slots.clone());
         Self {
             about: stats.about.clone(),
             summary: Summary::of(
@@ -283,7 +283,7 @@ impl PipelineStatus {
                 seconds(lifecycle.since_micros),
                 not_ready.as_ref().zip(not_ready_since),
                 &problems,
-                let_go.as_deref().unwrap_or_default(),
+                dropped_slots.as_deref().unwrap_or_default(),
             ),
             state: lifecycle.state,
             since: seconds(lifecycle.since_micros),
@@ -305,7 +305,7 @@ impl PipelineStatus {
             lag: Lag {
                 bytes: behind(confirmed),
                 seconds: health::lag_micros(&lifecycle, &totals, now_micros).map(seconds),
-                kept_bytes: behind(restart),
+                retained_bytes: behind(restart),
             },
             positions: Positions {
                 received: known(totals.received),
@@ -330,7 +330,7 @@ impl PipelineStatus {
                 expected: stage.expected,
             }),
             snapshot_rows: stats.snapshot_rows(),
-            let_go,
+            dropped_slots,
             partitions: vitals.and_then(|vitals| vitals.partitions),
             partitions_end: vitals
                 .and_then(|vitals| vitals.partitions_end)

@@ -172,8 +172,10 @@ pub fn add_dropped_slots(reasons: &mut Vec<Reason>, pipeline: &str, dropped: &[D
         reasons.push(Reason {
             severity: Severity::Critical,
             source: Source::Database,
-            what: format!("{what} may be in the table only: a slot was let go"),
-            remedy: format!("Send them again: walpost replay --let-go --pipeline {pipeline}"),
+            what: format!("{what} may be in the table only: a slot was dropped"),
+            remedy: format!(
+                "Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
+            ),
             since: None,
         });
     }
@@ -289,7 +291,7 @@ mod tests {
         assert_eq!(told.len(), 3, "{told:?}");
         for (line, entry) in told.iter().zip(["entry 3", "entry 4"]) {
             assert!(
-                line.contains(entry) && line.contains("replay --let-go --pipeline p"),
+                line.contains(entry) && line.contains("replay --dropped-slots --pipeline p"),
                 "{line}"
             );
         }

@@ -12,12 +12,12 @@ use tracing::{info, warn};
 
 use super::health::{self, NotReady};
 use super::problem::{self, Kind, Problem};
-use super::rounded;
 use super::status::seconds;
 use crate::delivery::stats::{About, LifecycleSnapshot, Totals};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
 use crate::model::outage::{Outage, Say};
+use crate::model::rounded::{self, Elapsed};
 use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 
 /// So often what lasts is said again.
@@ -87,14 +87,14 @@ impl Line {
             }
             Self::Lasts(problem, lasts) => {
                 let (kind, line) = (problem.kind.name(), problem.line());
-                warn!(pipeline, problem = kind, ?lasts, "watchdog, still: {line}");
+                warn!(pipeline, problem = kind, elapsed = %Elapsed(*lasts), "watchdog: {line}");
             }
             Self::Over(kind, lasted) => {
                 let kind = kind.name();
                 info!(
                     pipeline,
                     problem = kind,
-                    ?lasted,
+                    elapsed = %Elapsed(*lasted),
                     "watchdog: {kind} is over"
                 );
             }
@@ -145,7 +145,7 @@ impl Watchdog {
         for kind in Kind::ALL {
             let verdict = match kind {
                 Kind::NotStreaming => not_streaming(facts),
-                Kind::SessionHung => session_hung(facts),
+                Kind::EventLoopStalled => event_loop_stalled(facts),
                 Kind::DeliveryStuck => delivery_stuck(facts),
                 Kind::NoProgress => self.no_progress(facts),
                 Kind::LongTransaction => self.long_transaction(facts),
@@ -233,14 +233,14 @@ impl Watchdog {
         Verdict::Wrong(Problem::new(
             Kind::NoProgress,
             format!(
-                "nothing was delivered or confirmed for {}, and {} of log wait behind {confirmed}",
+                "nothing was delivered or confirmed for {}, and {} of WAL wait after {confirmed}",
                 rounded::age(lasts.as_secs_f64()),
                 ByteSize::b(lag)
             ),
             format!(
                 "PostgreSQL decodes a large transaction, which ends by itself, or its walsender hangs: SELECT pid, \
                  backend_start, wait_event FROM pg_stat_activity WHERE pid = (SELECT active_pid FROM \
-                 pg_replication_slots WHERE slot_name = '{}'). pg_terminate_backend(pid) has the stream begin anew, and \
+                 pg_replication_slots WHERE slot_name = '{}'). pg_terminate_backend(pid) restarts the stream, and \
                  loses nothing",
                 facts.about.slot
             ),
@@ -333,20 +333,20 @@ fn not_streaming(facts: &Facts<'_>) -> Verdict {
     Verdict::Wrong(Problem::new(
         Kind::NotStreaming,
         format!(
-            "slot {slot:?} is not read for {}: {reason}",
+            "slot {slot:?} has not been read for {}: {reason}",
             rounded::age(lasts.as_secs_f64())
         ),
-        format!("{remedy}. Meanwhile PostgreSQL keeps its log for the slot: watch its disk"),
+        format!("{remedy}. Meanwhile PostgreSQL retains WAL for the slot: watch its disk"),
     ))
 }
 
-fn session_hung(facts: &Facts<'_>) -> Verdict {
+fn event_loop_stalled(facts: &Facts<'_>) -> Verdict {
     let totals = facts.totals;
     match without_stream(facts.lifecycle.state) {
         Some(verdict) => verdict,
         None if !health::is_hung(totals) => Verdict::Fine,
         None => Verdict::Wrong(unready(
-            Kind::SessionHung,
+            Kind::EventLoopStalled,
             &NotReady::Still(totals.since_last_iteration),
         )),
     }
@@ -440,8 +440,8 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     Problem::new(
         Kind::LongTransaction,
         format!(
-            "{who} of role {role:?} in database {database:?} has a transaction open {since}; for its sake {} of log are \
-             kept that is delivered, and dead rows of the catalog of {} transactions",
+            "{who} of role {role:?} in database {database:?} has a transaction open {since}; it makes the slot retain {} \
+             of WAL that is delivered, and dead catalog rows of {} transactions",
             ByteSize::b(held),
             oldest.age
         ),

@@ -128,7 +128,7 @@ pub enum MappingError {
     },
     /// A named column is none of an event in the log.
     #[error(
-        "an event in the log has no column {column:?}, which {setting} names; it has: {found}. \
+        "an event in a message has no column {column:?}, which {setting} names; it has: {found}. \
          Name one of these in {setting}"
     )]
     MissingField {
@@ -139,9 +139,9 @@ pub enum MappingError {
         /// The columns there are.
         found: String,
     },
-    /// A column of an event in the log can't serve.
+    /// A column of an event in a message can't serve.
     #[error(
-        "column {column:?} of an event in the log can't be used for {setting}, which needs {expected}. \
+        "column {column:?} of an event in a message can't be used for {setting}, which needs {expected}. \
          Name another column in {setting}, or leave it out"
     )]
     WrongField {

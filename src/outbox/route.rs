@@ -42,7 +42,7 @@ pub enum RouteError {
     /// The topic's template gave what can't be the name of a topic.
     #[error(
         "{0:?} can't be the name of a topic: expected 1 to 249 characters of a-z A-Z 0-9 . _ - \
-         and not . or .. alone. Change topic so that it takes another column"
+         and not . or .. alone. Change topic so that it names another column"
     )]
     TopicInvalid(String),
     /// The partition column's value is null or out of range.
@@ -59,7 +59,7 @@ pub enum RouteError {
     #[error("headers column: {0}. Correct what writes it, or set headers_column = \"\"")]
     Headers(String),
     /// A bytea value is not in hexadecimal form.
-    #[error("a bytea value is not in the form \\x..., although bytea_output=hex was asked for")]
+    #[error("a bytea value is not in the form \\x..., although bytea_output=hex was requested")]
     Bytea,
 }
 

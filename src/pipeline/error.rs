@@ -10,6 +10,7 @@ use crate::delivery::watermark::DeliveryFailure;
 use crate::delivery::watermark::OrderError;
 use crate::model::lsn::Lsn;
 use crate::model::lsn::Position;
+use crate::model::rounded::Elapsed;
 use crate::outbox::columns::MappingError;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
@@ -85,7 +86,7 @@ pub enum PipelineError {
     },
     /// Somebody else moved or re-created the slot.
     #[error(
-        "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
+        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
          re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
          {resend}; {then}"
     )]
@@ -102,11 +103,11 @@ pub enum PipelineError {
         then: String,
     },
     /// The slot keeps more of the log than it may, and is to be dropped.
-    #[error("slot {slot:?} keeps more than lag.max, {max}, and could not be let go yet")]
+    #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
     OverBudget {
         /// The slot.
         slot: String,
-        /// `lag.max`
+        /// `wal_budget.max`
         max: ByteSize,
     },
     /// The slot was dropped.
@@ -114,8 +115,8 @@ pub enum PipelineError {
     SlotDropped(Box<SlotDropped>),
     /// The slot may be dropped, and the rows could not be sent again.
     #[error(
-        "table {table} has no primary key, and lag.at_max is \"let-go\": what is let go has to be sent again from the table, \
-         which takes one. Add it, or set lag.at_max = \"hold\""
+        "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
+         which requires one. Add it, or set wal_budget.on_max = \"hold\""
     )]
     NoKey {
         /// The table.
@@ -137,16 +138,17 @@ pub enum PipelineError {
     /// Exactly-once, and the log does not go on from what is in Kafka.
     #[error(
         "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-         and accept the log as it is now: walpost checkpoint adopt"
+         and accept the slot as it is now: walpost checkpoint adopt"
     )]
     History(#[from] HistoryError),
     /// The same may be, or another instance had the slot after the checkpoint was read.
-    #[error("the checkpoint was read before the slot was ours, and is read again: {0}")]
+    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
     Outrun(HistoryError),
     /// What is delivered can't be confirmed.
     #[error(
-        "what is delivered of slot {slot:?} can't be written down, and so not be confirmed: for {lasts:?} no second connection \
-         to the server that streams it came about: {reason}"
+        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
+         second connection to the server that streams it: {reason}",
+        elapsed = Elapsed(*lasts)
     )]
     Unwritten {
         /// The slot.
@@ -158,7 +160,7 @@ pub enum PipelineError {
     },
     /// The server is stopping and waits for what can't be delivered now.
     #[error(
-        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; letting go of the connection"
+        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
     )]
     ServerStopping,
     /// A message of the plugin can't be decoded.
@@ -170,7 +172,7 @@ pub enum PipelineError {
         error: DecodeError,
     },
     /// The stream contradicts itself.
-    #[error("the replication stream contradicts itself: {0}")]
+    #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
     /// The outbox has not the columns that the settings expect.
     #[error(transparent)]
@@ -190,7 +192,7 @@ pub enum PipelineError {
     },
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
-        "the publication sends a change to table {found} at {at}, but the outbox is in the log. Take its tables out \
+        "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
          of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
     )]
     RowBesideMessages {
@@ -357,8 +359,8 @@ pub enum SnapshotError {
     Waits(String),
     /// Exactly-once can't go on with a copy.
     #[error(
-        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows are not in an \
-         order in which it could be gone on with: that takes a primary key of integers, uuid, text, bytea or times. To have all \
+        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
+         in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
          rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
          snapshot = \"never\""
     )]
@@ -392,9 +394,9 @@ pub enum LineError {
 /// A slot was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "slot {slot:?} was let go{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Make \
-     one: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; and then send what is missing: \
-     walpost replay --let-go --pipeline {pipeline}"
+    "slot {slot:?} was dropped{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Create \
+     it: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; then send what is missing: \
+     walpost replay --dropped-slots --pipeline {pipeline}"
 )]
 pub struct SlotDropped {
     pub(super) pipeline: String,

@@ -72,8 +72,8 @@ impl PipelineSettings {
                 Delivery::AtLeastOnce => "at-least-once".to_owned(),
                 Delivery::ExactlyOnce(_) => "exactly-once".to_owned(),
             },
-            lag_warn_bytes: self.lag.warn_bytes,
-            lag_max_bytes: self.lag.max_bytes,
+            wal_budget_warn_bytes: self.lag.warn_bytes,
+            wal_budget_max_bytes: self.lag.max_bytes,
         }
     }
 

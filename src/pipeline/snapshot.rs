@@ -136,7 +136,7 @@ pub(super) async fn plan(
             info!(
                 pipeline,
                 rows = copied.rows,
-                "the snapshot was interrupted, and is gone on with"
+                "resuming interrupted snapshot"
             );
             go_on(copied, observed).ok_or_else(|| SnapshotError::Interrupted {
                 table: table.clone(),
@@ -276,7 +276,7 @@ pub(super) async fn settle(
     );
     let entry = entry(settings, confirmed, SnapshotRecord::DONE, Some(why));
     if let Err(error) = catalog.write_journal(&entry).await {
-        warn!(pipeline, %error, "that no snapshot is needed was not written to the journal");
+        warn!(pipeline, %error, "failed to record in the journal that no snapshot is needed");
     }
 }
 
@@ -628,11 +628,11 @@ impl Copying {
         match timeout(NOTE, record).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                warn!(pipeline, %error, "that the snapshot is done was not written to the journal")
+                warn!(pipeline, %error, "failed to record in the journal that the snapshot is complete")
             }
             Err(_) => warn!(
                 pipeline,
-                "that the snapshot is done could not be written to the journal in time"
+                "timed out recording in the journal that the snapshot is complete"
             ),
         }
     }

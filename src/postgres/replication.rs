@@ -56,7 +56,7 @@ pub enum ConnectionError {
     #[error("PostgreSQL closed the connection")]
     Closed,
     /// Nothing came for too long, though an answer was asked for.
-    #[error("no word from PostgreSQL for {0:?} (link_timeout), though a reply was asked for")]
+    #[error("no response from PostgreSQL for {0:?} (link_timeout), though a reply was requested")]
     Silent(Duration),
     /// A message of the server is larger than it may be.
     #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]

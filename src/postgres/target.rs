@@ -42,7 +42,7 @@ impl Outbox {
     pub fn init(&self) -> &'static str {
         match self {
             Self::Table(_) => "walpost init",
-            Self::Messages { .. } => "walpost init --outbox log",
+            Self::Messages { .. } => "walpost init --outbox messages",
         }
     }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(table) => write!(f, "table {table}"),
-            Self::Messages { prefix } => write!(f, "messages with prefix {prefix:?} in the log"),
+            Self::Messages { prefix } => write!(f, "messages with prefix {prefix:?}"),
         }
     }
 }

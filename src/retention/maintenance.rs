@@ -8,6 +8,7 @@ use tracing::{debug, info, warn};
 
 use super::{Report, RetentionError};
 use crate::model::outage::{Outage, Say};
+use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
@@ -72,7 +73,7 @@ fn tell(pipeline: &str, outage: &mut Outage, pass: Result<Report, String>) {
     };
     if troubles.is_empty() {
         if let Some(lasted) = outage.ended(Instant::now()) {
-            info!(pipeline, ?lasted, "maintenance goes on");
+            info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");
         }
         return;
     }
@@ -80,8 +81,10 @@ fn tell(pipeline: &str, outage: &mut Outage, pass: Result<Report, String>) {
     for trouble in troubles {
         match say {
             Say::Begins => warn!(pipeline, "maintenance failed: {trouble}"),
-            Say::Lasts(lasts, _) => warn!(pipeline, ?lasts, "maintenance fails still: {trouble}"),
-            Say::Nothing => debug!(pipeline, "maintenance fails still: {trouble}"),
+            Say::Lasts(lasts, _) => {
+                warn!(pipeline, elapsed = %Elapsed(lasts), "maintenance still fails: {trouble}")
+            }
+            Say::Nothing => debug!(pipeline, "maintenance still fails: {trouble}"),
         }
     }
 }

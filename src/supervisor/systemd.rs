@@ -52,7 +52,7 @@ impl Systemd {
                 watchdog: watchdog.map(Duration::from_micros),
             }),
             Err(error) => {
-                warn!(%error, socket = ?address, "systemd can't be told how it is (NOTIFY_SOCKET)");
+                warn!(%error, socket = ?address, "sd_notify failed (NOTIFY_SOCKET)");
                 None
             }
         }
@@ -83,7 +83,7 @@ impl Systemd {
         // Nobody is made to wait for it, and a log would fill with what fails.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         if let Err(error) = sent {
-            debug!(%error, "systemd can't be told how it is");
+            debug!(%error, "sd_notify failed");
         }
     }
 }
@@ -167,7 +167,7 @@ fn is_started(status: &Status, lasts: Duration) -> bool {
 fn turns(status: &Status) -> bool {
     let hangs = |pipeline: &PipelineStatus| {
         let mut problems = pipeline.problems.iter();
-        problems.any(|seen| seen.problem.kind == Kind::SessionHung)
+        problems.any(|seen| seen.problem.kind == Kind::EventLoopStalled)
     };
     !status.pipelines.iter().any(hangs)
 }
@@ -271,7 +271,7 @@ mod tests {
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut news = News::new(Some(Duration::from_secs(60)), began);
         let well = status(&[State::Streaming]);
-        let hung = with_problem(Kind::SessionHung, "its session has not turned for 61 s");
+        let hung = with_problem(Kind::EventLoopStalled, "event loop stalled for 61 s");
         let mut is_alive = |status: &Status, second| {
             let message = news.message(status, false, at(second));
             message.contains("WATCHDOG=1\n")

@@ -158,9 +158,9 @@ impl<'e> Event<'e> {
             reporter.counts.newer += 1;
             return Ok(());
         }
-        reporter.counts.strangers += 1;
+        reporter.counts.unexpected += 1;
         self.is_repeated(self.records.len() > 1, context, reporter)?;
-        reporter.stranger(|| Finding::Stranger {
+        reporter.unexpected(|| Finding::Unexpected {
             id: Some(self.name()),
             at: context.location(first),
         })
@@ -322,7 +322,7 @@ mod tests {
         let mut reporter = Reporter {
             counts: Counts::default(),
             notes: Vec::new(),
-            tells_strangers: true,
+            tells_unexpected: true,
             tell: &mut tell,
         };
         let entries: Vec<_> = all.iter().map(|&what| Entry { what, id: ID }).collect();

@@ -84,7 +84,7 @@ pub enum Finding {
         reason: String,
     },
     /// A record whose event is not in the table.
-    Stranger {
+    Unexpected {
         /// The event, if it has an id.
         id: Option<String>,
         /// Where it is.
@@ -151,9 +151,9 @@ impl fmt::Display for Finding {
                 "MISPLACED    {id}: at {at}, and belongs into topic {topic:?}; its {differs} differs"
             ),
             Self::Unroutable { row, reason } => write!(f, "UNROUTABLE   {row}: {reason}"),
-            Self::Stranger { id, at } => write!(
+            Self::Unexpected { id, at } => write!(
                 f,
-                "STRANGER     {}: at {at}, and not in the table",
+                "UNEXPECTED   {}: at {at}, and not in the table",
                 id.as_deref().unwrap_or("a record without id")
             ),
         }
@@ -186,7 +186,7 @@ pub struct Counts {
     /// Rows that can't become a record.
     pub unroutable: u64,
     /// Events that are not in the table, though they were committed before it was read.
-    pub strangers: u64,
+    pub unexpected: u64,
     /// Events that were committed after the table was read.
     pub newer: u64,
     /// Events that are not in the table, or not in the range of time that was asked for.
@@ -245,12 +245,12 @@ mod tests {
             r#"{"finding":"gap","commit":"0/16","missing":[[0,0],[3,7]]}"#,
         );
         check(
-            Finding::Stranger {
+            Finding::Unexpected {
                 id: None,
                 at: location(1),
             },
             "STRANGER     a record without id: at t/1@1, and not in the table",
-            r#"{"finding":"stranger","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,
+            r#"{"finding":"unexpected","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,
         );
     }
 }

@@ -234,8 +234,8 @@ impl Taker<'_> {
             number,
         };
         let Some(id) = id else {
-            reporter.counts.strangers += 1;
-            reporter.stranger(|| Finding::Stranger {
+            reporter.counts.unexpected += 1;
+            reporter.unexpected(|| Finding::Unexpected {
                 id: None,
                 at: RecordLocation {
                     topic: message.topic().to_owned(),

@@ -22,11 +22,12 @@ in_both_modes! {
 }
 
 /// Every slot keeps more than that.
-pub(crate) const DROP_SLOT: [&str; 4] = ["--lag-max", "1", "--lag-at-max", "let-go"];
+pub(crate) const DROP_SLOT: [&str; 4] =
+    ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
-const WARNS: &str = "on its disk than lag.warn";
-const HOLDS: &str = "on its disk than lag.max, and it is held";
-const WITHIN: &str = "no more of the log than it may again";
+const WARNS: &str = "on its disk than wal_budget.warn";
+const HOLDS: &str = "on its disk than wal_budget.max, and it is held";
+const WITHIN: &str = "the slot is within its WAL budget again";
 
 /// Walpost with the slot of the scene and other brokers.
 fn with_brokers(scene: &Scene, brokers: &str, arguments: &[&str]) -> Invocation {
@@ -50,7 +51,11 @@ fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
 pub(crate) fn drop_slot(scene: &Scene) -> Finished {
     let finished = without_kafka(scene, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(scene));
-    finished.expect_says(&["was let go", "walpost init", "walpost replay --let-go"])
+    finished.expect_says(&[
+        "was dropped",
+        "walpost init",
+        "walpost replay --dropped-slots",
+    ])
 }
 
 fn slot_is_there(scene: &Scene) -> bool {
@@ -123,7 +128,7 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
     let server = Server::private(MAJOR, "");
     let scene = Scene::on(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--lag-warn", "4MiB"]);
+    let mut walpost = scene.start_with(&["--wal-budget-warn", "4MiB"]);
     // Everything is delivered; what fills the disk is kept for this.
     let open = server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
@@ -146,14 +151,19 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     let broker = Broker::private();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--lag-max", "1MiB"]);
+    let mut walpost = scene.start_with(&["--wal-budget-max", "1MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     broker.kill();
     scene.insert(&aggregate, "k");
     write_log(&scene, 3);
     let told = walpost.wait_for_log(HOLDS);
-    for word in ["ERROR", "walpost skip", "let-go", "max_slot_wal_keep_size"] {
+    for word in [
+        "ERROR",
+        "walpost skip",
+        "drop-slot",
+        "max_slot_wal_keep_size",
+    ] {
         assert!(told.contains(word), "{word}: {told}");
     }
     assert!(walpost.is_running());
@@ -177,7 +187,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         scene.confirmed() >> 32,
         scene.confirmed() & 0xFFFF_FFFF
     );
-    let said = drop_slot(&scene).expect_says(&[&confirmed, "lag.max"]);
+    let said = drop_slot(&scene).expect_says(&[&confirmed, "wal_budget.max"]);
     let entry = scene.db.value(&format!(
         "SELECT id FROM walpost.journal WHERE action = 'let go' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
     ));
@@ -191,7 +201,12 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
 
     // Without a slot: whoever asks is told, and nothing is sent.
     scene.insert(&aggregate, "between");
-    let listed = ["was let go", &confirmed, &entry, "walpost replay --let-go"];
+    let listed = [
+        "was dropped",
+        &confirmed,
+        &entry,
+        "walpost replay --dropped-slots",
+    ];
     let status = || scene.invoke("status").args(["--http", "off"]).finish();
     status().expect_code(1).expect_says(&listed);
     scene.run().finish().expect_code(3).expect_says(&listed);
@@ -199,9 +214,13 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[&entry, "walpost replay --let-go"]);
+        .expect_says(&[&entry, "walpost replay --dropped-slots"]);
     let replay = |arguments: &[&str]| {
-        let all: Vec<_> = ["--let-go"].iter().chain(arguments).copied().collect();
+        let all: Vec<_> = ["--dropped-slots"]
+            .iter()
+            .chain(arguments)
+            .copied()
+            .collect();
         scene.replay(&all).finish()
     };
     replay(&["--yes"])
@@ -218,7 +237,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
 
     // With a new one it goes on from there, and the table is not copied.
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
-    walpost.wait_for_log("let go and not sent again yet");
+    walpost.wait_for_log("events of a dropped slot were not sent again yet");
     scene.insert(&aggregate, "after");
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
@@ -227,7 +246,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     let http = walpost.http();
     let open_entries = |count: f64| {
         wait_until("the metric", || {
-            http.metric("walpost_let_go_open", &scene.name) == Some(count)
+            http.metric("walpost_dropped_slots_unreplayed", &scene.name) == Some(count)
         });
         http.pipeline()["let_go"].as_array().map(Vec::len)
     };
@@ -243,10 +262,10 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     status().expect_code(0);
     replay(&["--yes"])
         .expect_code(2)
-        .expect_says(&["nothing was let go"]);
+        .expect_says(&["has no dropped slot"]);
     walpost.terminate().expect_code(0);
     let again = scene.start();
-    assert_eq!(again.logged("let go and not"), 0);
+    assert_eq!(again.logged("of a dropped slot were not"), 0);
     again.terminate().expect_code(0);
 }
 
@@ -269,7 +288,10 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
     assert_eq!(scene.records().len(), 1);
-    let done = scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    let done = scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     done.expect_says(&["4 rows of table public.outbox: all"]);
     expect_everything(&scene);
     walpost.terminate().expect_code(0);
@@ -302,7 +324,8 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
     }
     assert!(entries(&scene) >= 3);
     let walpost = scene.start();
-    let replay = |arguments: &[&str]| scene.replay(&[&["--let-go", "--yes"], arguments].concat());
+    let replay =
+        |arguments: &[&str]| scene.replay(&[&["--dropped-slots", "--yes"], arguments].concat());
     let slow = replay(&["--rate", "100/s"]).start();
     thread::sleep(lives_for(3000));
     slow.kill();
@@ -314,7 +337,7 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
     replay(&[])
         .finish()
         .expect_code(2)
-        .expect_says(&["nothing was let go"]);
+        .expect_says(&["has no dropped slot"]);
 }
 
 /// The session that holds the slot while it waits for a new producer lets go of it too.
@@ -325,8 +348,9 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
     let scene = Scene::on(&server, &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     deliver_one(&scene, &aggregate);
-    let file =
-        scene.file("delivery = \"exactly-once\"\nlag = { max = \"20MiB\", at_max = \"let-go\" }\n");
+    let file = scene.file(
+        "delivery = \"exactly-once\"\nwal_budget = { max = \"20MiB\", on_max = \"drop-slot\" }\n",
+    );
     let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
     walpost.wait_for_log("streaming");
     scene.insert(&aggregate, "k");
@@ -334,13 +358,19 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
     broker.kill();
     scene.insert(&aggregate, "k");
     write_log(&scene, 25);
-    walpost.finish().expect_code(3).expect_says(&["was let go"]);
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["was dropped"]);
     assert!(!slot_is_there(&scene));
     assert_eq!(entries(&scene), 1);
     broker.start();
     new_slot(&scene);
     let walpost = scene.start();
-    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     expect_everything(&scene);
     walpost.terminate().expect_code(0);
 }
@@ -378,7 +408,7 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
         .db
         .run("ALTER TABLE outbox ALTER COLUMN aggregateid TYPE varchar(200)");
     let mut replay = scene
-        .replay(&["--let-go", "--yes", "--rate", "10/s"])
+        .replay(&["--dropped-slots", "--yes", "--rate", "10/s"])
         .start();
     let said = replay.wait_for_log("replaying");
     let run = word_behind(&said, "run=").to_owned();
@@ -389,14 +419,14 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
     });
     replay.kill();
     let open = || scene.invoke("status").args(["--http", "off"]).finish();
-    open().expect_code(1).expect_says(&["was let go"]);
+    open().expect_code(1).expect_says(&["was dropped"]);
     let resume = scene
         .replay(&["--resume", &run, "--yes"])
         .finish()
         .expect_code(0);
     resume.expect_says(&["replayed"]);
     expect_everything(&scene);
-    assert!(!open().stdout.contains("was let go"));
+    assert!(!open().stdout.contains("was dropped"));
     assert!(scene.records().len() < 60, "it did not begin again");
 }
 
@@ -414,7 +444,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
         scene.name,
         scene.slot()
     ));
-    let replay = || scene.replay(&["--let-go", "--yes"]).finish();
+    let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(1)
         .expect_says(&["was not dropped yet", "start walpost"]);
@@ -436,7 +466,7 @@ fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
     new_slot(&scene);
     let open = scene.server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
-    let mut replay = scene.replay(&["--let-go", "--dry-run"]).start();
+    let mut replay = scene.replay(&["--dropped-slots", "--dry-run"]).start();
     stays("waiting", Duration::from_secs(2), || replay.is_running());
     open.run("COMMIT");
     let done = replay.finish().expect_code(0);
@@ -450,36 +480,48 @@ fn what_can_not_be_is_refused() {
         let run = without_kafka(&scene, arguments);
         run.finish().expect_code(2).expect_says(texts);
     };
-    refused(&["--lag-warn", "much"], &["lag.warn", "is not a size"]);
-    refused(&["--lag-max", "0"], &["lag.max", "more than 0"]);
     refused(
-        &["--lag-warn", "2GiB", "--lag-max", "1GiB"],
-        &["lag.warn", "more than lag.max"],
+        &["--wal-budget-warn", "much"],
+        &["wal_budget.warn", "is not a size"],
     );
-    refused(&["--lag-at-max", "let-go"], &["lag.at_max", "no lag.max"]);
     refused(
-        &["--lag-at-max", "drop"],
-        &["possible values: hold, let-go"],
+        &["--wal-budget-max", "0"],
+        &["wal_budget.max", "more than 0"],
     );
-    let of_messages = [&DROP_SLOT[..], &["--outbox", "log"]].concat();
-    refused(&of_messages, &["lag.at_max", "an outbox in the log"]);
-    let file = scene.file("lag = { max = \"1GiB\", at = \"let-go\" }\n");
+    refused(
+        &["--wal-budget-warn", "2GiB", "--wal-budget-max", "1GiB"],
+        &["wal_budget.warn", "more than wal_budget.max"],
+    );
+    refused(
+        &["--wal-budget-on-max", "drop-slot"],
+        &["wal_budget.on_max", "no wal_budget.max"],
+    );
+    refused(
+        &["--wal-budget-on-max", "drop"],
+        &["possible values: hold, drop-slot"],
+    );
+    let of_messages = [&DROP_SLOT[..], &["--outbox", "messages"]].concat();
+    refused(
+        &of_messages,
+        &["wal_budget.on_max", "an outbox of messages"],
+    );
+    let file = scene.file("wal_budget = { max = \"1GiB\", at = \"drop-slot\" }\n");
     let run = |file| Invocation::new(["run", "--config"]).arg(file).finish();
     run(file.clone())
         .expect_code(2)
         .expect_says(&["unknown field `at`"]);
     let text = fs::read_to_string(&file)
         .unwrap()
-        .replace("at =", "at_max =");
-    fs::write(&file, text.replace("let-go", "drop")).unwrap();
+        .replace("at =", "on_max =");
+    fs::write(&file, text.replace("drop-slot", "drop")).unwrap();
     run(file)
         .expect_code(2)
-        .expect_says(&["lag.at_max", "let-go"]);
+        .expect_says(&["wal_budget.on_max", "drop-slot"]);
     let replay = |arguments: &[&str]| scene.replay(arguments).finish();
-    replay(&["--let-go", "--id", "1"]).expect_code(2);
-    replay(&["--let-go", "--yes"])
+    replay(&["--dropped-slots", "--id", "1"]).expect_code(2);
+    replay(&["--dropped-slots", "--yes"])
         .expect_code(2)
-        .expect_says(&["nothing was let go"]);
+        .expect_says(&["has no dropped slot"]);
 
     // What it would take to send events again is not there.
     let refused = |words: &[&str]| {
@@ -491,7 +533,7 @@ fn what_can_not_be_is_refused() {
     scene
         .db
         .run("ALTER TABLE outbox DROP CONSTRAINT outbox_pkey");
-    refused(&["has no primary key", "lag.at_max"]);
+    refused(&["has no primary key", "wal_budget.on_max"]);
     scene
         .db
         .run("ALTER TABLE outbox ADD PRIMARY KEY (id); DROP TABLE walpost.journal");
@@ -502,7 +544,7 @@ fn what_can_not_be_is_refused() {
 #[test]
 fn outbox_of_messages_is_warned_of_and_held() {
     let scene = Scene::of(Outbox::Messages);
-    let mut walpost = without_kafka(&scene, &["--lag-max", "1"]).start();
+    let mut walpost = without_kafka(&scene, &["--wal-budget-max", "1"]).start();
     walpost.wait_for_log(HOLDS);
     assert!(slot_is_there(&scene));
     walpost.terminate().expect_code(0);

@@ -234,7 +234,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
             &["replay"],
             "--dry-run",
             &records,
-            &["--link-timeout", "--lag-max", "--retention"],
+            &["--link-timeout", "--wal-budget-max", "--retention"],
         ),
         (
             &["skip"],
@@ -246,7 +246,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
             &["verify"],
             "--since",
             &records,
-            &["--on-oversize", "--lag-max", "--link-timeout"],
+            &["--on-oversize", "--wal-budget-max", "--link-timeout"],
         ),
         (
             &["checkpoint", "show"],

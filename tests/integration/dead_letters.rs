@@ -371,7 +371,7 @@ fn what_would_be_no_dead_letter_is_refused_and_nothing_is_asked() {
         &["dead_letter_topic", "that of the events"],
     );
     refused(
-        &[&OVERSIZE[..], &["--outbox", "log"]].concat(),
+        &[&OVERSIZE[..], &["--outbox", "messages"]].concat(),
         &["on_oversize", "message.max.bytes"],
     );
 }

@@ -214,7 +214,7 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     check
         .args(["--kafka", &scene.broker.address()])
         .finish()
-        .expect_says(&["NO WORD", "standby in recovery"]);
+        .expect_says(&["UNREACHABLE", "standby in recovery"]);
     primary.stop(Stop::Fast);
     standby.promote();
     let halted = walpost.finish().expect_code(3);

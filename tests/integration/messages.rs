@@ -427,7 +427,7 @@ fn publication_with_tables_halts() {
     scene.run().finish().expect_code(3).expect_says(&[
         &publication,
         "public.intruder",
-        "walpost init --outbox log",
+        "walpost init --outbox messages",
     ]);
     let finished = scene.init().finish().expect_code(3);
     finished.expect_says(&["contains tables"]);
@@ -443,12 +443,12 @@ fn what_is_missing_is_named_with_the_command_that_makes_it() {
     );
     let finished = scene.check().finish().expect_code(3);
     finished.expect_says(&[
-        "walpost init --outbox log --publication",
-        "walpost init --outbox log --slot",
+        "walpost init --outbox messages --publication",
+        "walpost init --outbox messages --slot",
         "walpost.publish is not there",
     ]);
     let finished = scene.run().finish().expect_code(3);
-    finished.expect_says(&["halted", "walpost init --outbox log --publication"]);
+    finished.expect_says(&["halted", "walpost init --outbox messages --publication"]);
 }
 
 #[test]
@@ -580,7 +580,7 @@ fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
         .check()
         .finish()
         .expect_code(0)
-        .expect_says(&["every role", "init --outbox log --writer"]);
+        .expect_says(&["every role", "init --outbox messages --writer"]);
     let (_, rest) = said
         .stdout
         .split_once("REVOKE EXECUTE ON FUNCTION walpost.")

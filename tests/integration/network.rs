@@ -100,7 +100,7 @@ fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
     scene.wait_for_records(1);
     proxy.set(Manner::Swallow);
     scene.insert(&aggregate, "k");
-    walpost.wait_for_log("no word from PostgreSQL for 2s");
+    walpost.wait_for_log("no response from PostgreSQL for 2s");
     proxy.cut();
     proxy.set(Manner::Pass);
     walpost.wait_for_logs("streaming", 2);
@@ -174,7 +174,7 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
     scene.wait_for_records(1);
     near.set(Manner::Silence);
     scene.insert(&aggregate, "k");
-    walpost.wait_for_log("no word from PostgreSQL for 2s");
+    walpost.wait_for_log("no response from PostgreSQL for 2s");
     // The server holds the slot for a walsender whose client is gone, until its own timeout.
     near.cut();
     walpost.wait_for_logs("streaming", 2);

@@ -402,10 +402,14 @@ fn page_lists_dropped_slots() {
     budget::new_slot(&scene);
     let (walpost, http) = start(&[&scene]);
     wait_until("the database to be asked", || {
-        http.pipeline()["let_go"].is_array()
+        http.pipeline()["dropped_slots"].is_array()
     });
     let listed = card(&browser::document(&url(&http)), &scene.name);
-    for text in ["committed after", "entry ", "walpost replay --let-go"] {
+    for text in [
+        "committed after",
+        "entry ",
+        "walpost replay --dropped-slots",
+    ] {
         assert!(listed.contains(text), "{text}: {listed}");
     }
     walpost.terminate().expect_code(0);

@@ -257,7 +257,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     let owner = format!("--owner={}", shop.walpost);
     for (number, arguments) in [
         ["--partitioned", "--table=public.parts"],
-        ["--no-role", "--outbox=log"],
+        ["--no-role", "--outbox=messages"],
         [&owner, "--table=public.owned"],
         [&owner, "--table=public.owned"],
     ]
@@ -290,7 +290,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     crate::support::wait::wait_until("the slot to be looked at", || {
         http.get("/metrics")
             .body
-            .contains("walpost_slot_kept_bytes{")
+            .contains("walpost_slot_retained_bytes{")
     });
     shop.expect_nothing_ran("run");
     walpost.terminate().expect_code(0);
@@ -533,10 +533,10 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
         "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
     );
-    let init = shop.init().arg("--outbox=log").finish().expect_code(3);
+    let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_says(&["schema walpost belongs to", &shop.mallory]);
     shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
-    let init = shop.init().arg("--outbox=log").finish().expect_code(3);
+    let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.theirs.run("DROP FUNCTION walpost.publish(text)");
     // Who may create there can do so later.

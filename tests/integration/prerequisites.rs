@@ -50,7 +50,7 @@ impl Place {
     /// Tables of both kinds, and an outbox without one.
     fn refused(&self, role: &str, code: i32, arguments: &[&str], says: &[&str]) {
         let before = everything(&self.db());
-        for kind in [None, Some("--partitioned"), Some("--outbox=log")] {
+        for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {
             let init = self.init(role).args(arguments).args(kind);
             let init = init.finish().expect_code(code);
             init.expect_says(says).expect_says(&["Nothing was changed"]);

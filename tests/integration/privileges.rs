@@ -97,9 +97,11 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         clerk.scene.insert(&clerk.scene.aggregate(1), "k");
         let run = clerk.scene.invoke_as("run", &clerk.conninfo());
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
-        run.finish().expect_code(3).expect_says(&["was let go"]);
+        run.finish().expect_code(3).expect_says(&["was dropped"]);
         budget::new_slot(&clerk.scene);
-        let replay = clerk.command(&["replay", "--let-go", "--yes"]).finish();
+        let replay = clerk
+            .command(&["replay", "--dropped-slots", "--yes"])
+            .finish();
         replay.expect_code(0).expect_says(&["replayed"]);
     }
 }

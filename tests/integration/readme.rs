@@ -308,7 +308,7 @@ fn partitions_are_kept_by_run_as_described() {
     db.run(&format!("DROP TABLE {last}"));
     place.write("walpost.toml", &BUDGET_FILE.one());
     let found = place.sh(&CHECK.one());
-    assert!(found.contains("the slot can be let go"), "{found}");
+    assert!(found.contains("the slot can be dropped"), "{found}");
     place.write("walpost.toml", &RETENTION_FILE.one());
     let mut walpost = place.start(&run_line());
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");

@@ -593,7 +593,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     );
     let since = ["--header", "n={number}", "--from", "2025-01-01"];
     check(&other("keyed", &since), 2, &["created_at", "--where"]);
-    let log = ["--outbox", "log"];
+    let log = ["--outbox", "messages"];
     check(&log, 2, &["no table to send events again from"]);
 
     let role = format!("{}_reader", scene.name);
@@ -913,7 +913,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
     // It would end the list of what went with a dropped slot.
     broken(
         &|plan| plan["let_go"] = serde_json::json!([1]),
-        &["let go", "begin a new one"],
+        &["dropped slots", "begin a new one"],
     );
     broken(
         &|plan| plan["until"] = serde_json::json!(["2030-01-01"]),

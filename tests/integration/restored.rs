@@ -136,10 +136,10 @@ fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_m
     restored.put_back();
     restored.insert_new();
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in the log any more"]);
+    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     // With an event behind the place of the last one, instead of nothing.
     restored.scene.insert(&restored.aggregate, "new");
-    restored.expect_halt(&["the last that was published", "is not in the log any more"]);
+    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.adopt(NEW + 1);
 }
 
@@ -150,7 +150,7 @@ fn idle_database_that_has_outgrown_what_was_delivered_halts_on_18() {
     restored.put_back();
     restored.insert_new();
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in the log any more"]);
+    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.adopt(NEW);
 }
 
@@ -168,7 +168,7 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
     restored.expect_halt(&["ends at", "was put back to an earlier state"]);
     // The slot is at a place that the records in Kafka are beyond.
     restored.outgrow();
-    restored.expect_halt(&["the last that was published", "is not in the log any more"]);
+    restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.scene.insert(&restored.aggregate, "seen");
     restored.adopt(1);
 }

@@ -441,10 +441,13 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     assert!(tables(&scene).len() >= before);
     scene.init().finish().expect_code(0);
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("let go and not sent again yet");
+    walpost.wait_for_log("events of a dropped slot were not sent again yet");
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(3);
-    finished.expect_says(&["a slot was let go", "walpost replay --let-go"]);
-    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    finished.expect_says(&["a slot was dropped", "walpost replay --dropped-slots"]);
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
@@ -612,7 +615,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
     let log = Scene::of(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
-        .expect_says(&["retention", "in the log"]);
+        .expect_says(&["retention", "an outbox of messages"]);
     maintain(&log, &[])
         .expect_code(0)
         .expect_says(&["no partitions"]);
@@ -872,14 +875,14 @@ fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     stays("the partition", Duration::from_secs(5), is_kept);
     let said = [
         "nothing of table public.outbox is removed",
-        "walpost replay --let-go",
+        "walpost replay --dropped-slots",
     ];
     walpost.wait_for_log(said[0]);
     walpost.terminate().expect_code(0);
     maintain(&scene, &["--retention", "1s"])
         .expect_code(3)
         .expect_says(&said);
-    let replay = scene.replay(&["--let-go", "--yes"]);
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     let walpost = scene.start_with(&["--retention", "1s"]);
     wait_until("the partition to go", || is_gone(&scene, "outbox_old"));
@@ -901,7 +904,7 @@ fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
         pass().expect_code(3);
         rows() == 1
     });
-    let replay = scene.replay(&["--let-go", "--yes"]);
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     wait_until("the row to be deleted", || {
         pass().expect_code(0);
@@ -916,7 +919,7 @@ fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     let scene = detached_with_a_late_row();
     budget::drop_slot(&scene);
     budget::new_slot(&scene);
-    let replay = || scene.replay(&["--let-go", "--yes"]).finish();
+    let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(3)
         .expect_says(&["outbox_old was a partition of", "ATTACH PARTITION"]);

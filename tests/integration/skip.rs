@@ -132,8 +132,8 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
         2,
         &["nothing to skip"],
     );
-    refused(&scene, yes("FFFFFF/0"), 2, &["the log ends at"]);
-    refused(&scene, yes("FFFFFF/0:0"), 2, &["the log ends at"]);
+    refused(&scene, yes("FFFFFF/0"), 2, &["WAL ends at"]);
+    refused(&scene, yes("FFFFFF/0:0"), 2, &["WAL ends at"]);
     // Not the position of a row: no commit record, or too few rows.
     let end = scene.history()[0].end;
     refused(
@@ -164,12 +164,12 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
         3,
         &["nowhere", "walpost init"],
     );
-    let log = ["--outbox", "log"];
+    let log = ["--outbox", "messages"];
     refused(
         &scene,
         other(log),
         3,
-        &["contains tables, though the outbox is in the log"],
+        &["contains tables, though the outbox is of messages"],
     );
     refused(
         &scene,

@@ -99,11 +99,14 @@ fn slot_that_init_makes_anew_has_the_events_between_replayed() {
         scene.insert(&aggregate, "k");
     }
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --let-go"]);
+    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("let go and not sent again yet");
+    walpost.wait_for_log("events of a dropped slot were not sent again yet");
     walpost.wait_for_log("streaming");
-    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     scene.wait_for_ids(&scene.history());
     walpost.terminate().expect_code(0);
     // It was said once, and is no reason to halt later.
@@ -201,7 +204,7 @@ fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
     scene.insert(&aggregate, "k");
     let event = scene.history().pop().unwrap().end;
     scene.wait_for_records(2);
-    walpost.wait_for_log("can't be written down in walpost.slot_state");
+    walpost.wait_for_log("can't be recorded in walpost.slot_state");
     assert!(scene.confirmed() < event);
     other.run("COMMIT");
     scene.wait_until_confirmed();

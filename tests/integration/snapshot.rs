@@ -587,7 +587,7 @@ fn standby_takes_over_amid_the_copy(exactly_once: bool) {
     second.wait_for_log("standing by");
     scene.kill(walpost);
     second.wait_for_log(match exactly_once {
-        true => "is gone on with",
+        true => "resuming interrupted snapshot",
         false => "not completed",
     });
     second.wait_for_log("streaming");
@@ -646,7 +646,7 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
             fill(&scene, &aggregate, 300);
         }
         let mut walpost = scene.run().start();
-        walpost.wait_for_log("is gone on with");
+        walpost.wait_for_log("resuming interrupted snapshot");
         fill(&scene, &aggregate, 300);
         walpost.wait_for_log("streaming");
         fill(&scene, &aggregate, 300);

@@ -101,7 +101,7 @@ fn what_is_wrong_is_told() {
     ])
     .finish()
     .expect_code(1)
-    .expect_says(&["the database can't be asked", "/nowhere"]);
+    .expect_says(&["catalog query failed", "/nowhere"]);
     // Another pipeline than the one that runs.
     let scene = Scene::new();
     let (walpost, http) = start(&scene);

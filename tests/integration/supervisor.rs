@@ -91,7 +91,7 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
 fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     let server = Server::private(MAJOR, "");
     let scenes = [Scene::on(&server, Broker::shared()), Scene::new()];
-    let settings = "lag = { max = '32MiB', at_max = 'let-go' }\n";
+    let settings = "wal_budget = { max = '32MiB', on_max = 'drop-slot' }\n";
     let mut walpost = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"])
         .arg(file_with(&scenes.each_ref(), settings))
         .start();
@@ -103,11 +103,11 @@ fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
         let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
         scenes[0].db.run(message);
     }
-    let line = walpost.wait_for_log("than lag.max, and it is held");
+    let line = walpost.wait_for_log("than wal_budget.max, and it is held");
     assert!(line.contains(&scenes[0].name), "{line}");
-    let kept = http.metric("walpost_slot_kept_bytes", &scenes[0].name);
+    let kept = http.metric("walpost_slot_retained_bytes", &scenes[0].name);
     assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");
-    assert_eq!(walpost.logged("was let go"), 0);
+    assert_eq!(walpost.logged("was dropped"), 0);
     // It is there, and what it halted at is still in it.
     assert!(scenes[0].confirmed() < scenes[0].history()[0].end);
     walpost.terminate().expect_code(3);

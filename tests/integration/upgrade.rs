@@ -72,7 +72,7 @@ fn half_copy_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
     scene.init().finish().expect_code(0);
     let mut walpost = scene.start();
     walpost.wait_for_log(match exactly_once {
-        true => "is gone on with",
+        true => "resuming interrupted snapshot",
         false => "not completed",
     });
     snapshot::settle(&scene, walpost);
@@ -95,8 +95,11 @@ fn what_a_version_without_slot_state_has_dropped_is_sent_again() {
     as_of_the_first_version(&scene);
     scene.init().finish().expect_code(0);
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("let go and not sent again yet");
-    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    walpost.wait_for_log("events of a dropped slot were not sent again yet");
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
     walpost.terminate().expect_code(0);
@@ -204,7 +207,10 @@ fn left() -> Vec<(String, Value)> {
     scene.insert(&aggregate, "let go");
     budget::drop_slot(&scene);
     scene.init().finish().expect_code(0);
-    scene.replay(&["--let-go", "--yes"]).finish().expect_code(0);
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
     scene.replay(&["--all", "--yes"]).finish().expect_code(0);
     left.extend(left_in_kafka(&scene));
     left.extend(left_in_the_journal(&scene));

@@ -394,7 +394,7 @@ fn record_that_is_behind_a_later_one_is_out_of_order() {
     assert!(!verdict.ok);
     assert_eq!(
         verdict.counts(),
-        "rows 5, records 6, delivered 5, out_of_order 2, strangers 1"
+        "rows 5, records 6, delivered 5, out_of_order 2, unexpected 1"
     );
     let findings = verdict.findings();
     assert_eq!(findings[0]["finding"], "out-of-order");
@@ -494,7 +494,7 @@ fn stranger_is_counted_and_an_error_only_where_that_is_asked() {
     assert!(verdict.ok);
     assert_eq!(
         verdict.counts(),
-        "rows 1, records 4, delivered 1, strangers 2, newer 1"
+        "rows 1, records 4, delivered 1, unexpected 2, newer 1"
     );
     assert_eq!(verdict.findings(), Vec::<Value>::new());
     let verdict = verify_with(&scene, &["--strict"]);
@@ -737,7 +737,7 @@ fn values_have_the_text_that_the_log_has() {
     let verdict = verify_with(&scene, &["--config", &file]);
     assert_eq!(
         verdict.counts(),
-        "rows 10, records 10, delivered 9, misplaced 1, unroutable 1, strangers 1"
+        "rows 10, records 10, delivered 9, misplaced 1, unroutable 1, unexpected 1"
     );
     walpost.terminate().expect_code(0);
 }
@@ -788,7 +788,7 @@ fn memory_is_bounded_and_the_findings_are_the_same() {
     let records = ROWS + 1;
     assert_eq!(
         on_disk,
-        format!("rows {ROWS}, records {records}, delivered {ROWS}, strangers 1")
+        format!("rows {ROWS}, records {records}, delivered {ROWS}, unexpected 1")
     );
     assert_eq!(on_disk, in_memory);
     assert!(
@@ -820,7 +820,10 @@ fn what_can_not_be_done_is_said_and_no_server_is_asked() {
         (&["--limit", "few"], &["--limit"]),
         (&["--strict", "--since", "1h"], &["--strict", "--since"]),
         (&["--output", "/nowhere/file"], &["--output"]),
-        (&["--outbox", "log"], &["outbox is in the log", "table"]),
+        (
+            &["--outbox", "messages"],
+            &["outbox is of messages", "table"],
+        ),
     ] {
         Invocation::new(nowhere)
             .args(arguments)

@@ -295,7 +295,7 @@ impl<'a> Scene<'a> {
     fn outbox_arguments(&self) -> &'static [&'static str] {
         match self.events {
             Writer::Table(_) => &[],
-            Writer::Messages(_) => &["--outbox", "log"],
+            Writer::Messages(_) => &["--outbox", "messages"],
         }
     }
 

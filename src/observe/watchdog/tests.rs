@@ -239,7 +239,7 @@ fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
     let mut scene = Scene::new();
     scene.totals.since_last_iteration = Duration::from_secs(60);
     scene.pass(3);
-    assert_eq!(scene.said, [(0, "begins", Kind::SessionHung)]);
+    assert_eq!(scene.said, [(0, "begins", Kind::EventLoopStalled)]);
     scene.enter(State::Draining);
     scene.pass(3);
     assert_eq!(scene.said.len(), 1);

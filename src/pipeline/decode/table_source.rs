@@ -144,7 +144,7 @@ fn lay_out<'a>(mapping: &Mapping, tuple: &Tuple<'a>) -> Result<Row<'a>, &'static
         row[slot] = match value {
             Value::Null => None,
             Value::Text(text) => Some(text),
-            Value::Binary(_) => return Err("a value in binary form, which was not asked for"),
+            Value::Binary(_) => return Err("a value in binary form, which was not requested"),
             Value::UnchangedToast => return Err("an inserted row without its out-of-line value"),
         };
     }

@@ -315,7 +315,7 @@ fn what_is_no_event_stops_an_outbox_of_messages_and_says_where() {
     let words = [
         "public.outbox",
         "00000200:0000000000",
-        "outbox is in the log",
+        "outbox is of messages",
     ];
     check(&open, &insert("a"), &words);
     let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat();

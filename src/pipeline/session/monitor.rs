@@ -41,7 +41,7 @@ pub(super) async fn monitor_until_lost(
             Ok(true) => return watched.over(),
             Ok(false) => {}
             Err(error @ CatalogError::Lost(_)) => return error.into(),
-            Err(error) => debug!(%error, "the slot can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
         // A server that stops waits for whoever has a slot, and ends this connection first.
         let _ = timeout(VITALS, catalog.closed()).await;
@@ -66,7 +66,7 @@ pub(super) async fn monitor_slot<D: Database>(
         match watched.ask(&catalog).await {
             Ok(true) => return MonitorEvent::OverBudget,
             Ok(false) => {}
-            Err(error) => debug!(%error, "the slot can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
         let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
             .await
@@ -91,7 +91,7 @@ pub(super) async fn monitor_slot<D: Database>(
                 }
                 Err(error) => error.to_string(),
             };
-            debug!(reason, "the catalog can't be looked at now");
+            debug!(reason, "catalog query failed");
             if writer.is_some() && since.elapsed() > UNWRITTEN {
                 return MonitorEvent::Unwritten(reason);
             }
@@ -103,7 +103,7 @@ pub(super) async fn monitor_slot<D: Database>(
                     return MonitorEvent::Problem(problem);
                 }
             }
-            Err(error) => debug!(%error, "the catalog can't be looked at now"),
+            Err(error) => debug!(%error, "catalog query failed"),
         }
     }
     std::future::pending().await
@@ -142,7 +142,7 @@ async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) 
                 if writer.has_failed(Instant::now()) {
                     warn!(
                         pipeline = writer.of.pipeline, %error,
-                        "what is delivered can't be written down in walpost.slot_state, and is not confirmed before it is"
+                        "what is delivered can't be recorded in walpost.slot_state, and is not confirmed before it is"
                     );
                 }
                 sleep(REOPEN).await;

@@ -106,7 +106,7 @@ impl SessionState {
             warn!(
                 pipeline = of.pipeline,
                 slot = of.target.slot,
-                "what is confirmed can't be written down, so a slot that somebody moves or makes anew while another \
+                "what is confirmed can't be recorded, so a slot that somebody moves or re-creates while another \
                  process has it, or none, goes unnoticed: {why}"
             );
         }

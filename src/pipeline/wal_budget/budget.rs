@@ -28,9 +28,9 @@ pub enum AtMax {
     /// It is kept, and said.
     #[default]
     Hold,
-    /// The slot is dropped, and it is written down what went with it.
-    #[serde(rename = "let-go")]
-    #[value(name = "let-go")]
+    /// The slot is dropped, and the journal says what was lost with it.
+    #[serde(rename = "drop-slot")]
+    #[value(name = "drop-slot")]
     DropSlot,
 }
 

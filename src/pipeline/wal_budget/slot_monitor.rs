@@ -11,6 +11,7 @@ use tracing::{debug, error, info, warn};
 use super::budget::{AtMax, Budget, Finding, LagBudget};
 use crate::delivery::stats::PipelineStats;
 use crate::model::dropped_slot::DroppedSlot;
+use crate::model::rounded::Elapsed;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::error::SlotDropped;
@@ -84,24 +85,24 @@ impl Watched {
         match finding {
             Finding::Nothing | Finding::Drop => {}
             Finding::Warn(lasts) => warn!(
-                pipeline, slot, %kept, lag.warn = %warn, ?lasts,
-                "the slot keeps more of PostgreSQL's log on its disk than lag.warn. Mend what holds it up: Kafka, if \
-                 events are not delivered; a transaction that is open for long (xact_start in pg_stat_activity), if they are"
+                pipeline, slot, retained = %kept, wal_budget.warn = %warn, elapsed = %Elapsed(lasts),
+                "the slot retains more WAL than wal_budget.warn. Fix the cause: Kafka, if events are not \
+                 delivered; a transaction that is open for long (xact_start in pg_stat_activity), if they are"
             ),
             Finding::Held(lasts) => error!(
-                pipeline, slot, %kept, lag.max = %max, ?lasts,
-                "the slot keeps more of PostgreSQL's log on its disk than lag.max, and it is held: the disk fills, and nothing \
-                 is lost. Mend what holds it up. What can't be delivered can be left out: walpost skip. To save the disk and \
-                 send the events again from the table later: lag.at_max = \"let-go\". To have PostgreSQL itself bound it, and \
+                pipeline, slot, retained = %kept, wal_budget.max = %max, elapsed = %Elapsed(lasts),
+                "the slot retains more WAL than wal_budget.max, and it is held: the disk fills, and \
+                 nothing is lost. Fix the cause. What can't be delivered can be left out: walpost skip. To save the disk and \
+                 send the events again from the table later: wal_budget.on_max = \"drop-slot\". To have PostgreSQL itself bound it, and \
                  lose the slot: max_slot_wal_keep_size"
             ),
             Finding::BelowMax(lasted) => info!(
-                pipeline, slot, %kept, lag.max = %max, ?lasted,
-                "the slot keeps no more of the log than lag.max again, but more than lag.warn"
+                pipeline, slot, retained = %kept, wal_budget.max = %max, elapsed = %Elapsed(lasted),
+                "the slot retains less WAL than wal_budget.max again, but more than wal_budget.warn"
             ),
             Finding::Within(lasted) => info!(
-                pipeline, slot, %kept, ?lasted,
-                "the slot keeps no more of the log than it may again"
+                pipeline, slot, retained = %kept, elapsed = %Elapsed(lasted),
+                "the slot is within its WAL budget again"
             ),
         }
     }
@@ -119,8 +120,8 @@ pub(crate) async fn drop_slot(
     };
     let max_size = ByteSize::b(max);
     warn!(
-        pipeline, slot = target.slot, lag.max = %max_size,
-        "the slot keeps more of PostgreSQL's log on its disk than lag.max, and is let go as lag.at_max says"
+        pipeline, slot = target.slot, wal_budget.max = %max_size,
+        "the slot retains more WAL than wal_budget.max, and is dropped as wal_budget.on_max says"
     );
     let done = async {
         let catalog = database.catalog().await?;
@@ -134,13 +135,13 @@ pub(crate) async fn drop_slot(
         let entries = catalog.dropped_slots(pipeline, target).await?;
         // For those who look on while other pipelines run.
         if let Err(error) = watched.ask(&catalog).await {
-            debug!(%error, "the slot can't be looked at now");
+            debug!(%error, "catalog query failed");
         }
         Ok((outcome, entries))
     };
     match timeout(settings.link_timeout, done).await {
         Ok(Ok((Outcome::Dropped, entries))) => {
-            let why = format!(", for it kept more than lag.max, {max_size}");
+            let why = format!(", because it retained more than wal_budget.max, {max_size}");
             slot_dropped(settings, &entries, why)
         }
         Ok(Ok((Outcome::InUse(pid), _))) => PipelineError::SlotInUse {
@@ -211,15 +212,15 @@ pub(crate) async fn remind(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "let go and not sent again yet: {}. They are in {}, and nothing of it is removed until then: walpost \
-                     replay --let-go --pipeline {pipeline}",
+                    "events of a dropped slot were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: walpost \
+                     replay --dropped-slots --pipeline {pipeline}",
                     entry.describe(),
                     target.outbox
                 );
             }
         }
         Err(error) if settings.lag.at_max == AtMax::DropSlot => return Err(error.into()),
-        Err(error) => debug!(pipeline, %error, "whether something was let go is not known"),
+        Err(error) => debug!(pipeline, %error, "it is not known whether slots were dropped"),
     }
     Ok(())
 }

@@ -181,7 +181,7 @@ impl Catalog {
         {
             let since = slot_position.catalog_xmin.filter(|_| is_copied);
             let detail = json!({
-                "reason": "lag.max",
+                "reason": "wal_budget.max",
                 "table": table,
                 // As text: programs that read JSON have no such numbers.
                 "catalog_xmin": since.map(|id| id.to_string()),

@@ -30,7 +30,7 @@ pub struct Observed {
     pub slot_wal_keep: Option<String>,
     /// The table, if the outbox is one and it is there.
     pub table: Option<ObservedTable>,
-    /// `walpost.publish` is there; asked for an outbox in the log alone.
+    /// `walpost.publish` is there; asked for an outbox of messages alone.
     pub has_publish: bool,
     /// The journal is there.
     pub has_journal: bool,
@@ -70,7 +70,7 @@ pub struct ObservedPublication {
     pub via_root: bool,
     /// It has our table.
     pub has_table: bool,
-    /// It has other tables: for an outbox in the log, any.
+    /// It has other tables: for an outbox of messages, any.
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
     pub row_filter: Option<String>,
@@ -195,7 +195,7 @@ pub enum Problem {
     },
     /// Not in the write-ahead log.
     #[error(
-        "table {table} is unlogged or temporary, so its rows are not in the write-ahead log. Make it permanent: ALTER TABLE {table} SET LOGGED"
+        "table {table} is unlogged or temporary, so its rows are not in WAL. Make it permanent: ALTER TABLE {table} SET LOGGED"
     )]
     Unlogged {
         /// The table.
@@ -259,7 +259,7 @@ pub enum Problem {
     },
     /// It has tables, and the outbox is none.
     #[error(
-        "publication {publication:?} contains tables, though the outbox is in the log: {tables}. Make a publication without tables: walpost init --outbox log --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE ...",
+        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: walpost init --outbox messages --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE ...",
         name = identifier(.publication)
     )]
     NotEmpty {
@@ -337,7 +337,7 @@ pub enum Problem {
     },
     /// What the slot needs is gone.
     #[error(
-        "replication slot {slot:?} is lost: {reason}. Drop it and make it anew: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
+        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
         /// The slot.
@@ -357,11 +357,11 @@ pub enum Problem {
 fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
     match reason {
         Some("wal_removed") | None => format!(
-            "the server has removed write-ahead log after {confirmed} that was not delivered (wal_status = lost; see \
+            "the server has removed WAL after {confirmed} that was not delivered (wal_status = lost; see \
              max_slot_wal_keep_size)"
         ),
         Some("idle_timeout") => "nobody streamed from it for longer than idle_replication_slot_timeout (invalidation_reason = \
-             idle_timeout). Let that be longer than Walpost is ever stopped for, or turn it off, and bound the log with \
+             idle_timeout). Let that be longer than Walpost is ever stopped for, or turn it off, and bound WAL with \
              max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
             .to_owned(),
         Some("rows_removed") => "rows of the system catalog that it needs were removed (invalidation_reason = rows_removed). On a \
@@ -743,11 +743,17 @@ mod tests {
         observed.publication = Some(with_tables);
         check(&observed, &["public.x", "ALTER PUBLICATION pub DROP TABLE"]);
         observed.publication = None;
-        check(&observed, &["walpost init --outbox log --publication pub"]);
+        check(
+            &observed,
+            &["walpost init --outbox messages --publication pub"],
+        );
         observed.publication = Some(ObservedPublication::default());
         observed.slot = Some(lost);
-        check(&observed, &["walpost init --outbox log", "in no table"]);
+        check(
+            &observed,
+            &["walpost init --outbox messages", "in no table"],
+        );
         observed.slot = None;
-        check(&observed, &["walpost init --outbox log --slot slot"]);
+        check(&observed, &["walpost init --outbox messages --slot slot"]);
     }
 }

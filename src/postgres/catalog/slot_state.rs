@@ -66,7 +66,7 @@ enum Use {
 /// A slot that stands beyond what was confirmed of it, and nothing says why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "slot {slot:?} stands at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
+    "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
      someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
      is known: walpost skip --to {found}"
 )]
@@ -294,7 +294,7 @@ impl Catalog {
                 slot = target.slot,
                 journal = id,
                 "a slot of this name was there before, and is gone: events committed between {before} and {created} may be \
-                 missing in Kafka. Send them again: walpost replay --let-go --pipeline {pipeline}"
+                 missing in Kafka. Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
             );
         }
         self.write_new_slot_state(&of, created).await

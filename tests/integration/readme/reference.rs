@@ -317,7 +317,7 @@ fn log_lines_that_the_troubleshooting_names_are_in_the_sources() {
         "standing by",
         "Kafka is unreachable; waiting for it",
         "Kafka broker connection failed",
-        "Kafka producer can't go on",
+        "Kafka producer failed",
         "PostgreSQL has a new timeline",
         "Kafka did not accept the row at ",
         "not all records were acknowledged in time; they will be sent again at the next start",

@@ -37,7 +37,7 @@ fn read_private(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
     if std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o077 != 0 {
         tracing::warn!(
             file = %path.display(),
-            "password file ignored: group or others have access; chmod 0600 mends it"
+            "password file ignored: group or others have access; fix it with chmod 0600"
         );
         return Ok(None);
     }

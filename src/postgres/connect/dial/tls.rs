@@ -332,7 +332,7 @@ fn read_key(path: &Path) -> io::Result<Vec<u8>> {
         let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
         if metadata.mode() & forbidden != 0 {
             return Err(io::Error::other(
-                "group or others have access; chmod 0600 mends it",
+                "group or others have access; fix it with chmod 0600",
             ));
         }
     }

@@ -1,5 +1,18 @@
 //! Durations as people read them: two or three digits and a unit. The page has the same rules. Pure.
 
+use std::fmt;
+use std::time::Duration;
+
+/// How long something has lasted, as a log line has it: `66s`, `2min`.
+#[derive(Clone, Copy, Debug)]
+pub struct Elapsed(pub Duration);
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&duration(self.0.as_secs_f64()).replace(' ', ""))
+    }
+}
+
 /// How long something takes.
 #[must_use]
 pub fn duration(seconds: f64) -> String {
@@ -49,6 +62,8 @@ mod tests {
         ] {
             assert_eq!(duration(seconds), expected, "{seconds}");
         }
+        let elapsed = Elapsed(Duration::from_micros(66_067_527));
+        assert_eq!(elapsed.to_string(), "66s");
         assert_eq!(age(0.4), "0 s");
         assert_eq!(age(9.4), "9 s");
         assert_eq!(age(3_700.0), "62 min");
