@@ -16,7 +16,7 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
 use crate::pipeline::snapshot::{self, Outlook};
-use crate::pipeline::wal_budget::budget::AtMax;
+use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
@@ -296,7 +296,7 @@ async fn budget(
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
-    if settings.lag.at_max == AtMax::DropSlot {
+    if settings.wal_budget.on_max == OnMax::DropSlot {
         match settings.check_drop_slot(observed) {
             Ok(()) => report.add(
                 "lag budget",

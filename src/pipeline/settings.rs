@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::error::PipelineError;
-use super::wal_budget::budget::{AtMax, LagBudget};
+use super::wal_budget::budget::{OnMax, WalBudget};
 use crate::delivery::stats::About;
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
@@ -47,7 +47,7 @@ pub struct PipelineSettings {
     /// What is kept of the table.
     pub retention: Retention,
     /// How much of the log the slot may keep.
-    pub lag: LagBudget,
+    pub wal_budget: WalBudget,
 }
 
 impl PipelineSettings {
@@ -72,8 +72,8 @@ impl PipelineSettings {
                 Delivery::AtLeastOnce => "at-least-once".to_owned(),
                 Delivery::ExactlyOnce(_) => "exactly-once".to_owned(),
             },
-            wal_budget_warn_bytes: self.lag.warn_bytes,
-            wal_budget_max_bytes: self.lag.max_bytes,
+            wal_budget_warn_bytes: self.wal_budget.warn_bytes,
+            wal_budget_max_bytes: self.wal_budget.max_bytes,
         }
     }
 
@@ -109,7 +109,7 @@ impl PipelineSettings {
     /// There is no journal to write it down in, or the table has no primary key to send its rows
     /// again by.
     pub fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
-        if self.lag.at_max != AtMax::DropSlot {
+        if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
         }
         if !observed.has_journal {

@@ -30,7 +30,7 @@ use super::settings::{
     DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
     Undeliverable,
 };
-use super::wal_budget::budget::LagBudget;
+use super::wal_budget::budget::WalBudget;
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::delivery::isolation::Batching;
 use crate::kafka::settings::CheckpointSettings;
@@ -326,7 +326,7 @@ pub(crate) fn settings(
             ahead: 1,
             delete_rows: false,
         },
-        lag: LagBudget::default(),
+        wal_budget: WalBudget::default(),
     }
 }
 

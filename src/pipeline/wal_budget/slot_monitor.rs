@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
-use super::budget::{AtMax, Budget, Finding, LagBudget};
+use super::budget::{Budget, Finding, OnMax, WalBudget};
 use crate::delivery::stats::PipelineStats;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::rounded::Elapsed;
@@ -26,7 +26,7 @@ use crate::postgres::target::Target;
 pub(crate) struct Watched {
     pipeline: String,
     pub(crate) target: Target,
-    limits: LagBudget,
+    limits: WalBudget,
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
 }
@@ -37,17 +37,17 @@ impl Watched {
         Self {
             pipeline: settings.name.clone(),
             target: settings.target.clone(),
-            limits: settings.lag,
-            budget: Arc::new(Mutex::new(Budget::new(settings.lag))),
+            limits: settings.wal_budget,
+            budget: Arc::new(Mutex::new(Budget::new(settings.wal_budget))),
             stats: Arc::clone(stats),
         }
     }
 
     /// The same, and the slot is held whatever the settings say.
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
-        let limits = LagBudget {
-            at_max: AtMax::Hold,
-            ..settings.lag
+        let limits = WalBudget {
+            on_max: OnMax::Hold,
+            ..settings.wal_budget
         };
         Self {
             limits,
@@ -115,7 +115,8 @@ pub(crate) async fn drop_slot(
     watched: &Watched,
 ) -> PipelineError {
     let (pipeline, target) = (&settings.name, &settings.target);
-    let (Some(max), AtMax::DropSlot) = (settings.lag.max_bytes, settings.lag.at_max) else {
+    let (Some(max), OnMax::DropSlot) = (settings.wal_budget.max_bytes, settings.wal_budget.on_max)
+    else {
         return watched.over();
     };
     let max_size = ByteSize::b(max);
@@ -219,7 +220,7 @@ pub(crate) async fn remind(
                 );
             }
         }
-        Err(error) if settings.lag.at_max == AtMax::DropSlot => return Err(error.into()),
+        Err(error) if settings.wal_budget.on_max == OnMax::DropSlot => return Err(error.into()),
         Err(error) => debug!(pipeline, %error, "it is not known whether slots were dropped"),
     }
     Ok(())
