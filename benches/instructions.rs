@@ -55,7 +55,7 @@ const CASES: [Case; 7] = [
     case("transactions-of-100", Kind::Plain, 100),
     case("transactions-of-10000", Kind::Plain, ROWS),
     case("headers-column", Kind::Headers, 100),
-    case("log", Kind::Log, 100),
+    case("log", Kind::Messages, 100),
     case("bytea-payload", Kind::Bytea, 100),
     Case {
         settings: templates,

@@ -123,7 +123,7 @@ fn core(group: &mut Group<'_>) {
         ("transactions of 1", Kind::Plain, 1),
         ("transactions of 100", Kind::Plain, TRANSACTION),
         ("headers column", Kind::Headers, TRANSACTION),
-        ("log", Kind::Log, TRANSACTION),
+        ("log", Kind::Messages, TRANSACTION),
     ];
     for (name, kind, per_transaction) in cases {
         let stream = Stream::rows(kind, ROWS, per_transaction);

@@ -19,10 +19,10 @@ use crate::outbox::route::{POSITION_HEADER, is_topic_name};
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
+    Undeliverable,
 };
-use crate::pipeline::snapshot::SnapshotMode;
-use crate::pipeline::wal_budget::budget::{AtMax, LagBudget};
+use crate::pipeline::wal_budget::budget::{OnMax, WalBudget};
 use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -423,7 +423,7 @@ fn settings(
     let delivery = delivery(&reader, &file)?;
     let dead_letters = dead_letters(&reader, &file, &target, &outbox.topic, &delivery)?;
     let retention = retention(&reader, &file, &target.outbox)?;
-    let lag = wal_budget(&reader, &file, &target.outbox)?;
+    let wal_budget = wal_budget(&reader, &file, &target.outbox)?;
     let sink = match given.sink.or(file.sink).unwrap_or_default() {
         SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
             let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
@@ -447,7 +447,7 @@ fn settings(
         link_timeout,
         drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
         retention,
-        lag,
+        wal_budget,
     })
 }
 
@@ -481,7 +481,7 @@ fn wal_budget(
     reader: &Reader,
     file: &FilePipeline,
     outbox: &Outbox,
-) -> Result<LagBudget, ConfigError> {
+) -> Result<WalBudget, ConfigError> {
     let given = file.wal_budget.clone().unwrap_or_default();
     let size = |key, given: Option<file::Scalar>| {
         let given = given.map(|given| given.to_string());
@@ -491,10 +491,10 @@ fn wal_budget(
             size => Ok(size.map(|Bytes(size)| size)),
         }
     };
-    let budget = LagBudget {
+    let budget = WalBudget {
         warn_bytes: size("wal_budget.warn", given.warn)?,
         max_bytes: size("wal_budget.max", given.max)?,
-        at_max: given.on_max.unwrap_or_default(),
+        on_max: given.on_max.unwrap_or_default(),
     };
     if let (Some(warn), Some(max)) = (budget.warn_bytes, budget.max_bytes)
         && warn > max
@@ -507,7 +507,7 @@ fn wal_budget(
         let reason = "there is no wal_budget.max to reach; set one, or leave it out";
         return Err(reader.error("wal_budget.on_max", reason));
     }
-    if budget.at_max == AtMax::LetGo && outbox.table().is_none() {
+    if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
         let reason =
             "an outbox of messages has no table to send events again from; leave it at hold";
         return Err(reader.error("wal_budget.on_max", reason));
@@ -646,7 +646,7 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
             let reason = "an outbox of messages has no table with older rows; leave it out";
             return Err(reader.error("snapshot", reason));
         }
-        OutboxName::Messages => Outbox::Log {
+        OutboxName::Messages => Outbox::Messages {
             prefix: prefix(reader, file, default)?,
         },
     };

@@ -6,9 +6,9 @@
 //! word per row; others read it.
 
 pub mod checkpoint;
+pub mod chunks;
 pub mod histogram;
 pub mod isolation;
-pub(crate) mod life;
-pub mod pieces;
+pub(crate) mod lifecycle;
 pub mod stats;
 pub mod watermark;

@@ -1,8 +1,8 @@
 //! Values that every room speaks of, without logic and without a connection to anything. Imports nothing of ours.
 
 pub mod dead_letters;
+pub mod dropped_slot;
 pub mod exit;
-pub mod let_go;
 pub mod lifecycle;
 pub mod lsn;
 pub mod outage;

@@ -5,8 +5,11 @@
 
 pub(crate) mod access;
 mod confirms;
+pub(crate) mod database;
 pub mod decode;
+pub mod error;
 pub mod exactly_once;
+pub mod order;
 pub mod recovery;
 pub mod session;
 pub mod settings;
@@ -18,346 +21,30 @@ pub mod wal_budget;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytesize::ByteSize;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::field::display;
 use tracing::{debug, info, warn};
 
-use self::decode::{Core, LineError};
+use self::database::Database;
+use self::decode::Core;
+use self::error::PipelineError;
+use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
-use self::session::{Database, Memory};
+use self::session::state::SessionState;
 use self::settings::{Delivery, PipelineSettings};
-use self::snapshot::SnapshotError;
 use self::wal_budget::slot_monitor;
-use self::wal_budget::slot_monitor::{Gone, Watched};
-use crate::delivery::checkpoint::HistoryError;
+use self::wal_budget::slot_monitor::Watched;
 use crate::delivery::isolation::{Batching, Isolation};
 use crate::delivery::stats::PipelineStats;
-use crate::delivery::watermark::{Deliveries, DeliveryFailure, OrderError, Watermark};
+use crate::delivery::watermark::{Deliveries, Watermark};
 use crate::model::lifecycle::{ErrorKind, State};
-use crate::model::lsn::{Lsn, Position};
+use crate::model::lsn::Lsn;
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
 use crate::model::window::Window;
-use crate::outbox::columns::MappingError;
-use crate::outbox::envelope::EnvelopeError;
-use crate::outbox::route::RouteError;
-use crate::postgres::catalog::{CatalogError, Problem};
-use crate::postgres::replication::ConnectionError;
-use crate::postgres::table::TableName;
-use crate::postgres::target::Target;
-use crate::postgres::wire::pgoutput::DecodeError;
+use crate::postgres::catalog::Problem;
 use crate::sink::{Sink, SinkError};
-
-/// Why a pipeline can't go on. [`recovery::remedy`] says what each calls for.
-#[derive(Debug, thiserror::Error)]
-pub enum PipelineError {
-    /// The replication connection failed.
-    #[error(transparent)]
-    Connection(#[from] ConnectionError),
-    /// The catalog can't be asked.
-    #[error(transparent)]
-    Catalog(#[from] CatalogError),
-    /// The server refuses the role that it had accepted.
-    #[error(
-        "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
-         password or pg_hba.conf was changed. The password comes from {origin}",
-        .lasts.as_secs()
-    )]
-    Refused {
-        /// What the server says.
-        error: Box<PipelineError>,
-        /// The role.
-        role: String,
-        /// Where its password comes from, for a person.
-        origin: String,
-        /// For how long.
-        lasts: Duration,
-    },
-    /// Outbox, publication or slot are not as they have to be.
-    #[error(transparent)]
-    Problem(#[from] Problem),
-    /// The slot is in use.
-    #[error("slot {slot:?} is active for PID {pid}")]
-    SlotInUse {
-        /// The slot.
-        slot: String,
-        /// The server process that has it.
-        pid: i32,
-    },
-    /// The replication connection and the one for questions don't see the same slot.
-    #[error(
-        "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
-         two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
-         address lead to one server only"
-    )]
-    TwoServers {
-        /// The slot.
-        slot: String,
-        /// The server process that streams to us.
-        walsender: i32,
-        /// What the catalog says, for a person.
-        found: String,
-    },
-    /// The server that answers is another one than before.
-    #[error(
-        "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
-         cluster, and what it has delivered is not known. If it is the right one, restart walpost"
-    )]
-    OtherCluster {
-        /// Now.
-        found: String,
-        /// Before.
-        expected: String,
-    },
-    /// Somebody else moved or re-created the slot.
-    #[error(
-        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
-         re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
-         {resend}; {then}"
-    )]
-    SlotMoved {
-        /// The slot.
-        slot: String,
-        /// Where it stands.
-        found: Lsn,
-        /// What was confirmed last.
-        confirmed: Lsn,
-        /// How the events between are delivered.
-        resend: &'static str,
-        /// What a person does then.
-        then: String,
-    },
-    /// The slot keeps more of the log than it may, and is to be let go.
-    #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
-    OverBudget {
-        /// The slot.
-        slot: String,
-        /// `wal_budget.max`
-        max: ByteSize,
-    },
-    /// The slot was dropped.
-    #[error(transparent)]
-    LetGo(Box<Gone>),
-    /// The slot may be let go, and the rows could not be sent again.
-    #[error(
-        "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
-         which requires one. Add it, or set wal_budget.on_max = \"hold\""
-    )]
-    NoKey {
-        /// The table.
-        table: TableName,
-    },
-    /// Exactly-once, and nobody knows what is in Kafka.
-    #[error(
-        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
-         nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
-    )]
-    NoCheckpoint {
-        /// The pipeline.
-        pipeline: String,
-        /// The topic of checkpoints.
-        topic: String,
-        /// The slot.
-        slot: String,
-    },
-    /// Exactly-once, and the log does not go on from what is in Kafka.
-    #[error(
-        "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-         and accept the slot as it is now: walpost checkpoint adopt"
-    )]
-    History(#[from] HistoryError),
-    /// The same may be, or another instance had the slot after the checkpoint was read.
-    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
-    Outrun(HistoryError),
-    /// What is delivered can't be confirmed.
-    #[error(
-        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
-         second connection to the server that streams it: {reason}",
-        elapsed = Elapsed(*lasts)
-    )]
-    Unwritten {
-        /// The slot.
-        slot: String,
-        /// For so long.
-        lasts: Duration,
-        /// Why.
-        reason: String,
-    },
-    /// The server is stopping and waits for what can't be delivered now.
-    #[error(
-        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
-    )]
-    ServerStopping,
-    /// A message of the plugin can't be decoded.
-    #[error("{error}, at {at}")]
-    Decode {
-        /// Position of the message.
-        at: String,
-        /// What is wrong with it.
-        error: DecodeError,
-    },
-    /// The stream contradicts itself.
-    #[error("replication protocol violation: {0}")]
-    Order(#[from] OrderError),
-    /// The outbox has not the columns that the settings expect.
-    #[error(transparent)]
-    Mapping(#[from] MappingError),
-    /// The publication has another table's rows.
-    #[error(
-        "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
-         with publish_via_partition_root = true if that is partitioned"
-    )]
-    ForeignTable {
-        /// Position of the row.
-        at: Position,
-        /// The table of the row.
-        found: String,
-        /// The table of the settings.
-        expected: TableName,
-    },
-    /// The publication has a table's rows, and the outbox is no table.
-    #[error(
-        "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
-    )]
-    RowBesideLog {
-        /// Position of the row.
-        at: Position,
-        /// The table of the row.
-        found: String,
-    },
-    /// A message with the outbox's prefix is no event.
-    #[error(
-        "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
-         walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
-         topic for dead letters. To leave out the transaction that has it: walpost skip --to {at}"
-    )]
-    Envelope {
-        /// Position of the message.
-        at: Position,
-        /// Its prefix.
-        prefix: String,
-        /// What is wrong with it.
-        error: EnvelopeError,
-    },
-    /// A row is larger than the configuration allows.
-    #[error(
-        "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
-         max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
-         sql/outbox.sql and sql/publish.sql do"
-    )]
-    RowTooLarge {
-        /// Position of the row.
-        at: String,
-        /// Length of the message.
-        bytes: usize,
-        /// `max_row_bytes`
-        max: usize,
-    },
-    /// A row of a table that was not described before.
-    #[error("the row at {at} is of the unknown relation {oid}")]
-    UnknownRelation {
-        /// Position of the row.
-        at: Position,
-        /// OID of its table.
-        oid: u32,
-    },
-    /// A row that the protocol doesn't allow.
-    #[error("{table}: the stream has {found} at {at}")]
-    BadTuple {
-        /// Position of the row.
-        at: Position,
-        /// The table.
-        table: TableName,
-        /// What is there.
-        found: &'static str,
-    },
-    /// A row that can't be copied, or not be told from one that was.
-    #[error("{table}: the row at {at} can't be copied, or told from those that were: {error}")]
-    BadLine {
-        /// Position of the row.
-        at: Position,
-        /// The table.
-        table: TableName,
-        /// What is wrong with it.
-        error: LineError,
-    },
-    /// Rows that are older than the slot can't be delivered.
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    /// A row that can't become a record.
-    #[error("{row} at {at} can't become a record: {error}")]
-    Route {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: RouteError,
-    },
-    /// A record that the sink doesn't take.
-    #[error("{row} at {at}: {error}")]
-    Produce {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: SinkError,
-    },
-    /// A dead letter that the sink doesn't take.
-    #[error(
-        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
-    )]
-    DeadLetter {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: Box<SinkError>,
-        /// Why the row can't become a record.
-        reason: String,
-    },
-    /// The sink can't go on.
-    #[error(transparent)]
-    Sink(#[from] SinkError),
-    /// The sink took a record and could not make it durable.
-    #[error("{}", .0.reason)]
-    Delivery(DeliveryFailure),
-    /// Rows of a refused batch were accepted one by one.
-    #[error(
-        "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
-         smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
-    )]
-    Passed {
-        /// The first of the batch.
-        from: Position,
-        /// The last.
-        until: Position,
-    },
-}
-
-impl PipelineError {
-    fn two_servers(target: &Target, walsender: i32, found: Option<i32>) -> Self {
-        Self::TwoServers {
-            slot: target.slot.clone(),
-            walsender,
-            found: found.map_or("none".to_owned(), |pid| pid.to_string()),
-        }
-    }
-}
-
-/// What a pipeline is asked to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Go on.
-    Run,
-    /// Stop reading, deliver what was read, confirm it, end.
-    Drain,
-}
 
 /// How long a broken producer may take to tell which delivery has failed.
 const REASON: Duration = Duration::from_secs(1);
@@ -416,7 +103,7 @@ pub(crate) async fn run<S: Sink>(
     let pipeline = &settings.name;
     let mut isolation = Isolation::default();
     let mut carrier = make(window, &isolation)?;
-    let mut memory = Memory::new(window, Watched::new(settings, &stats));
+    let mut session_state = SessionState::new(window, Watched::new(settings, &stats));
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
@@ -426,9 +113,17 @@ pub(crate) async fn run<S: Sink>(
         let mut held = None;
         let mut isolates = false;
         let Carrier { core, sink } = &mut carrier;
-        let opened = session::open(settings, database, core, sink, &mut memory, &mut orders).await;
+        let opened = session::open(
+            settings,
+            database,
+            core,
+            sink,
+            &mut session_state,
+            &mut orders,
+        )
+        .await;
         let error = match opened {
-            Ok(None) => return stopped(pipeline, &memory, &carrier.core),
+            Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
                     info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is back");
@@ -438,12 +133,12 @@ pub(crate) async fn run<S: Sink>(
                 }
                 let mut session = session;
                 match session
-                    .stream(database, core, sink, &mut memory, &mut orders)
+                    .stream(database, core, sink, &mut session_state, &mut orders)
                     .await
                 {
                     Ok(until) => {
-                        session.end(core, sink, &mut memory, until).await;
-                        return stopped(pipeline, &memory, &carrier.core);
+                        session.end(core, sink, &mut session_state, until).await;
+                        return stopped(pipeline, &session_state, &carrier.core);
                     }
                     Err(error) => {
                         let error = with_reason(error, core).await;
@@ -462,7 +157,7 @@ pub(crate) async fn run<S: Sink>(
                             // not lose what was read before it.
                             note(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
-                            session.end(core, sink, &mut memory, until).await;
+                            session.end(core, sink, &mut session_state, until).await;
                             return Err(error);
                         }
                         if session.has_progressed() {
@@ -485,14 +180,14 @@ pub(crate) async fn run<S: Sink>(
             PipelineError::OverBudget { .. } => {
                 tokio::select! {
                     biased;
-                    () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
-                    error = slot_monitor::let_go(settings, database, memory.watched()) => error,
+                    () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
+                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error,
                 }
             }
             error => error,
         };
         let now = tokio::time::Instant::now();
-        let error = memory.access.judge(error, &settings.postgres, now);
+        let error = session_state.access.judge(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
             // What is in the open Kafka transaction would be produced once more: it is given up.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
@@ -503,7 +198,7 @@ pub(crate) async fn run<S: Sink>(
         let delay = match remedy {
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
-                memory.note_another_owner();
+                session_state.note_another_owner();
                 match waiting.failed(Instant::now()) {
                     Say::Begins => info!(
                         pipeline,
@@ -544,14 +239,14 @@ pub(crate) async fn run<S: Sink>(
                     let (taken, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
                     if exactly_once && !isolates && recovery::kind(&error) == ErrorKind::Kafka {
-                        memory.gave_up(watermark.in_flight());
+                        session_state.gave_up(watermark.in_flight());
                     }
                     drop(carrier);
                     stats.gave_up_in_flight(taken, transactions);
-                    if let Some(confirmed) = memory.confirmed() {
+                    if let Some(confirmed) = session_state.confirmed() {
                         isolation.forget(confirmed.lsn());
                     }
-                    carrier = make(memory.window(), &isolation)?;
+                    carrier = make(session_state.window(), &isolation)?;
                     carrier.core.go_on_counting(left_alone, dead_letters);
                     if let Some(mut session) = held {
                         // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
@@ -568,7 +263,7 @@ pub(crate) async fn run<S: Sink>(
         };
         tokio::select! {
             biased;
-            () = drain_ordered(&mut orders) => return stopped(pipeline, &memory, &carrier.core),
+            () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
             () = tokio::time::sleep(delay) => {}
         }
     }
@@ -608,8 +303,10 @@ fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     stats.failed(kind, message, remedy.describe());
 }
 
-fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineError> {
-    let confirmed = memory.confirmed().map(|confirmed| display(confirmed.lsn()));
+fn stopped(pipeline: &str, session_state: &SessionState, core: &Core) -> Result<(), PipelineError> {
+    let confirmed = session_state
+        .confirmed()
+        .map(|confirmed| display(confirmed.lsn()));
     let left_alone = core.left_alone();
     let dead_letters = core.dead_letters();
     info!(
@@ -623,10 +320,4 @@ fn stopped(pipeline: &str, memory: &Memory, core: &Core) -> Result<(), PipelineE
         "stopped"
     );
     Ok(())
-}
-
-/// Resolves when the pipeline is told to drain, or nobody is there to tell it anything.
-async fn drain_ordered(orders: &mut watch::Receiver<Order>) {
-    // An error means that the sender is gone, which is an order to end as well.
-    let _ = orders.wait_for(|order| *order == Order::Drain).await;
 }

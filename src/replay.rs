@@ -14,7 +14,7 @@
 //! the last row before which, and including which, Kafka has everything, and one at its end. What
 //! was sent after the last of them is sent again when the run is resumed.
 //!
-//! [`Plan::of_let_go`] sends what may be missing after slots were let go. The end of such a run closes
+//! [`Plan::of_dropped_slots`] sends what may be missing after slots were dropped. The end of such a run closes
 //! their entries in the journal.
 //!
 //! Roles that may add to the journal are not all trusted with the rights of whoever resumes a run. So
@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
 
-pub use self::book::Begun;
-use self::book::{Note, Planned, State, Told, lock};
+pub use self::run::Begun;
+use self::run::{Note, Planned, State, Told, lock};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 use crate::delivery::watermark::{DeliveryFailure, OrderError, Watermark};
@@ -49,10 +49,10 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
-mod book;
 mod condition;
-mod let_go;
+mod dropped_slots;
 mod position;
+mod run;
 pub mod selection;
 mod sender;
 
@@ -124,17 +124,17 @@ pub enum ReplayError {
         /// The server's own words.
         error: CatalogError,
     },
-    /// Nothing was let go.
+    /// No slot was dropped.
     #[error(
         "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
-    NothingLetGo {
+    NoDroppedSlots {
         /// The pipeline.
         pipeline: String,
         /// Its slot.
         slot: String,
     },
-    /// The slot is still the one that was to be let go.
+    /// The slot is still the one that was to be dropped.
     #[error(
         "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
          exists, with the events that it has not delivered. Start walpost, which drops the slot or delivers them; then send again"
@@ -357,7 +357,7 @@ pub struct Plan<'s> {
     sent_before: u64,
     /// How many rows are to be sent.
     pub rows: u64,
-    /// Entries of the journal about what was let go, which its end closes.
+    /// Entries of the journal about slots that were dropped, which its end closes.
     closes: Vec<i64>,
 }
 
@@ -415,18 +415,18 @@ impl<'s> Plan<'s> {
         Ok(self)
     }
 
-    /// Finds out which rows may be missing after slots were let go, as of now. Nothing is changed.
+    /// Finds out which rows may be missing after slots were dropped, as of now. Nothing is changed.
     ///
     /// # Errors
-    /// Nothing was let go, what is to be sent can't be known yet, or something can't be asked.
-    pub async fn of_let_go(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
+    /// No slot was dropped, what is to be sent can't be known yet, or something can't be asked.
+    pub async fn of_dropped_slots(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        let (closes, condition) = let_go::rows(settings, table, &writer).await?;
+        let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
         // Their entries say which rows, also when the run is resumed.
         plan.planned.selected = Some(Selected::default());
-        plan.planned.let_go.clone_from(&closes);
+        plan.planned.dropped_slots.clone_from(&closes);
         plan.closes = closes;
         plan.counted(condition).await
     }
@@ -496,16 +496,17 @@ impl<'s> Plan<'s> {
             let reason = format!("until, last, from and to have to be values of {order}");
             return Err(entry.unreadable(reason));
         }
-        plan.rows_condition = if planned.let_go.is_empty() {
+        plan.rows_condition = if planned.dropped_slots.is_empty() {
             if let Some(condition) = condition {
                 condition::examine(&plan.reader, table, condition).await?;
             }
             selected.sql(&plan.key)
         } else {
-            let condition = let_go::condition(settings, &plan.writer, &planned.let_go).await?;
+            let condition =
+                dropped_slots::condition(settings, &plan.writer, &planned.dropped_slots).await?;
             condition.ok_or(ReplayError::Closed(run))?
         };
-        plan.closes.clone_from(&planned.let_go);
+        plan.closes.clone_from(&planned.dropped_slots);
         plan.planned = planned;
         plan.is_resumed = true;
         plan.begun = Some(begun);
@@ -562,7 +563,7 @@ impl<'s> Plan<'s> {
                 until: None,
                 topic: outbox.topic.to_string(),
                 rows: 0,
-                let_go: Vec::new(),
+                dropped_slots: Vec::new(),
             },
             rows_condition: String::new(),
             key,
@@ -744,7 +745,7 @@ impl<'s> Plan<'s> {
             last: last
                 .map(|(_, key)| key.clone())
                 .or_else(|| self.behind.clone()),
-            let_go: match state {
+            dropped_slots: match state {
                 State::Done => self.closes.clone(),
                 State::Begun | State::Going => Vec::new(),
             },

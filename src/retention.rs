@@ -27,7 +27,7 @@ use jiff::SignedDuration;
 use self::look::{Outbox, Partitioning};
 use self::mark::{MarkKind, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::Retention;
 use crate::postgres::catalog::slot_state::Moved;
@@ -162,7 +162,7 @@ pub enum RetentionError {
         "nothing of table {table} is removed: a slot was dropped, and {what} may be in the table only. Send them again: \
          walpost replay --dropped-slots"
     )]
-    LetGo {
+    DroppedSlots {
         /// The table.
         table: TableName,
         /// What may be missing.
@@ -341,12 +341,12 @@ impl Pass<'_> {
     }
 
     /// The slot that is furthest behind, and where: no slot stands for more than Walpost has confirmed of it.
-    /// Nothing where none says what is delivered, because one was let go.
+    /// Nothing where none says what is delivered, because one was dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
         let slots = look::slots(self.client, target, table).await?;
-        // After the slot: one that another was let go for is there only when that is written down.
-        let entries = match self.catalog.let_go_of_table(target, table).await {
+        // After the slot: one that another was dropped for is there only when that is written down.
+        let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
                 self.report.troubles.push(error.into());
@@ -357,8 +357,8 @@ impl Pass<'_> {
         if entries.is_empty() {
             return self.least(target, slots).await;
         }
-        let what: Vec<_> = entries.iter().map(LetGo::describe).collect();
-        self.report.troubles.push(RetentionError::LetGo {
+        let what: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
+        self.report.troubles.push(RetentionError::DroppedSlots {
             table: table.clone(),
             what: what.join("; "),
         });

@@ -220,7 +220,7 @@ pub enum SinkError {
         /// The command.
         grant: String,
     },
-    /// The producer can't take any more records, and has to be made anew.
+    /// The producer can't take any more records, and has to be re-created.
     #[error("Kafka producer: {0}")]
     Broken(String),
     /// Standard output can't be written to.

@@ -19,9 +19,11 @@ use crate::model::exit::Exit;
 use crate::model::lifecycle::{ErrorKind, State};
 use crate::observe::http;
 use crate::observe::registry::Registry;
+use crate::pipeline;
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::order::Order;
 use crate::pipeline::recovery::Remedy;
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::{self, Order, PipelineError};
 use crate::retention::maintenance;
 use crate::sink::stdout::StdoutSink;
 

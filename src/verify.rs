@@ -22,8 +22,8 @@ use tracing::info;
 
 pub use self::report::{Counts, Finding};
 
+use self::context::{End, VerifyContext, Whole};
 use self::spill::{Journal, Spill};
-use self::world::{End, Whole, World};
 use crate::kafka::reader::{ReadError, TopicReader};
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
@@ -33,6 +33,7 @@ use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
 use crate::postgres::table::{TableName, identifier};
 use crate::progress::Progress;
 
+mod context;
 mod entry;
 mod matching;
 mod order;
@@ -40,7 +41,6 @@ mod report;
 mod spill;
 mod table;
 mod topics;
-mod world;
 
 /// How much a record's time may be before that of its row: the clocks of two machines.
 const SLACK: Duration = Duration::from_secs(600);
@@ -152,14 +152,14 @@ pub struct Report {
 pub type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 
 /// Counts and tells.
-pub(crate) struct Judge<'t> {
+pub(crate) struct Reporter<'t> {
     counts: Counts,
     notes: Vec<String>,
     tells_unexpected: bool,
     tell: Tell<'t>,
 }
 
-impl Judge<'_> {
+impl Reporter<'_> {
     fn found(&mut self, finding: Finding) -> io::Result<()> {
         (self.tell)(&finding)
     }
@@ -194,7 +194,7 @@ pub fn verify(
     };
     let reader = TopicReader::new(properties, &format!("walpost-verify-{}", settings.name))
         .map_err(ReadError::from)?;
-    let mut judge = Judge {
+    let mut reporter = Reporter {
         counts: Counts::default(),
         notes: Vec::new(),
         tells_unexpected: options.strict,
@@ -205,12 +205,12 @@ pub fn verify(
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
         let catalog = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
-        let look = Look {
+        let look = DatabaseReader {
             settings,
             table,
             options,
         };
-        look.at(&catalog, &mut entries, &mut judge).await
+        look.at(&catalog, &mut entries, &mut reporter).await
     })?;
     let mut names = database.read.topics;
     for topic in &options.also {
@@ -229,12 +229,12 @@ pub fn verify(
         is_production_time: settings.outbox.timestamp.is_none(),
         deadline: Instant::now() + options.wait,
     };
-    let read = plan.read(names, &mut entries, &mut journal, &mut judge);
+    let read = plan.read(names, &mut entries, &mut journal, &mut reporter);
     let read = read.map_err(|error| match error {
         VerifyError::Topics(error) => VerifyError::Topics(runtime.block_on(reader.explain(error))),
         error => error,
     })?;
-    let world = World {
+    let context = VerifyContext {
         topics: read.topics,
         places: read.places,
         is_range: options.range.is_bounded(),
@@ -244,16 +244,23 @@ pub fn verify(
             after: database.gaps_after.max(read.whole_after),
             before: database.confirmed,
         },
-        copies: database.past.copies,
+        copies: database.journal.copies,
     };
-    let firsts = matching::bring_together(entries, judge.counts.records, &world, &mut judge)?;
-    order::look_through(journal, &firsts, options.memory / 4, &world, &mut judge)?;
-    if judge.counts.missing > 0 {
-        judge.notes.extend(database.past.given_up);
+    let firsts =
+        matching::bring_together(entries, reporter.counts.records, &context, &mut reporter)?;
+    order::look_through(
+        journal,
+        &firsts,
+        options.memory / 4,
+        &context,
+        &mut reporter,
+    )?;
+    if reporter.counts.missing > 0 {
+        reporter.notes.extend(database.journal.given_up);
     }
     Ok(Report {
-        counts: judge.counts,
-        notes: judge.notes,
+        counts: reporter.counts,
+        notes: reporter.notes,
     })
 }
 
@@ -263,7 +270,7 @@ fn millis(at: jiff::Timestamp, before: Duration) -> i64 {
 }
 
 /// A look at the database.
-struct Look<'l> {
+struct DatabaseReader<'l> {
     settings: &'l PipelineSettings,
     table: &'l TableName,
     options: &'l Options,
@@ -279,24 +286,24 @@ struct Database {
     confirmed: Lsn,
     /// None before this one is searched for gaps.
     gaps_after: Lsn,
-    past: Past,
+    journal: JournalFindings,
 }
 
 /// What the journal says.
 #[derive(Default)]
-struct Past {
+struct JournalFindings {
     /// What was not to be delivered, for people. Of a row nobody knows its place in the log.
     given_up: Vec<String>,
     /// The commits that copied rows have. A copy that began anew left a part of the one before.
     copies: Vec<Lsn>,
 }
 
-impl Look<'_> {
+impl DatabaseReader<'_> {
     async fn at(
         &self,
         catalog: &Catalog,
         entries: &mut Spill,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<Database, VerifyError> {
         let (settings, table) = (self.settings, self.table);
         let observed = catalog.look(&settings.target).await?;
@@ -318,21 +325,21 @@ impl Look<'_> {
             false => catalog.estimate(table).await?,
         };
         let progress = Progress::new("rows read", Some(total).filter(|&total| total > 0));
-        let read = plan.read(catalog, progress, entries, judge).await?;
-        let gaps_after = self.note_what_is_left_out(&observed, judge);
-        let (delivered, confirmed) = self.wait(catalog, read.after, judge).await?;
+        let read = plan.read(catalog, progress, entries, reporter).await?;
+        let gaps_after = self.note_what_is_left_out(&observed, reporter);
+        let (delivered, confirmed) = self.wait(catalog, read.after, reporter).await?;
         Ok(Database {
             read,
             id: plan.id,
             delivered,
             confirmed,
             gaps_after,
-            past: self.past(catalog).await?,
+            journal: self.journal(catalog).await?,
         })
     }
 
     /// Reads the journal.
-    async fn past(&self, catalog: &Catalog) -> Result<Past, VerifyError> {
+    async fn journal(&self, catalog: &Catalog) -> Result<JournalFindings, VerifyError> {
         let settings = self.settings;
         let entries = catalog.journal(&settings.name, &settings.target).await;
         let entries = match entries {
@@ -343,41 +350,41 @@ impl Look<'_> {
             Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),
             Err(error) => return Err(error.into()),
         };
-        let mut past = Past::default();
+        let mut journal = JournalFindings::default();
         for entry in entries {
             let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
             let what = match entry.action {
                 Action::Skip => "skipped",
-                Action::LetGo => "dropped with their slot",
+                Action::DropSlot => "given up",
                 Action::Snapshot => {
-                    past.copies.push(Lsn(to.0.saturating_sub(1)));
+                    journal.copies.push(Lsn(to.0.saturating_sub(1)));
                     continue;
                 }
                 Action::Replay => continue,
             };
-            past.given_up.push(format!(
+            journal.given_up.push(format!(
                 "events committed between {from} and {to} were {what} at {} by {}: if they were not sent again, they are \
                  among the missing",
                 entry.at, entry.by_role
             ));
         }
-        Ok(past)
+        Ok(journal)
     }
 
     /// What of the publication makes rows that are never delivered, or numbers that no event has.
     /// Gives the commit after which gaps tell something.
-    fn note_what_is_left_out(&self, observed: &Observed, judge: &mut Judge<'_>) -> Lsn {
+    fn note_what_is_left_out(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let Some(publication) = &observed.publication else {
             return Lsn::ZERO;
         };
         let name = &self.settings.target.publication;
         if let Some(filter) = &publication.row_filter {
-            judge.note(format!(
+            reporter.note(format!(
                 "publication {name:?} leaves out rows that don't fulfil {filter}: those are missing"
             ));
         }
         if publication.more_than_inserts {
-            judge.note(format!(
+            reporter.note(format!(
                 "publication {name:?} publishes more than inserts, so gaps were not searched for"
             ));
             return Lsn(u64::MAX);
@@ -391,21 +398,21 @@ impl Look<'_> {
         &self,
         catalog: &Catalog,
         goal: Lsn,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<(End, Lsn), VerifyError> {
         let slot = &self.settings.target.slot;
         let deadline = Instant::now() + self.options.wait;
         let mut is_told = false;
         loop {
             let Some(found) = catalog.slot(slot).await? else {
-                judge.note(format!(
+                reporter.note(format!(
                     "replication slot {slot:?} does not exist: nothing that is not there will come"
                 ));
                 return Ok((End::Reached, goal));
             };
             let confirmed = found.confirmed;
             if found.wal_status.as_deref() == Some("lost") {
-                judge.note(format!(
+                reporter.note(format!(
                     "replication slot {slot:?} is lost: nothing that is not there will come"
                 ));
                 return Ok((End::Reached, confirmed));
@@ -418,7 +425,7 @@ impl Look<'_> {
                     None => "nobody reads it",
                     Some(_) => "that took longer than --wait",
                 };
-                judge.note(format!(
+                reporter.note(format!(
                     "replication slot {slot:?} is confirmed up to {confirmed}, the table was read at {goal}, and {why}: what \
                      is not there counts as pending, since it may still come"
                 ));

@@ -64,9 +64,9 @@ fn main() -> ExitCode {
             let stream = Stream::rows(Kind::Bytea, ROWS, 100);
             streamed(Kind::Bytea, defaults(), &stream);
         }),
-        test("events_in_the_log_allocate_nothing", move || {
-            let stream = Stream::rows(Kind::Log, ROWS, 100);
-            streamed(Kind::Log, defaults(), &stream);
+        test("events_in_messages_allocate_nothing", move || {
+            let stream = Stream::rows(Kind::Messages, ROWS, 100);
+            streamed(Kind::Messages, defaults(), &stream);
         }),
         test("keepalives_allocate_nothing", move || {
             streamed(Kind::Plain, defaults(), &Stream::keepalives(ROWS));

@@ -61,14 +61,14 @@ pub(crate) enum Kind {
     /// Into a table.
     Table,
     /// Into the log alone, by `walpost.publish`.
-    Log,
+    Messages,
 }
 
 impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Table => "table",
-            Self::Log => "log",
+            Self::Messages => "log",
         }
     }
 
@@ -76,7 +76,7 @@ impl Kind {
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Table => &["--publication", PUBLICATION, "--table", TABLE],
-            Self::Log => &[
+            Self::Messages => &[
                 "--outbox",
                 "messages",
                 "--publication",
@@ -92,7 +92,7 @@ impl Kind {
         let publication = |name| format!("publication_names={name}");
         match self {
             Self::Table => vec![publication(PUBLICATION)],
-            Self::Log => vec![publication(EMPTY_PUBLICATION), "messages=true".to_owned()],
+            Self::Messages => vec![publication(EMPTY_PUBLICATION), "messages=true".to_owned()],
         }
     }
 }

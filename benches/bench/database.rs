@@ -48,7 +48,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
     let ways = [
         Way::Nothing,
         Way::Walpost(Kind::Table),
-        Way::Walpost(Kind::Log),
+        Way::Walpost(Kind::Messages),
         Way::Polling(Settlement::Delete),
         Way::Polling(Settlement::Update),
     ];
@@ -98,7 +98,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
 
     let remains = match way.kind() {
         Kind::Table => Remains::clear(bed),
-        Kind::Log => Remains::default(),
+        Kind::Messages => Remains::default(),
     };
     bed.db.run("DROP PROCEDURE add");
     Cost {
@@ -125,7 +125,7 @@ fn prepare(bed: &Bed, way: Way) {
             bed.db.run(SCHEMA);
             INSERT
         }
-        Kind::Log => PUBLISH,
+        Kind::Messages => PUBLISH,
     };
     if let Way::Polling(settlement) = way {
         bed.db.run(settlement.schema());
@@ -209,7 +209,7 @@ impl Way {
         match self {
             Self::Nothing => "nothing reads",
             Self::Walpost(Kind::Table) => "Walpost",
-            Self::Walpost(Kind::Log) => "Walpost, no table",
+            Self::Walpost(Kind::Messages) => "Walpost, no table",
             Self::Polling(Settlement::Delete) => "polling, DELETE",
             Self::Polling(Settlement::Update) => "polling, UPDATE",
         }
@@ -227,7 +227,7 @@ impl<'a> Carrier<'a> {
                 let task = Task::new(kind, &slot, topic);
                 let outbox = match kind {
                     Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],
-                    Kind::Log => kind.arguments(),
+                    Kind::Messages => kind.arguments(),
                 };
                 let running = start_walpost(bed, Link::Unix, &task, outbox, &args.property);
                 let mut walsender = Walsender::new(&bed.db, &slot.name);

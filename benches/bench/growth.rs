@@ -101,7 +101,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
 
     // Here writing counts as well, so it is done in each round.
     for round in 0..args.rounds() {
-        let mut kinds = [Kind::Table, Kind::Log];
+        let mut kinds = [Kind::Table, Kind::Messages];
         kinds.rotate_left(round % 2);
         for kind in kinds {
             let shape = Shape {

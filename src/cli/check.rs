@@ -16,7 +16,7 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
 use crate::pipeline::snapshot::{self, Outlook};
-use crate::pipeline::wal_budget::budget::AtMax;
+use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
@@ -230,7 +230,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     }
     risks(settings, &observed, report);
     moved(settings, &observed, &catalog, report).await;
-    if matches!(settings.target.outbox, Outbox::Log { .. }) {
+    if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
             Ok(everybody) => forgery(&everybody, report),
             Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
@@ -296,8 +296,8 @@ async fn budget(
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
-    if settings.lag.at_max == AtMax::LetGo {
-        match settings.check_let_go(observed) {
+    if settings.wal_budget.on_max == OnMax::DropSlot {
+        match settings.check_drop_slot(observed) {
             Ok(()) => report.add(
                 "lag budget",
                 Outcome::Ok,
@@ -310,14 +310,16 @@ async fn budget(
         return;
     }
     // That the journal can't be read is said where it is needed.
-    let entries = catalog.let_go(&settings.name, &settings.target).await;
+    let entries = catalog
+        .dropped_slots(&settings.name, &settings.target)
+        .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
             "{} may be in the table only: a slot was dropped. Send them again: walpost replay --dropped-slots --pipeline {}",
             entry.describe(),
             settings.name
         );
-        report.add("let go", Outcome::Warning, message);
+        report.add("dropped slots", Outcome::Warning, message);
     }
 }
 
@@ -377,7 +379,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             ),
         );
     }
-    if matches!(outbox, Outbox::Log { .. }) {
+    if matches!(outbox, Outbox::Messages { .. }) {
         match observed.has_publish {
             true => report.add("publish", Outcome::Ok, "the function walpost.publish is there"),
             false => report.add(

@@ -8,10 +8,10 @@ use super::out::{self, say};
 use super::{consent, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::delivery::checkpoint::{Checkpoint, Delivered, Standing};
+use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
@@ -128,13 +128,13 @@ async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
         None => say!("{name}: no checkpoint"),
         Some(checkpoint) => say!("{name}: {}", describe(&checkpoint)),
     }
-    let (standing, _) = standing(settings).await?;
+    let (server, _) = server(settings).await?;
     say!(
         "{name}: slot {} confirmed up to {}; cluster {}, timeline {}",
-        standing.slot,
-        standing.confirmed,
-        standing.system_id,
-        standing.timeline
+        server.slot,
+        server.confirmed,
+        server.system_id,
+        server.timeline
     );
     Ok(())
 }
@@ -166,7 +166,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
 }
 
 /// Where slot and server are, and which process has the slot.
-async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>), PipelineError> {
+async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), PipelineError> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
     let slot = catalog.look(target).await?.slot;
@@ -177,7 +177,7 @@ async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>)
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
     let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
     let identity = connection.identify().await?;
-    let standing = Standing {
+    let server = ServerState {
         system_id: identity.system_id,
         timeline: identity.timeline,
         history: Vec::new(),
@@ -185,14 +185,14 @@ async fn standing(settings: &PipelineSettings) -> Result<(Standing, Option<i32>)
         confirmed: slot.confirmed,
         flushed: identity.flushed,
     };
-    Ok((standing, slot.active_pid))
+    Ok((server, slot.active_pid))
 }
 
 async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     let name = &settings.name;
-    let (standing, active) = standing(settings).await?;
+    let (server, active) = server(settings).await?;
     if let Some(pid) = active {
-        let slot = standing.slot;
+        let slot = server.slot;
         return Err(PipelineError::SlotInUse { slot, pid }.into());
     }
     let Some(producer) = settings.producer() else {
@@ -213,10 +213,10 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     }
     say!(
         "{name}: to be set: everything up to {} counts as delivered, where slot {} is; cluster {}, timeline {}",
-        standing.confirmed,
-        standing.slot,
-        standing.system_id,
-        standing.timeline
+        server.confirmed,
+        server.slot,
+        server.system_id,
+        server.timeline
     );
     let catalog = Catalog::open(&settings.postgres)
         .await
@@ -235,7 +235,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         return Err(Failure::NotAsked(name.clone()));
     }
     let epoch = found.map_or(1, |found| found.next_epoch());
-    let mut checkpoint = Checkpoint::first(epoch, &standing);
+    let mut checkpoint = Checkpoint::first(epoch, &server);
     sink.commit(&mut checkpoint)
         .await
         .map_err(PipelineError::from)?;

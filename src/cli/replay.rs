@@ -156,7 +156,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::NoRecord { .. }
         | ReplayError::Wrong { .. }
         | ReplayError::NoRun { .. }
-        | ReplayError::NothingLetGo { .. }
+        | ReplayError::NoDroppedSlots { .. }
         | ReplayError::Complete(_)
         | ReplayError::Closed(_)
         | ReplayError::Mighty { .. }
@@ -191,7 +191,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     let name = &settings.name;
     let plan = match args.resume {
         Some(run) => Plan::resume(settings, run, args.condition.as_deref()).await?,
-        None if args.dropped_slots => Plan::of_let_go(settings).await?,
+        None if args.dropped_slots => Plan::of_dropped_slots(settings).await?,
         None => {
             let selection = Selection {
                 from: args.from.clone(),

@@ -16,19 +16,19 @@ use super::out::say;
 use super::{consent, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::delivery::checkpoint::{Checkpoint, Standing};
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
 use crate::model::lsn::{Lsn, Position};
-use crate::pipeline::PipelineError;
 use crate::pipeline::decode::preview::{Found, Preview, Until};
+use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::pipeline::snapshot::SnapshotMode;
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::slot_state::FoundState;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Said};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, SnapshotRecord};
 use crate::postgres::replication::Connection;
 use crate::postgres::target::Outbox;
 use crate::sink::Sink;
@@ -191,7 +191,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     // Without a journal nothing is moved, so that is found out first.
     let before = catalog.journal(name, &settings.target).await?;
     let plan = plan(settings, &catalog, args.to).await?;
-    let begun = matches!(Said::of(&before), Said::Begun(border) if plan.confirmed < border);
+    let begun = matches!(SnapshotRecord::of(&before), SnapshotRecord::Begun(snapshot_lsn) if plan.confirmed < snapshot_lsn);
     let copied = plan
         .checkpoint
         .as_ref()
@@ -374,7 +374,7 @@ async fn checkpoint(
         true => Vec::new(),
         false => connection.timeline_history(identity.timeline).await?,
     };
-    let standing = Standing {
+    let server = ServerState {
         system_id: identity.system_id,
         timeline: identity.timeline,
         history,
@@ -382,7 +382,7 @@ async fn checkpoint(
         confirmed,
         flushed: identity.flushed,
     };
-    let resumed = found.resumed(&standing, &found.resume(&standing)?);
+    let resumed = found.resumed(&server, &found.resume(&server)?);
     Ok(Some((found, resumed)))
 }
 
@@ -440,7 +440,7 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
         Outbox::Table(table) => {
             say!("{name}: the rows stay in table {table}, where walpost replay finds them")
         }
-        Outbox::Log { .. } => say!("{name}: there is no table that keeps them"),
+        Outbox::Messages { .. } => say!("{name}: there is no table that keeps them"),
     }
 }
 

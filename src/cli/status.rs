@@ -14,8 +14,8 @@ use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
 use crate::escape::Escaped;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
-use crate::model::let_go::LetGo;
 use crate::model::lsn::Lsn;
 use crate::model::rounded;
 use crate::model::time::unix_micros;
@@ -119,8 +119,8 @@ struct Database {
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
-    /// What was let go and not sent again; not known without a journal that may be read.
-    dropped_slots: Option<Vec<LetGo>>,
+    /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
+    dropped_slots: Option<Vec<DroppedSlot>>,
 }
 
 /// Prints how the pipelines are.
@@ -295,7 +295,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         wal_status: slot.wal_status,
         held: held.map(|held| held.to_string()),
         problems,
-        dropped_slots: vitals.let_go,
+        dropped_slots: vitals.dropped_slots,
         error,
     }
 }

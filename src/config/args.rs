@@ -9,9 +9,9 @@ use crate::config::file::{DeliveryName, OutboxName};
 use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::Undeliverable;
-use crate::pipeline::snapshot::SnapshotMode;
-use crate::pipeline::wal_budget::budget::AtMax;
+use crate::pipeline::wal_budget::budget::OnMax;
 
 /// Headings of flags that commands share.
 pub(crate) mod heading {
@@ -300,7 +300,7 @@ pub struct WalBudgetArgs {
     /// What is done when it retains more: hold it, or drop-slot to save the database's disk
     /// [default: hold]
     #[arg(long, env = "WALPOST_WAL_BUDGET_ON_MAX", value_enum)]
-    pub wal_budget_on_max: Option<AtMax>,
+    pub wal_budget_on_max: Option<OnMax>,
 }
 
 impl WalBudgetArgs {

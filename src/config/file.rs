@@ -11,9 +11,9 @@ use super::{ConfigError, Given, retired};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::NullPayload;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::Undeliverable;
-use crate::pipeline::snapshot::SnapshotMode;
-use crate::pipeline::wal_budget::budget::AtMax;
+use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::connect::conninfo::Conninfo;
 
 /// The whole file.
@@ -132,7 +132,7 @@ pub struct FileCheckpoint {
 pub struct FileWalBudget {
     pub warn: Option<Scalar>,
     pub max: Option<Scalar>,
-    pub on_max: Option<AtMax>,
+    pub on_max: Option<OnMax>,
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::pieces::Copied;
+use super::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 
 /// The version of the text form that is read and written.
@@ -39,7 +39,7 @@ pub struct Checkpoint {
     pub partitions: BTreeMap<String, usize>,
     /// The rows older than the stream that were copied, until the stream is past them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<Copied>,
+    pub snapshot: Option<CopyProgress>,
 }
 
 /// The row messages that Kafka has, as far as the log can still send them.
@@ -81,7 +81,7 @@ impl Last {
 
 /// Where a server stands: what a checkpoint is held against.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct ServerState {
     /// The cluster's system identifier.
     pub system_id: String,
     /// Its timeline.
@@ -116,7 +116,7 @@ pub struct Resume {
     /// What Kafka has.
     pub delivered: Option<Delivered>,
     /// What it has of older rows.
-    pub snapshot: Option<Copied>,
+    pub snapshot: Option<CopyProgress>,
     /// Records in Kafka whose transactions the log does not have any more.
     pub phantom: Option<Phantom>,
 }
@@ -131,7 +131,7 @@ impl Resume {
             None => Lsn::ZERO,
         };
         let copied = self.snapshot.as_ref();
-        let copied = copied.map_or(Lsn::ZERO, Copied::last_border);
+        let copied = copied.map_or(Lsn::ZERO, CopyProgress::last_snapshot_lsn);
         delivered.max(self.safe_lsn).max(copied)
     }
 }
@@ -263,14 +263,14 @@ impl Checkpoint {
     /// The first of a history: nothing was published of it, and everything that ends at or before
     /// the slot's place counts as dealt with.
     #[must_use]
-    pub fn first(epoch: u32, standing: &Standing) -> Self {
+    pub fn first(epoch: u32, server: &ServerState) -> Self {
         Self {
             version: VERSION,
             epoch,
-            system_id: standing.system_id.clone(),
-            timeline: standing.timeline,
-            slot: standing.slot.clone(),
-            safe_lsn: standing.confirmed,
+            system_id: server.system_id.clone(),
+            timeline: server.timeline,
+            slot: server.slot.clone(),
+            safe_lsn: server.confirmed,
             delivered: None,
             partitions: BTreeMap::new(),
             snapshot: None,
@@ -344,10 +344,10 @@ impl Checkpoint {
     /// The checkpoint that says the same on a server that stands so, and is gone on from as `resume`
     /// says.
     #[must_use]
-    pub fn resumed(&self, standing: &Standing, resume: &Resume) -> Self {
+    pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {
             epoch: resume.epoch,
-            timeline: standing.timeline,
+            timeline: server.timeline,
             safe_lsn: resume.safe_lsn,
             delivered: resume.delivered.clone(),
             snapshot: resume.snapshot.clone(),
@@ -376,25 +376,25 @@ impl Checkpoint {
     ///
     /// # Errors
     /// What Kafka has can't be told apart from what it lacks.
-    pub fn resume(&self, standing: &Standing) -> Result<Resume, HistoryError> {
-        if self.system_id != standing.system_id {
+    pub fn resume(&self, server: &ServerState) -> Result<Resume, HistoryError> {
+        if self.system_id != server.system_id {
             return Err(HistoryError::OtherCluster {
-                found: standing.system_id.clone(),
+                found: server.system_id.clone(),
                 expected: self.system_id.clone(),
             });
         }
-        if self.slot != standing.slot {
+        if self.slot != server.slot {
             return Err(HistoryError::OtherSlot {
-                found: standing.slot.clone(),
+                found: server.slot.clone(),
                 expected: self.slot.clone(),
             });
         }
-        let left = self.left_at(standing)?;
+        let left = self.left_at(server)?;
         let safe_lsn = left.map_or(self.safe_lsn, |left| left.min(self.safe_lsn));
-        if standing.confirmed > safe_lsn {
+        if server.confirmed > safe_lsn {
             return Err(HistoryError::SlotAhead {
                 slot: self.slot.clone(),
-                confirmed: standing.confirmed,
+                confirmed: server.confirmed,
                 safe: safe_lsn,
             });
         }
@@ -430,12 +430,12 @@ impl Checkpoint {
             },
         };
         let reach = resume.reach();
-        if standing.flushed < reach {
+        if server.flushed < reach {
             return Err(HistoryError::LogEndsBefore {
-                flushed: standing.flushed,
+                flushed: server.flushed,
                 reach,
                 slot: self.slot.clone(),
-                confirmed: standing.confirmed,
+                confirmed: server.confirmed,
             });
         }
         Ok(resume)
@@ -445,14 +445,14 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Its history is another one.
-    pub fn copied_on(&self, standing: &Standing) -> Result<Option<Copied>, HistoryError> {
+    pub fn copied_on(&self, server: &ServerState) -> Result<Option<CopyProgress>, HistoryError> {
         match self.snapshot {
-            Some(_) => Ok(self.copied(self.left_at(standing)?)),
+            Some(_) => Ok(self.copied(self.left_at(server)?)),
             None => Ok(None),
         }
     }
 
-    fn copied(&self, left: Option<Lsn>) -> Option<Copied> {
+    fn copied(&self, left: Option<Lsn>) -> Option<CopyProgress> {
         let copied = self.snapshot.clone()?;
         Some(match left {
             Some(at) => copied.left_at(at),
@@ -461,18 +461,18 @@ impl Checkpoint {
     }
 
     /// Where the checkpoint's timeline was left, if it was.
-    fn left_at(&self, standing: &Standing) -> Result<Option<Lsn>, HistoryError> {
-        if self.timeline == standing.timeline {
+    fn left_at(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
+        if self.timeline == server.timeline {
             return Ok(None);
         }
-        let switch = standing
+        let switch = server
             .history
             .iter()
             .find(|switch| switch.timeline == self.timeline);
         match switch {
             Some(switch) => Ok(Some(switch.at)),
             None => Err(HistoryError::OtherTimeline {
-                found: standing.timeline,
+                found: server.timeline,
                 expected: self.timeline,
             }),
         }

@@ -1,4 +1,4 @@
-//! Durations, counted by size: written by the pipeline's threads, read by whoever watches.
+//! Durations, counted by size: written by the pipeline's threads, read by monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

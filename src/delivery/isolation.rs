@@ -7,7 +7,7 @@
 //! right before it, or delivers a dead letter in its place, with everything before it durable. Where
 //! none is refused alone, the batch was too large, and batches are smaller from then on.
 //!
-//! Where rows are copied, each pass is another copy with a border of its own: what is known of a row is
+//! Where rows are copied, each pass is another copy with a consistent point of its own: what is known of a row is
 //! known by its number and content.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -149,7 +149,7 @@ impl Isolation {
         self.suspects = None;
     }
 
-    /// PostgreSQL does not send again what ends before `confirmed`. A copy ends at its border, and the slot may
+    /// PostgreSQL does not send again what ends before `confirmed`. A copy ends at its consistent point, and the slot may
     /// stand there from the beginning.
     pub(crate) fn forget(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn copied_record_is_remembered_while_no_more_than_its_border_is_confirmed() {
+    fn copied_record_is_remembered_while_no_more_than_its_snapshot_lsn_is_confirmed() {
         let mut failure = failure(5);
         failure.refused.as_mut().expect("a record").at.commit = Lsn(0x1ff);
         let mut isolation = Isolation::default();
@@ -260,10 +260,10 @@ mod tests {
     /// Each pass copies the rows again, and so at other positions.
     #[test]
     fn copied_record_is_known_again_in_the_next_copy() {
-        let refused = |border: u64, index| {
+        let refused = |snapshot_lsn: u64, index| {
             let mut failure = failure(index);
             let record = failure.refused.as_mut().expect("a record");
-            record.at.commit = Lsn(border - 1);
+            record.at.commit = Lsn(snapshot_lsn - 1);
             record.content = content(Some(b"key"), Some(b"payload"));
             failure.refused_until = Some(Position {
                 index: index + 10,
@@ -273,7 +273,7 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.failed(&refused(0x200, 5), in_flight(40)));
-        // Before the suspects by its number, whatever the border.
+        // Before the suspects by its number, whatever the consistent point.
         assert!(isolation.failed(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.failed(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);

@@ -1,4 +1,4 @@
-//! What one pipeline does, in numbers: written by its threads as it goes, read by whoever watches.
+//! What one pipeline does, in numbers: written by its threads as it goes, read by monitoring.
 //!
 //! Nothing is written for each row. The session writes totals after each read and at its timer, the
 //! sink's threads after each batch of deliveries, and what happens seldom stands behind a lock.
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
-use super::life::Life;
+use super::lifecycle::Lifecycle;
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::Lsn;
 use crate::model::statistics::Statistics;
 use crate::model::vitals::Vitals;
 use crate::model::window::Window;
 
-pub use super::life::Seldom;
+pub use super::lifecycle::LifecycleSnapshot;
 use crate::model::lifecycle::{
     ErrorKind, Failure, KAFKA_DOWN_REMEDY, SnapshotPhase, SnapshotStage, State,
 };
@@ -89,7 +89,7 @@ pub struct PipelineStats {
     snapshot_rows: AtomicU64,
     /// When the last checkpoint was committed, in microseconds since 1970.
     checkpointed_micros: AtomicU64,
-    life: Mutex<Life>,
+    lifecycle: Mutex<Lifecycle>,
 }
 
 /// Written by the session's thread alone, so apart from what other threads write.
@@ -114,8 +114,8 @@ struct Session {
     last_micros: AtomicU64,
     waits: AtomicBool,
     /// Microseconds since the epoch: when the session last turned, and last got on.
-    turned: AtomicU64,
-    got_on: AtomicU64,
+    last_iteration: AtomicU64,
+    last_progress: AtomicU64,
 }
 
 /// Written by the sink's threads.
@@ -125,7 +125,7 @@ struct SinkSide {
     events: AtomicU64,
     bytes: AtomicU64,
     /// Microseconds since the epoch: when something last became durable.
-    got_on: AtomicU64,
+    last_progress: AtomicU64,
 }
 
 /// Totals, as they were at one moment.
@@ -156,9 +156,9 @@ pub struct Totals {
     /// Something waits for the sink.
     pub waits: bool,
     /// How long ago the session last turned.
-    pub turned_ago: Duration,
+    pub since_last_iteration: Duration,
     /// How long ago something became durable, or nothing had to.
-    pub got_on_ago: Duration,
+    pub since_last_progress: Duration,
     /// Attempts to begin a session again.
     pub reconnects: u64,
     /// When the last checkpoint was committed; zero where there was none.
@@ -204,15 +204,17 @@ impl PipelineStats {
             malformed_dead_letters: AtomicU64::default(),
             snapshot_rows: AtomicU64::default(),
             checkpointed_micros: AtomicU64::default(),
-            life: Mutex::new(Life {
+            lifecycle: Mutex::new(Lifecycle {
                 since_micros: now,
-                ..Life::default()
+                ..Lifecycle::default()
             }),
         }
     }
 
-    fn life(&self) -> MutexGuard<'_, Life> {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lifecycle(&self) -> MutexGuard<'_, Lifecycle> {
+        self.lifecycle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn elapsed_micros(&self) -> u64 {
@@ -241,9 +243,9 @@ impl PipelineStats {
             store(&session.last_micros, progress.last_micros);
         }
         session.waits.store(progress.waits, Ordering::Relaxed);
-        store(&session.turned, now);
+        store(&session.last_iteration, now);
         if has_risen || !progress.waits {
-            store(&session.got_on, now);
+            store(&session.last_progress, now);
         }
     }
 
@@ -262,7 +264,7 @@ impl PipelineStats {
     pub fn delivered(&self, events: u64, bytes: u64) {
         add(&self.sink.events, events);
         add(&self.sink.bytes, bytes);
-        store(&self.sink.got_on, self.elapsed_micros());
+        store(&self.sink.last_progress, self.elapsed_micros());
     }
 
     /// The sink is gone, and with it what it had in flight. It had taken so much in all.
@@ -292,30 +294,30 @@ impl PipelineStats {
         store(&self.checkpointed_micros, unix_micros());
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.kafka_commit.record(micros);
-        store(&self.sink.got_on, self.elapsed_micros());
+        store(&self.sink.last_progress, self.elapsed_micros());
     }
 
     /// It is at something else.
     pub fn entered(&self, state: State) {
-        let mut life = self.life();
+        let mut lifecycle = self.lifecycle();
         let now = unix_micros();
-        if life.state != state {
-            life.state = state;
-            life.since_micros = now;
+        if lifecycle.state != state {
+            lifecycle.state = state;
+            lifecycle.since_micros = now;
         }
         if matches!(state, State::Streaming | State::StandingBy) {
-            life.end_outages(now, |outage| outage.kind != ErrorKind::KafkaBroker);
+            lifecycle.end_outages(now, |outage| outage.kind != ErrorKind::KafkaBroker);
         }
         if state == State::Streaming {
-            store(&self.session.turned, self.elapsed_micros());
-            store(&self.session.got_on, self.elapsed_micros());
+            store(&self.session.last_iteration, self.elapsed_micros());
+            store(&self.session.last_progress, self.elapsed_micros());
         }
     }
 
     /// Something failed; `remedy` says what comes of it.
     pub fn failed(&self, kind: ErrorKind, message: String, remedy: &str) {
         self.count(kind);
-        self.life().last_error = Some(Failure {
+        self.lifecycle().last_error = Some(Failure {
             at_micros: unix_micros(),
             kind,
             message,
@@ -326,7 +328,7 @@ impl PipelineStats {
     /// A session is to begin again, because of that.
     pub fn reconnects(&self, kind: ErrorKind, reason: &str) {
         add(&self.reconnects, 1);
-        self.life().note_outage(kind, reason);
+        self.lifecycle().note_outage(kind, reason);
     }
 
     /// An error of that kind has come.
@@ -340,9 +342,9 @@ impl PipelineStats {
     /// No broker can be reached.
     pub fn kafka_is_down(&self, reason: &str) {
         {
-            let mut life = self.life();
-            life.kafka_down = Some(reason.to_owned());
-            life.note_outage(ErrorKind::KafkaBroker, reason);
+            let mut lifecycle = self.lifecycle();
+            lifecycle.kafka_down = Some(reason.to_owned());
+            lifecycle.note_outage(ErrorKind::KafkaBroker, reason);
         }
         self.failed(
             ErrorKind::KafkaBroker,
@@ -354,25 +356,25 @@ impl PipelineStats {
     /// No broker could be reached, when last heard of.
     #[must_use]
     pub fn kafka_was_down(&self) -> bool {
-        self.life().kafka_down.is_some()
+        self.lifecycle().kafka_down.is_some()
     }
 
     /// A broker has answered.
     pub fn kafka_answered(&self) {
-        let mut life = self.life();
-        life.kafka_down = None;
+        let mut lifecycle = self.lifecycle();
+        lifecycle.kafka_down = None;
         let now = unix_micros();
-        life.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
+        lifecycle.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
     }
 
     /// The database was asked how it is.
     pub fn database_says(&self, vitals: Vitals) {
-        self.life().database = Some((vitals, unix_micros()));
+        self.lifecycle().database = Some((vitals, unix_micros()));
     }
 
     /// librdkafka was asked how it is.
     pub fn kafka_says(&self, statistics: Statistics) {
-        self.life().statistics = Some(statistics);
+        self.lifecycle().statistics = Some(statistics);
     }
 
     /// Totals as they are now.
@@ -402,8 +404,8 @@ impl PipelineStats {
             oldest_micros: load(&session.oldest_micros),
             last_micros: load(&session.last_micros),
             waits: session.waits.load(Ordering::Relaxed),
-            turned_ago: ago(&session.turned),
-            got_on_ago: ago(&session.got_on).min(ago(&self.sink.got_on)),
+            since_last_iteration: ago(&session.last_iteration),
+            since_last_progress: ago(&session.last_progress).min(ago(&self.sink.last_progress)),
             reconnects: load(&self.reconnects),
             checkpointed_micros: load(&self.checkpointed_micros),
         }
@@ -411,9 +413,11 @@ impl PipelineStats {
 
     /// A snapshot is at something else; `expected` is known when its rows begin to be read.
     pub fn snapshot_entered(&self, phase: SnapshotPhase, expected: Option<u64>) {
-        let mut life = self.life();
-        let before = life.snapshot.filter(|_| phase != SnapshotPhase::Making);
-        life.snapshot = Some(SnapshotStage {
+        let mut lifecycle = self.lifecycle();
+        let before = lifecycle
+            .snapshot
+            .filter(|_| phase != SnapshotPhase::Making);
+        lifecycle.snapshot = Some(SnapshotStage {
             phase,
             since_micros: unix_micros(),
             expected: expected.or_else(|| before?.expected),
@@ -462,17 +466,17 @@ impl PipelineStats {
 
     /// What happens seldom, as it is now.
     #[must_use]
-    pub fn seldom(&self) -> Seldom {
-        let life = self.life();
-        Seldom {
-            state: life.state,
-            since_micros: life.since_micros,
-            last_error: life.last_error.clone(),
-            outages: life.outages.iter().rev().cloned().collect(),
-            database: life.database.clone(),
-            statistics: life.statistics,
-            kafka_down: life.kafka_down.clone(),
-            snapshot: life.snapshot,
+    pub fn lifecycle_snapshot(&self) -> LifecycleSnapshot {
+        let lifecycle = self.lifecycle();
+        LifecycleSnapshot {
+            state: lifecycle.state,
+            since_micros: lifecycle.since_micros,
+            last_error: lifecycle.last_error.clone(),
+            outages: lifecycle.outages.iter().rev().cloned().collect(),
+            database: lifecycle.database.clone(),
+            statistics: lifecycle.statistics,
+            kafka_down: lifecycle.kafka_down.clone(),
+            snapshot: lifecycle.snapshot,
         }
     }
 }

@@ -213,17 +213,17 @@ impl Watermark {
         self.begin_copy(commit, commit)
     }
 
-    /// A copy begins of what was committed before `border`, which is where it ends. Its commit record counts as
-    /// at `commit`. The stream has not gone on yet, so the border may be where that resumes.
+    /// A copy begins of what was committed before `snapshot_lsn`, which is where it ends. Its commit record counts as
+    /// at `commit`. The stream has not gone on yet, so the consistent point may be where that resumes.
     ///
     /// # Errors
-    /// A transaction is open, or the stream resumes beyond the border.
-    pub fn begin_copy(&mut self, commit: Lsn, border: Lsn) -> Result<(), OrderError> {
+    /// A transaction is open, or the stream resumes beyond the consistent point.
+    pub fn begin_copy(&mut self, commit: Lsn, snapshot_lsn: Lsn) -> Result<(), OrderError> {
         if let Some(open) = &self.open {
             return Err(OrderError::Nested(commit, open.commit));
         }
-        if border < self.received {
-            return Err(OrderError::NotRising(border, self.received));
+        if snapshot_lsn < self.received {
+            return Err(OrderError::NotRising(snapshot_lsn, self.received));
         }
         self.open = Some(OpenTransaction { commit, records: 0 });
         self.begun_micros = 0;
@@ -373,7 +373,7 @@ impl Watermark {
         self.sent
     }
 
-    /// How far it has got, for whoever watches; `confirmed` is what [`Watermark::confirmed`] said,
+    /// How far it has got, for monitoring; `confirmed` is what [`Watermark::confirmed`] said,
     /// and `waits` whether something waits for the sink.
     #[must_use]
     pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
@@ -593,7 +593,7 @@ impl Deliveries {
         }
     }
 
-    /// What is known of the pipeline, for whoever watches.
+    /// What is known of the pipeline, for monitoring.
     #[must_use]
     pub fn stats(&self) -> &PipelineStats {
         &self.stats

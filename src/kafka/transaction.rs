@@ -357,7 +357,7 @@ impl Checkpoints {
     }
 
     /// The last checkpoint of the pipeline that was committed. Readers that fail, or that there are not yet,
-    /// are made anew, until `is_abandoned` says that nobody waits for the answer.
+    /// are re-created, until `is_abandoned` says that nobody waits for the answer.
     fn read(
         &self,
         mut readers: Option<Readers>,

@@ -89,7 +89,7 @@ impl Position {
         self.commit.0 % 8 == 7
     }
 
-    /// The same place in the copy that `other` is of, if both were copied: each copy has a border of its own.
+    /// The same place in the copy that `other` is of, if both were copied: each copy has a consistent point of its own.
     #[must_use]
     pub fn in_copy_of(self, other: Self) -> Self {
         let commit = match self.is_copied() && other.is_copied() {

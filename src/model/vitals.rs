@@ -1,6 +1,6 @@
 //! How the slot is while it streams, as the server said it.
 
-use super::let_go::LetGo;
+use super::dropped_slot::DroppedSlot;
 use super::lsn::Lsn;
 
 /// The end of the server's log, the slot, the outbox's partitions, and what holds the slot up.
@@ -16,8 +16,8 @@ pub struct Vitals {
     pub partitions_end: Option<PartitionsEnd>,
     /// The oldest transaction that is open on the server and has written something.
     pub oldest_open: Option<OpenTransaction>,
-    /// What was let go of the pipeline and not replayed; not known without a journal that may be read.
-    pub let_go: Option<Vec<LetGo>>,
+    /// Slots of the pipeline that were dropped and not replayed; not known without a journal that may be read.
+    pub dropped_slots: Option<Vec<DroppedSlot>>,
 }
 
 impl Vitals {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::delivery::stats::{Seldom, Totals};
+use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Outage, State};
 use crate::model::rounded;
 
@@ -93,12 +93,12 @@ impl NotReady {
 /// A hot standby is ready: it does what it is there for, and whoever replaces instances one after
 /// the other waits for the new one to be ready before the old one is stopped, which has the slot.
 #[must_use]
-pub fn why_not_ready(seldom: &Seldom, totals: &Totals) -> Option<NotReady> {
-    match seldom.state {
+pub fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
+    match lifecycle.state {
         State::StandingBy => return None,
         State::Streaming => {}
         state @ (State::Starting | State::Reconnecting | State::Halted) => {
-            let error = seldom.last_error.as_ref();
+            let error = lifecycle.last_error.as_ref();
             return Some(NotReady::State(
                 state,
                 error.map(|error| error.message.clone()),
@@ -106,30 +106,33 @@ pub fn why_not_ready(seldom: &Seldom, totals: &Totals) -> Option<NotReady> {
         }
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
-    if let Some(reason) = &seldom.kafka_down {
+    if let Some(reason) = &lifecycle.kafka_down {
         return Some(NotReady::KafkaDown(reason.clone(), totals.in_flight));
     }
     if is_stuck(totals) {
-        return Some(NotReady::Stuck(totals.in_flight, totals.got_on_ago));
+        return Some(NotReady::Stuck(
+            totals.in_flight,
+            totals.since_last_progress,
+        ));
     }
-    is_hung(totals).then_some(NotReady::Still(totals.turned_ago))
+    is_hung(totals).then_some(NotReady::Still(totals.since_last_iteration))
 }
 
 /// Since when it is not ready for that reason, in microseconds since 1970.
 #[must_use]
-pub fn not_ready_since(reason: &NotReady, seldom: &Seldom, now_micros: u64) -> u64 {
+pub fn not_ready_since(reason: &NotReady, lifecycle: &LifecycleSnapshot, now_micros: u64) -> u64 {
     let before = |ago: &Duration| {
         let ago = u64::try_from(ago.as_micros()).unwrap_or(u64::MAX);
         now_micros.saturating_sub(ago)
     };
     match reason {
-        NotReady::State(..) => seldom.since_micros,
+        NotReady::State(..) => lifecycle.since_micros,
         NotReady::KafkaDown(..) => {
             let lasts = |outage: &&Outage| {
                 outage.kind == ErrorKind::KafkaBroker && outage.ended_micros.is_none()
             };
-            let outage = seldom.outages.iter().find(lasts);
-            outage.map_or(seldom.since_micros, |outage| outage.began_micros)
+            let outage = lifecycle.outages.iter().find(lasts);
+            outage.map_or(lifecycle.since_micros, |outage| outage.began_micros)
         }
         NotReady::Stuck(_, ago) | NotReady::Still(ago) => before(ago),
     }
@@ -138,26 +141,26 @@ pub fn not_ready_since(reason: &NotReady, seldom: &Seldom, now_micros: u64) -> u
 /// Events wait, and for long none has become durable.
 #[must_use]
 pub fn is_stuck(totals: &Totals) -> bool {
-    totals.waits && totals.got_on_ago >= STUCK
+    totals.waits && totals.since_last_progress >= STUCK
 }
 
 /// The session of a pipeline that streams has not turned for long.
 #[must_use]
 pub fn is_hung(totals: &Totals) -> bool {
-    totals.turned_ago >= STILL
+    totals.since_last_iteration >= STILL
 }
 
 /// The age of the oldest event that was read and is not durable; while there is no stream, at least
 /// as long as there is none. Nothing where another instance has the slot.
 #[must_use]
-pub fn lag_micros(seldom: &Seldom, totals: &Totals, now_micros: u64) -> Option<u64> {
+pub fn lag_micros(lifecycle: &LifecycleSnapshot, totals: &Totals, now_micros: u64) -> Option<u64> {
     let oldest =
         (totals.oldest_micros > 0).then(|| now_micros.saturating_sub(totals.oldest_micros));
-    let silence = match seldom.state {
+    let silence = match lifecycle.state {
         State::StandingBy => return None,
         State::Streaming | State::Draining => 0,
         State::Starting | State::Reconnecting | State::Halted | State::Stopped => {
-            now_micros.saturating_sub(seldom.since_micros)
+            now_micros.saturating_sub(lifecycle.since_micros)
         }
     };
     Some(oldest.unwrap_or_default().max(silence))
@@ -168,47 +171,47 @@ mod tests {
     use super::*;
     use crate::model::lifecycle::Failure;
 
-    fn streaming() -> (Seldom, Totals) {
-        let seldom = Seldom {
+    fn streaming() -> (LifecycleSnapshot, Totals) {
+        let lifecycle = LifecycleSnapshot {
             state: State::Streaming,
             since_micros: 1_000_000,
-            ..Seldom::default()
+            ..LifecycleSnapshot::default()
         };
-        (seldom, Totals::default())
+        (lifecycle, Totals::default())
     }
 
-    fn says(seldom: &Seldom, totals: &Totals) -> String {
-        why_not_ready(seldom, totals).map_or_else(|| "ready".to_owned(), |why| why.to_string())
+    fn says(lifecycle: &LifecycleSnapshot, totals: &Totals) -> String {
+        why_not_ready(lifecycle, totals).map_or_else(|| "ready".to_owned(), |why| why.to_string())
     }
 
     #[test]
     fn what_streams_and_gets_on_is_ready_and_so_is_a_hot_standby() {
-        let (mut seldom, mut totals) = streaming();
-        assert_eq!(says(&seldom, &totals), "ready");
-        totals.got_on_ago = Duration::from_secs(3600);
-        assert_eq!(says(&seldom, &totals), "ready", "nothing waits");
+        let (mut lifecycle, mut totals) = streaming();
+        assert_eq!(says(&lifecycle, &totals), "ready");
+        totals.since_last_progress = Duration::from_secs(3600);
+        assert_eq!(says(&lifecycle, &totals), "ready", "nothing waits");
         totals.waits = true;
-        totals.got_on_ago = Duration::from_secs(9);
-        assert_eq!(says(&seldom, &totals), "ready", "not for long");
-        seldom.state = State::StandingBy;
-        totals.got_on_ago = Duration::from_secs(3600);
-        assert_eq!(says(&seldom, &totals), "ready");
+        totals.since_last_progress = Duration::from_secs(9);
+        assert_eq!(says(&lifecycle, &totals), "ready", "not for long");
+        lifecycle.state = State::StandingBy;
+        totals.since_last_progress = Duration::from_secs(3600);
+        assert_eq!(says(&lifecycle, &totals), "ready");
     }
 
     #[test]
     fn what_is_stuck_is_not_ready_and_says_why() {
-        let (mut seldom, mut totals) = streaming();
+        let (mut lifecycle, mut totals) = streaming();
         totals.in_flight = 7;
         totals.waits = true;
-        totals.got_on_ago = Duration::from_secs(12);
-        assert!(says(&seldom, &totals).contains("7 events are in flight"));
+        totals.since_last_progress = Duration::from_secs(12);
+        assert!(says(&lifecycle, &totals).contains("7 events are in flight"));
         // It streams for 99 s by then.
-        let since = |seldom: &Seldom, totals: &Totals| {
-            let why = why_not_ready(seldom, totals).expect("a reason");
-            not_ready_since(&why, seldom, 100_000_000)
+        let since = |lifecycle: &LifecycleSnapshot, totals: &Totals| {
+            let why = why_not_ready(lifecycle, totals).expect("a reason");
+            not_ready_since(&why, lifecycle, 100_000_000)
         };
-        assert_eq!(since(&seldom, &totals), 88_000_000);
-        seldom.kafka_down = Some("2/2 brokers are down".to_owned());
+        assert_eq!(since(&lifecycle, &totals), 88_000_000);
+        lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
         let outage = |began_micros, ended_micros| Outage {
             kind: ErrorKind::KafkaBroker,
             reason: String::new(),
@@ -216,24 +219,24 @@ mod tests {
             ended_micros,
             attempts: 1,
         };
-        seldom.outages = vec![
+        lifecycle.outages = vec![
             outage(70_000_000, None),
             outage(20_000_000, Some(30_000_000)),
         ];
-        assert!(says(&seldom, &totals).contains("2/2 brokers are down"));
-        assert_eq!(since(&seldom, &totals), 70_000_000);
-        let (mut seldom, mut totals) = streaming();
-        totals.turned_ago = Duration::from_secs(61);
-        assert!(says(&seldom, &totals).contains("61 s"));
-        assert_eq!(since(&seldom, &totals), 39_000_000);
-        seldom.state = State::Halted;
-        assert_eq!(since(&seldom, &totals), 1_000_000);
+        assert!(says(&lifecycle, &totals).contains("2/2 brokers are down"));
+        assert_eq!(since(&lifecycle, &totals), 70_000_000);
+        let (mut lifecycle, mut totals) = streaming();
+        totals.since_last_iteration = Duration::from_secs(61);
+        assert!(says(&lifecycle, &totals).contains("61 s"));
+        assert_eq!(since(&lifecycle, &totals), 39_000_000);
+        lifecycle.state = State::Halted;
+        assert_eq!(since(&lifecycle, &totals), 1_000_000);
     }
 
     #[test]
     fn what_does_not_stream_is_not_ready_and_says_why() {
-        let (mut seldom, totals) = streaming();
-        seldom.last_error = Some(Failure {
+        let (mut lifecycle, totals) = streaming();
+        lifecycle.last_error = Some(Failure {
             at_micros: 0,
             kind: ErrorKind::Setup,
             message: "no slot".to_owned(),
@@ -249,21 +252,21 @@ mod tests {
             (State::Draining, "stopping"),
             (State::Stopped, "stopped"),
         ] {
-            seldom.state = state;
-            assert_eq!(says(&seldom, &totals), expected);
+            lifecycle.state = state;
+            assert_eq!(says(&lifecycle, &totals), expected);
         }
     }
 
     #[test]
     fn lag_is_the_age_of_the_oldest_event_or_the_time_without_a_stream() {
-        let (mut seldom, mut totals) = streaming();
+        let (mut lifecycle, mut totals) = streaming();
         let now = 10_000_000;
-        assert_eq!(lag_micros(&seldom, &totals, now), Some(0));
+        assert_eq!(lag_micros(&lifecycle, &totals, now), Some(0));
         totals.oldest_micros = 7_000_000;
-        assert_eq!(lag_micros(&seldom, &totals, now), Some(3_000_000));
-        seldom.state = State::Reconnecting;
-        assert_eq!(lag_micros(&seldom, &totals, now), Some(9_000_000));
-        seldom.state = State::StandingBy;
-        assert_eq!(lag_micros(&seldom, &totals, now), None);
+        assert_eq!(lag_micros(&lifecycle, &totals, now), Some(3_000_000));
+        lifecycle.state = State::Reconnecting;
+        assert_eq!(lag_micros(&lifecycle, &totals, now), Some(9_000_000));
+        lifecycle.state = State::StandingBy;
+        assert_eq!(lag_micros(&lifecycle, &totals, now), None);
     }
 }

@@ -50,10 +50,10 @@ impl Watched {
 
     /// Has the watchdog look at it.
     fn watch(&self, now_micros: u64) {
-        let (seldom, totals) = (self.stats.seldom(), self.stats.totals());
+        let (lifecycle, totals) = (self.stats.lifecycle_snapshot(), self.stats.totals());
         let facts = Facts {
             about: &self.stats.about,
-            seldom: &seldom,
+            lifecycle: &lifecycle,
             totals: &totals,
             now: Instant::now(),
             now_micros,

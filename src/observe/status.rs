@@ -12,7 +12,7 @@ use super::watchdog::Lasting;
 use crate::delivery::histogram::Counts;
 use crate::delivery::stats::{About, PipelineStats};
 use crate::model::dead_letters::DeadLetterCounts;
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::{Failure, Outage, SnapshotPhase, State};
 use crate::model::lsn::Lsn;
 
@@ -65,8 +65,8 @@ pub struct PipelineStatus {
     pub snapshot: Option<Snapshot>,
     /// Rows of snapshots that were read since the start.
     pub snapshot_rows: u64,
-    /// What was let go and not sent again; not known without a journal that may be read.
-    pub dropped_slots: Option<Vec<LetGo>>,
+    /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
+    pub dropped_slots: Option<Vec<DroppedSlot>>,
     /// Partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
     /// How long those last, if they are ranges of a time.
@@ -262,31 +262,31 @@ impl PipelineStatus {
         problems: Vec<Lasting>,
         now_micros: u64,
     ) -> Self {
-        let (totals, seldom) = (stats.totals(), stats.seldom());
-        let not_ready = health::why_not_ready(&seldom, &totals);
+        let (totals, lifecycle) = (stats.totals(), stats.lifecycle_snapshot());
+        let not_ready = health::why_not_ready(&lifecycle, &totals);
         let not_ready_since = not_ready
             .as_ref()
-            .map(|reason| seconds(health::not_ready_since(reason, &seldom, now_micros)));
-        let vitals = seldom.database.as_ref().map(|(vitals, _)| vitals);
+            .map(|reason| seconds(health::not_ready_since(reason, &lifecycle, now_micros)));
+        let vitals = lifecycle.database.as_ref().map(|(vitals, _)| vitals);
         let slot = vitals.and_then(|vitals| vitals.slot.as_ref());
         let confirmed = known(totals.confirmed).or_else(|| slot.and_then(|slot| slot.confirmed));
         let server = vitals.map(|vitals| vitals.end.max(totals.received));
         let restart = slot.and_then(|slot| slot.restart);
         let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
-        let statistics = seldom.statistics.as_ref();
-        let dropped_slots = vitals.and_then(|vitals| vitals.let_go.clone());
+        let statistics = lifecycle.statistics.as_ref();
+        let dropped_slots = vitals.and_then(|vitals| vitals.dropped_slots.clone());
         Self {
             about: stats.about.clone(),
             summary: Summary::of(
                 &stats.about.name,
-                &seldom,
-                seconds(seldom.since_micros),
+                &lifecycle,
+                seconds(lifecycle.since_micros),
                 not_ready.as_ref().zip(not_ready_since),
                 &problems,
                 dropped_slots.as_deref().unwrap_or_default(),
             ),
-            state: seldom.state,
-            since: seconds(seldom.since_micros),
+            state: lifecycle.state,
+            since: seconds(lifecycle.since_micros),
             ready: not_ready.is_none(),
             not_ready: not_ready.map(|reason| reason.to_string()),
             not_ready_since,
@@ -304,7 +304,7 @@ impl PipelineStatus {
             recent,
             lag: Lag {
                 bytes: behind(confirmed),
-                seconds: health::lag_micros(&seldom, &totals, now_micros).map(seconds),
+                seconds: health::lag_micros(&lifecycle, &totals, now_micros).map(seconds),
                 retained_bytes: behind(restart),
             },
             positions: Positions {
@@ -315,7 +315,7 @@ impl PipelineStatus {
                 last_event_at: some_seconds(totals.last_micros),
             },
             slot_health: slot
-                .zip(seldom.database.as_ref())
+                .zip(lifecycle.database.as_ref())
                 .map(|(slot, (_, asked))| SlotHealth {
                     asked_at: seconds(*asked),
                     active: slot.active,
@@ -323,7 +323,7 @@ impl PipelineStatus {
                     safe_wal_bytes: slot.safe_wal_bytes,
                     catalog_xmin_age: slot.catalog_xmin_age,
                 }),
-            snapshot: seldom.snapshot.map(|stage| Snapshot {
+            snapshot: lifecycle.snapshot.map(|stage| Snapshot {
                 phase: stage.phase,
                 since: seconds(stage.since_micros),
                 rows: stats.snapshot_rows().saturating_sub(stage.rows_before),
@@ -340,7 +340,7 @@ impl PipelineStatus {
                     has_default: end.has_default,
                 }),
             kafka: Kafka {
-                unreachable: seldom.kafka_down.clone(),
+                unreachable: lifecycle.kafka_down.clone(),
                 queued_events: statistics.map(|statistics| statistics.queued_records),
                 retries: statistics.map(|statistics| statistics.retries),
                 sent_bytes: statistics.map(|statistics| statistics.sent_bytes),
@@ -349,7 +349,7 @@ impl PipelineStatus {
                     .map(seconds),
             },
             checkpoint_at: some_seconds(totals.checkpointed_micros),
-            last_error: seldom.last_error.map(LastError::from),
+            last_error: lifecycle.last_error.map(LastError::from),
             errors: stats
                 .errors()
                 .into_iter()
@@ -357,7 +357,7 @@ impl PipelineStatus {
                 .collect(),
             dead_letters: stats.dead_letters(),
             reconnects: totals.reconnects,
-            outages: seldom.outages.into_iter().map(Into::into).collect(),
+            outages: lifecycle.outages.into_iter().map(Into::into).collect(),
             delivery: stats.delivery.counts(),
             commit_to_delivery: stats.commit_to_delivery.counts(),
             kafka_commit: stats.kafka_commit.counts(),

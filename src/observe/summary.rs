@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::health::NotReady;
 use super::problem::{Kind, Problem, Severity};
 use super::watchdog::Lasting;
-use crate::delivery::stats::Seldom;
-use crate::model::let_go::LetGo;
+use crate::delivery::stats::LifecycleSnapshot;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
 
 /// Who knows best whether something is wrong.
@@ -78,20 +78,20 @@ impl Reason {
 
 impl Summary {
     /// Of a pipeline that is in its state since `since`, and not ready for that reason, if it is not;
-    /// `problems` is what the watchdog finds, `dropped` what was let go and not sent again.
+    /// `problems` is what the watchdog finds, `dropped` the slots that were dropped and not replayed.
     #[must_use]
     pub fn of(
         pipeline: &str,
-        seldom: &Seldom,
+        lifecycle: &LifecycleSnapshot,
         since: f64,
         not_ready: Option<(&NotReady, f64)>,
         problems: &[Lasting],
-        dropped: &[LetGo],
+        dropped: &[DroppedSlot],
     ) -> Self {
-        let is_stuck = seldom.state == State::Streaming && not_ready.is_some();
+        let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some();
         let mut reasons: Vec<Reason> = Vec::new();
         if let Some((why, _)) = not_ready {
-            reasons.extend(unready(why, seldom, problems));
+            reasons.extend(unready(why, lifecycle, problems));
         }
         for seen in problems {
             // The reason above is that one, in other words; or says more than nothing getting on.
@@ -110,14 +110,14 @@ impl Summary {
         Self {
             state: match is_stuck {
                 true => "stuck".to_owned(),
-                false => seldom.state.name().replace('_', " "),
+                false => lifecycle.state.name().replace('_', " "),
             },
             severity,
             since: match not_ready {
                 Some((_, since)) if is_stuck => since,
                 _ => since,
             },
-            rank: match (seldom.state, severity) {
+            rank: match (lifecycle.state, severity) {
                 (State::Halted, _) => 0,
                 (_, Severity::Critical) => 1,
                 (_, Severity::Warning) => 2,
@@ -141,11 +141,11 @@ pub fn add(reasons: &mut Vec<Reason>, reason: Reason) {
 }
 
 /// Why it is not ready, unless the word for its state says all of it.
-fn unready(why: &NotReady, seldom: &Seldom, problems: &[Lasting]) -> Option<Reason> {
+fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) -> Option<Reason> {
     let mut problems = problems.iter();
     // It is there when it has lasted for a while, and tells what comes of that.
     let lasting = problems.find(|seen| seen.problem.kind.explains_unreadiness());
-    let severity = match (seldom.state, lasting) {
+    let severity = match (lifecycle.state, lasting) {
         (State::Starting | State::Reconnecting, None) => Severity::Warning,
         _ => Severity::Critical,
     };
@@ -155,14 +155,14 @@ fn unready(why: &NotReady, seldom: &Seldom, problems: &[Lasting]) -> Option<Reas
         what: why.what()?,
         remedy: match lasting {
             Some(seen) => seen.problem.remedy.clone(),
-            None => why.remedy(seldom.last_error.as_ref()).to_owned(),
+            None => why.remedy(lifecycle.last_error.as_ref()).to_owned(),
         },
         since: None,
     })
 }
 
-/// Adds what went with slots that were let go, and was not sent again.
-pub fn add_dropped_slots(reasons: &mut Vec<Reason>, pipeline: &str, dropped: &[LetGo]) {
+/// Adds what went with slots that were dropped, and was not sent again.
+pub fn add_dropped_slots(reasons: &mut Vec<Reason>, pipeline: &str, dropped: &[DroppedSlot]) {
     for entry in dropped {
         let what = entry.describe();
         // The error that halted the pipeline names it, and says what to do before it is sent again.
@@ -192,9 +192,9 @@ mod tests {
         state: State,
         not_ready: Option<&NotReady>,
         problems: &[(Kind, &str)],
-        dropped: &[LetGo],
+        dropped: &[DroppedSlot],
     ) -> Summary {
-        let seldom = Seldom {
+        let lifecycle = LifecycleSnapshot {
             state,
             last_error: Some(Failure {
                 at_micros: 0,
@@ -202,7 +202,7 @@ mod tests {
                 message: LOST.to_owned(),
                 remedy: "Walpost has halted".to_owned(),
             }),
-            ..Seldom::default()
+            ..LifecycleSnapshot::default()
         };
         let lasting = |(kind, what): &(Kind, &str)| Lasting {
             problem: Problem::new(
@@ -214,7 +214,7 @@ mod tests {
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
         let not_ready = not_ready.map(|why| (why, 5.0));
-        Summary::of("p", &seldom, 1.0, not_ready, &problems, dropped)
+        Summary::of("p", &lifecycle, 1.0, not_ready, &problems, dropped)
     }
 
     fn lines(summary: &Summary) -> Vec<String> {
@@ -225,7 +225,7 @@ mod tests {
         NotReady::State(State::Halted, Some(LOST.to_owned()))
     }
 
-    fn dropped(id: i64) -> LetGo {
+    fn dropped(id: i64) -> DroppedSlot {
         serde_json::from_value(
             serde_json::json!({"id": id, "at": "today", "from": "0/A", "to": null}),
         )

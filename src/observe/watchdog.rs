@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::health::{self, NotReady};
 use super::problem::{self, Kind, Problem};
 use super::status::seconds;
-use crate::delivery::stats::{About, Seldom, Totals};
+use crate::delivery::stats::{About, LifecycleSnapshot, Totals};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
 use crate::model::outage::{Outage, Say};
@@ -47,7 +47,7 @@ pub struct Facts<'f> {
     /// Its names.
     pub about: &'f About,
     /// What happens seldom.
-    pub seldom: &'f Seldom,
+    pub lifecycle: &'f LifecycleSnapshot,
     /// Its totals.
     pub totals: &'f Totals,
     /// Now.
@@ -202,7 +202,7 @@ impl Watchdog {
 
     fn no_progress(&mut self, facts: &Facts<'_>) -> Verdict {
         let &Facts { totals, now, .. } = facts;
-        if let Some(verdict) = without_stream(facts.seldom.state) {
+        if let Some(verdict) = without_stream(facts.lifecycle.state) {
             self.progress = None;
             return verdict;
         }
@@ -248,7 +248,7 @@ impl Watchdog {
     }
 
     fn long_transaction(&mut self, facts: &Facts<'_>) -> Verdict {
-        if let Some(verdict) = without_stream(facts.seldom.state) {
+        if let Some(verdict) = without_stream(facts.lifecycle.state) {
             self.oldest = None;
             return verdict;
         }
@@ -295,7 +295,7 @@ fn whole(duration: Duration) -> Duration {
 
 /// What the database said, if that was a moment ago and there is a slot.
 fn fresh<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
-    let (vitals, asked) = facts.seldom.database.as_ref()?;
+    let (vitals, asked) = facts.lifecycle.database.as_ref()?;
     let ago = Duration::from_micros(facts.now_micros.saturating_sub(*asked));
     (ago <= FRESH).then_some((vitals, vitals.slot.as_ref()?))
 }
@@ -312,8 +312,10 @@ fn without_stream(state: State) -> Option<Verdict> {
 }
 
 fn not_streaming(facts: &Facts<'_>) -> Verdict {
-    let state = facts.seldom.state;
-    let micros = facts.now_micros.saturating_sub(facts.seldom.since_micros);
+    let state = facts.lifecycle.state;
+    let micros = facts
+        .now_micros
+        .saturating_sub(facts.lifecycle.since_micros);
     let lasts = Duration::from_micros(micros);
     match state {
         State::Streaming => return Verdict::Fine,
@@ -324,7 +326,7 @@ fn not_streaming(facts: &Facts<'_>) -> Verdict {
         }
         State::Starting | State::Reconnecting | State::Halted => {}
     }
-    let error = facts.seldom.last_error.as_ref();
+    let error = facts.lifecycle.last_error.as_ref();
     let reason = NotReady::State(state, error.map(|error| error.message.clone()));
     let remedy = reason.remedy(error);
     let slot = &facts.about.slot;
@@ -340,32 +342,35 @@ fn not_streaming(facts: &Facts<'_>) -> Verdict {
 
 fn event_loop_stalled(facts: &Facts<'_>) -> Verdict {
     let totals = facts.totals;
-    match without_stream(facts.seldom.state) {
+    match without_stream(facts.lifecycle.state) {
         Some(verdict) => verdict,
         None if !health::is_hung(totals) => Verdict::Fine,
         None => Verdict::Wrong(unready(
             Kind::EventLoopStalled,
-            &NotReady::Still(totals.turned_ago),
+            &NotReady::Still(totals.since_last_iteration),
         )),
     }
 }
 
 fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
-    let (seldom, totals) = (facts.seldom, facts.totals);
-    if let Some(verdict) = without_stream(seldom.state) {
+    let (lifecycle, totals) = (facts.lifecycle, facts.totals);
+    if let Some(verdict) = without_stream(lifecycle.state) {
         return verdict;
     }
     if !health::is_stuck(totals) {
         return Verdict::Fine;
     }
     let stuck = |why: &NotReady| unready(Kind::DeliveryStuck, why);
-    match &seldom.kafka_down {
+    match &lifecycle.kafka_down {
         // The producer logs that.
         Some(reason) => Verdict::Told(stuck(&NotReady::KafkaDown(
             reason.clone(),
             totals.in_flight,
         ))),
-        None => Verdict::Wrong(stuck(&NotReady::Stuck(totals.in_flight, totals.got_on_ago))),
+        None => Verdict::Wrong(stuck(&NotReady::Stuck(
+            totals.in_flight,
+            totals.since_last_progress,
+        ))),
     }
 }
 
@@ -375,12 +380,12 @@ fn unready(kind: Kind, why: &NotReady) -> Problem {
 
 /// What the database said last, as far as it is about this instance.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
-    match facts.seldom.state {
+    match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::Moot),
         State::Draining | State::Stopped => return Err(Verdict::Unknown),
         State::Starting | State::Streaming | State::Reconnecting | State::Halted => {}
     }
-    let said = facts.seldom.database.as_ref();
+    let said = facts.lifecycle.database.as_ref();
     said.map(|(vitals, _)| vitals).ok_or(Verdict::Unknown)
 }
 

@@ -206,7 +206,7 @@ impl Mapping {
     ///
     /// # Errors
     /// A named column is missing or of a type that can't serve.
-    pub fn of_log(settings: &OutboxSettings) -> Result<Self, MappingError> {
+    pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
         Self::bind_to(settings, None, &envelope::COLUMNS)
     }
 
@@ -529,11 +529,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_in_the_log_has_the_columns_of_the_table_that_init_makes() {
+    fn an_event_in_a_message_has_the_columns_of_the_table_that_init_makes() {
         let with = |change: fn(&mut OutboxSettings)| {
             let mut settings = OutboxSettings::default();
             change(&mut settings);
-            Mapping::of_log(&settings)
+            Mapping::of_messages(&settings)
         };
         let mapping = with(|s| s.timestamp = Some("created_at".to_owned())).expect("binds");
         assert!(mapping.headers_column.is_some());

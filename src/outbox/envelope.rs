@@ -142,7 +142,7 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// Puts the values that `mapping`, made by [`Mapping::of_log`], needs into their slots, as
+    /// Puts the values that `mapping`, made by [`Mapping::of_messages`], needs into their slots, as
     /// PostgreSQL would print them. Allocates nothing.
     #[must_use]
     pub fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>

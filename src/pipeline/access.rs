@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::PipelineError;
+use super::error::PipelineError;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;

@@ -5,16 +5,16 @@ use std::ops::RangeInclusive;
 
 use tracing::warn;
 
+pub use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
-pub use self::copied_rows::{CopyFrom, LineError};
 use self::dead_letters::DeadLetters;
-use self::message_source::LogSource;
+use self::message_source::MessageSource;
 use self::table_source::TableSource;
-use super::PipelineError;
-use super::exactly_once::books::Books;
+use super::error::PipelineError;
+use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};
-use crate::delivery::pieces::Copied;
+use crate::delivery::chunks::CopyProgress;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
@@ -58,7 +58,7 @@ pub struct Core {
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
     /// Exactly-once: what is left out and what was dealt with.
-    books: Option<Books>,
+    duplicate_filter: Option<DuplicateFilter>,
     /// None where every event that can't be delivered halts the pipeline.
     dead_letters: Option<DeadLetters>,
     /// Deliveries in any order to one confirmed LSN.
@@ -68,14 +68,14 @@ pub struct Core {
 /// Where events come from.
 enum Source {
     Table(TableSource),
-    Log(LogSource),
+    Messages(MessageSource),
 }
 
 impl Source {
     fn new(outbox: Outbox, settings: OutboxSettings) -> Result<Self, MappingError> {
         Ok(match outbox {
             Outbox::Table(table) => Self::Table(TableSource::new(table, settings)),
-            Outbox::Log { prefix } => Self::Log(LogSource::new(prefix, &settings)?),
+            Outbox::Messages { prefix } => Self::Messages(MessageSource::new(prefix, &settings)?),
         })
     }
 }
@@ -120,7 +120,7 @@ impl Core {
             warned_of_update: false,
             snapshot: None,
             suspects: None,
-            books: None,
+            duplicate_filter: None,
             dead_letters: None,
             watermark,
         })
@@ -131,7 +131,7 @@ impl Core {
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
         let source = match &self.source {
             Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
-            Source::Log(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
+            Source::Messages(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
         };
         self.dead_letters = DeadLetters::new(pipeline, source, settings);
     }
@@ -146,19 +146,23 @@ impl Core {
     /// where everything that ends at or before `safe` was dealt with, and keeps books of the rest. Comes
     /// after [`Core::reconnected`].
     pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
-        self.books = Some(Books::new(delivered, safe, confirmed));
+        self.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
     /// The log has proved to be the one that was published, or nothing depends on that.
     #[must_use]
     pub fn is_proved(&self) -> bool {
-        self.books.as_ref().is_none_or(Books::is_proved)
+        self.duplicate_filter
+            .as_ref()
+            .is_none_or(DuplicateFilter::is_proved)
     }
 
     /// The last event that was delivered since [`Core::leave_out`].
     #[must_use]
     pub fn last(&self) -> Option<Last> {
-        self.books.as_ref().and_then(Books::last)
+        self.duplicate_filter
+            .as_ref()
+            .and_then(DuplicateFilter::last)
     }
 
     /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
@@ -175,11 +179,12 @@ impl Core {
     /// Rows of a snapshot come first. Comes after [`Core::reconnected`].
     ///
     /// # Errors
-    /// Its border is before where the stream resumes.
+    /// Its consistent point is before where the stream resumes.
     pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
         let rows = SnapshotRows::new(from);
         let position = rows.position();
-        self.watermark.begin_copy(position.commit, rows.border())?;
+        self.watermark
+            .begin_copy(position.commit, rows.snapshot_lsn())?;
         self.position = Some(position);
         self.snapshot = Some(rows);
         self.suspect();
@@ -217,21 +222,21 @@ impl Core {
         self.counted(step)
     }
 
-    /// The snapshot has no more rows; the stream begins at its border.
+    /// The snapshot has no more rows; the stream begins at its consistent point.
     ///
     /// # Errors
     /// There was none.
     pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
         let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
         let commit = snapshot.position().commit;
-        self.watermark.commit(commit, snapshot.border())?;
+        self.watermark.commit(commit, snapshot.snapshot_lsn())?;
         self.position = None;
         self.leave_out_copied(snapshot.all());
         Ok(())
     }
 
     /// For exactly-once: leaves out what older rows were copied of what the stream has.
-    pub fn leave_out_copied(&mut self, copied: Copied) {
+    pub fn leave_out_copied(&mut self, copied: CopyProgress) {
         if let Source::Table(source) = &mut self.source {
             source.copied = Some(Box::new(copied));
         }
@@ -239,11 +244,11 @@ impl Core {
 
     /// The older rows that were copied, if any were.
     #[must_use]
-    pub fn copied(&self) -> Option<Copied> {
+    pub fn copied(&self) -> Option<CopyProgress> {
         match (&self.snapshot, &self.source) {
             (Some(snapshot), _) => snapshot.copied(),
             (None, Source::Table(source)) => source.copied.as_deref().cloned(),
-            (None, Source::Log(_)) => None,
+            (None, Source::Messages(_)) => None,
         }
     }
 
@@ -252,7 +257,7 @@ impl Core {
     pub fn left_alone(&self) -> Option<LeftAlone> {
         match &self.source {
             Source::Table(_) => None,
-            Source::Log(source) => Some(source.left_alone),
+            Source::Messages(source) => Some(source.left_alone),
         }
     }
 
@@ -263,7 +268,7 @@ impl Core {
         left_alone: Option<LeftAlone>,
         dead_letters: Option<DeadLetterCounts>,
     ) {
-        if let (Source::Log(source), Some(before)) = (&mut self.source, left_alone) {
+        if let (Source::Messages(source), Some(before)) = (&mut self.source, left_alone) {
             source.left_alone = before;
         }
         if let (Some(letters), Some(before)) = (&mut self.dead_letters, dead_letters) {
@@ -318,9 +323,9 @@ impl Core {
             } => {
                 self.watermark.idle(wal_end);
                 let open = self.position.map(|position| position.commit);
-                if let Some(books) = &mut self.books
+                if let Some(duplicate_filter) = &mut self.duplicate_filter
                     && open.is_none_or(|commit| wal_end <= commit)
-                    && let Some(safe) = books.idle(wal_end)?
+                    && let Some(safe) = duplicate_filter.idle(wal_end)?
                 {
                     self.watermark.checkpointed_at_least(safe);
                 }
@@ -350,8 +355,8 @@ impl Core {
             Message::Begin(begin) => {
                 self.watermark.begin(begin.commit)?;
                 self.watermark.committed_at(of_postgres(begin.time_micros));
-                if let Some(books) = &mut self.books {
-                    books.begin(begin)?;
+                if let Some(duplicate_filter) = &mut self.duplicate_filter {
+                    duplicate_filter.begin(begin)?;
                 }
                 self.position = Some(Position {
                     commit: begin.commit,
@@ -361,8 +366,9 @@ impl Core {
             }
             Message::Commit(commit) => {
                 self.watermark.commit(commit.commit, commit.end)?;
-                if let (Some(books), Some(position)) = (&mut self.books, self.position)
-                    && let Some(safe) = books.commit(position, commit.end)?
+                if let (Some(duplicate_filter), Some(position)) =
+                    (&mut self.duplicate_filter, self.position)
+                    && let Some(safe) = duplicate_filter.commit(position, commit.end)?
                 {
                     self.watermark.checkpointed_at_least(safe);
                 }
@@ -386,7 +392,7 @@ impl Core {
     fn relation(&mut self, relation: &Relation<'_>) -> Result<(), PipelineError> {
         let is_outbox = match &mut self.source {
             Source::Table(source) => source.relation(relation)?,
-            Source::Log(_) => false,
+            Source::Messages(_) => false,
         };
         if !is_outbox {
             let name = format!("{}.{}", relation.namespace, relation.name);
@@ -403,7 +409,7 @@ impl Core {
     ) -> Result<Step, PipelineError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
-            return Err(self.beside_log(at, relation));
+            return Err(self.beside_messages(at, relation));
         };
         // A row is large to move about, and this is seldom.
         if source.copied.is_some() {
@@ -415,7 +421,7 @@ impl Core {
         let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
         let event = Event { at, mapping, row };
         let step = event.deliver(
-            &mut self.books,
+            &mut self.duplicate_filter,
             &mut self.router,
             &mut self.dead_letters,
             &mut self.watermark,
@@ -431,7 +437,7 @@ impl Core {
         content: &[u8],
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        let Source::Log(source) = &mut self.source else {
+        let Source::Messages(source) = &mut self.source else {
             return Ok(Step::Done);
         };
         if !transactional {
@@ -452,7 +458,7 @@ impl Core {
         let row = envelope.row(mapping, &mut texts);
         let event = Event { at, mapping, row };
         let step = event.deliver(
-            &mut self.books,
+            &mut self.duplicate_filter,
             &mut self.router,
             &mut self.dead_letters,
             &mut self.watermark,
@@ -475,7 +481,7 @@ impl Core {
             error,
         })?;
         let at_place = self.place();
-        let Source::Log(source) = &mut self.source else {
+        let Source::Messages(source) = &mut self.source else {
             return Ok(Step::Done);
         };
         let ours = head.prefix.filter(|(prefix, _)| source.is_ours(prefix));
@@ -511,8 +517,8 @@ impl Core {
         remains: Remains<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        if let Some(books) = &mut self.books
-            && books.has(at, || None)?
+        if let Some(duplicate_filter) = &mut self.duplicate_filter
+            && duplicate_filter.has(at, || None)?
         {
             return self.counted(Step::Done);
         }
@@ -520,8 +526,8 @@ impl Core {
             return Err(error);
         };
         let step = dead_letters.deliver(error, at, remains, &mut self.watermark, sink)?;
-        if let (Some(books), Step::Done) = (&mut self.books, &step) {
-            books.delivered(at, None);
+        if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
+            duplicate_filter.delivered(at, None);
         }
         self.counted(step)
     }
@@ -530,7 +536,7 @@ impl Core {
     fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, PipelineError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
-            return Err(self.beside_log(at, relation));
+            return Err(self.beside_messages(at, relation));
         };
         if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
             warn!(table = %source.table(), %at, "an UPDATE of an outbox row is not an event, and is left out");
@@ -538,9 +544,9 @@ impl Core {
         self.counted(Step::Done)
     }
 
-    fn beside_log(&self, at: Position, relation: u32) -> PipelineError {
+    fn beside_messages(&self, at: Position, relation: u32) -> PipelineError {
         match self.others.get(&relation) {
-            Some(name) => PipelineError::RowBesideLog {
+            Some(name) => PipelineError::RowBesideMessages {
                 at,
                 found: name.clone(),
             },
@@ -589,24 +595,24 @@ struct Event<'e> {
 }
 
 impl Event<'_> {
-    /// Hands it over, or a dead letter of it, unless the books say that Kafka has it.
+    /// Hands it over, or a dead letter of it, unless the duplicate filter says that Kafka has it.
     fn deliver(
         &self,
-        books: &mut Option<Books>,
+        duplicate_filter: &mut Option<DuplicateFilter>,
         router: &mut Router,
         dead_letters: &mut Option<DeadLetters>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
         let id = || self.mapping.id(&self.row);
-        if let Some(books) = books
-            && books.has(self.at, id)?
+        if let Some(duplicate_filter) = duplicate_filter
+            && duplicate_filter.has(self.at, id)?
         {
             return Ok(Step::Done);
         }
         let step = self.hand_over(router, dead_letters, watermark, sink)?;
-        if let (Some(books), Step::Done) = (books, &step) {
-            books.delivered(self.at, id());
+        if let (Some(duplicate_filter), Step::Done) = (duplicate_filter, &step) {
+            duplicate_filter.delivered(self.at, id());
         }
         Ok(step)
     }

@@ -2,9 +2,8 @@
 //! committed together with a checkpoint.
 
 pub(crate) mod adaptive_window;
-pub(crate) mod books;
 pub(crate) mod committer;
-pub mod duplicate_filter;
+pub(crate) mod duplicate_filter;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 pub(crate) mod schedule;

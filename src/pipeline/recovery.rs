@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::PipelineError;
-use super::snapshot::SnapshotError;
+use super::error::PipelineError;
+use super::error::SnapshotError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
@@ -58,7 +58,7 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
         PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
         | PipelineError::OverBudget { .. }
-        | PipelineError::LetGo(_)
+        | PipelineError::SlotDropped(_)
         | PipelineError::NoCheckpoint { .. }
         | PipelineError::History(_)
         | PipelineError::Outrun(_) => ErrorKind::History,
@@ -67,7 +67,7 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
         | PipelineError::UnknownRelation { .. }
         | PipelineError::BadTuple { .. } => ErrorKind::Protocol,
         PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideLog { .. }
+        | PipelineError::RowBesideMessages { .. }
         | PipelineError::Envelope { .. }
         | PipelineError::RowTooLarge { .. }
         | PipelineError::BadLine { .. }
@@ -106,7 +106,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
-        | PipelineError::LetGo(_)
+        | PipelineError::SlotDropped(_)
         | PipelineError::NoKey { .. }
         | PipelineError::NoCheckpoint { .. }
         | PipelineError::History(_)
@@ -114,7 +114,7 @@ pub fn remedy(error: &PipelineError) -> Remedy {
         | PipelineError::Order(_)
         | PipelineError::Mapping(_)
         | PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideLog { .. }
+        | PipelineError::RowBesideMessages { .. }
         | PipelineError::Envelope { .. }
         | PipelineError::RowTooLarge { .. }
         | PipelineError::UnknownRelation { .. }

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::PipelineError;
-use super::snapshot::SnapshotMode;
-use super::wal_budget::budget::{AtMax, LagBudget};
+use super::error::PipelineError;
+use super::wal_budget::budget::{OnMax, WalBudget};
 use crate::delivery::stats::About;
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
@@ -48,11 +47,11 @@ pub struct PipelineSettings {
     /// What is kept of the table.
     pub retention: Retention,
     /// How much of the log the slot may keep.
-    pub lag: LagBudget,
+    pub wal_budget: WalBudget,
 }
 
 impl PipelineSettings {
-    /// What the pipeline is about, for whoever watches.
+    /// What the pipeline is about, for monitoring.
     #[must_use]
     pub fn about(&self) -> About {
         About {
@@ -73,8 +72,8 @@ impl PipelineSettings {
                 Delivery::AtLeastOnce => "at-least-once".to_owned(),
                 Delivery::ExactlyOnce(_) => "exactly-once".to_owned(),
             },
-            wal_budget_warn_bytes: self.lag.warn_bytes,
-            wal_budget_max_bytes: self.lag.max_bytes,
+            wal_budget_warn_bytes: self.wal_budget.warn_bytes,
+            wal_budget_max_bytes: self.wal_budget.max_bytes,
         }
     }
 
@@ -103,14 +102,14 @@ impl PipelineSettings {
         })
     }
 
-    /// Holds what letting go of the slot takes against what was observed, where the settings say
+    /// Holds what dropping the slot takes against what was observed, where the settings say
     /// that it may be.
     ///
     /// # Errors
     /// There is no journal to write it down in, or the table has no primary key to send its rows
     /// again by.
-    pub fn check_let_go(&self, observed: &Observed) -> Result<(), PipelineError> {
-        if self.lag.at_max != AtMax::LetGo {
+    pub fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
+        if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
         }
         if !observed.has_journal {
@@ -140,7 +139,7 @@ impl PipelineSettings {
     /// A column is missing or of a type that can't serve.
     pub fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
         let Outbox::Table(table) = &self.target.outbox else {
-            return Mapping::of_log(&self.outbox);
+            return Mapping::of_messages(&self.outbox);
         };
         let columns: Vec<_> = observed
             .table
@@ -169,6 +168,17 @@ pub struct Retention {
     pub ahead: u32,
     /// Rows of a table without partitions may be deleted.
     pub delete_rows: bool,
+}
+
+/// Whether rows that are older than the slot are delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotMode {
+    /// Before the stream, once in the pipeline's life.
+    #[default]
+    Initial,
+    /// No.
+    Never,
 }
 
 /// How often a record arrives.

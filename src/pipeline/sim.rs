@@ -6,7 +6,7 @@
 //! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
 //! whose answers are lost, links too slow for what may be in flight, instances that are taken for
 //! dead and come back, a database that is put back to an earlier copy of itself, batches that are refused
-//! for one record or for their size, a slot that somebody makes anew. Some events can't be delivered, and become dead letters. Some outboxes have rows that are older than the slot. Rules are
+//! for one record or for their size, a slot that somebody re-creates. Some events can't be delivered, and become dead letters. Some outboxes have rows that are older than the slot. Rules are
 //! checked while it runs and in the end.
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
@@ -22,26 +22,29 @@ use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
-use super::session::{Database, Look};
+use super::database::{CatalogQueries, Database};
+use super::error::PipelineError;
+use super::order::Order;
+use super::run;
 use super::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
+    Undeliverable,
 };
-use super::snapshot::SnapshotMode;
-use super::wal_budget::budget::LagBudget;
-use super::{Order, PipelineError, run};
-use crate::delivery::checkpoint::{Checkpoint, Standing};
+use super::wal_budget::budget::WalBudget;
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::delivery::isolation::Batching;
 use crate::kafka::settings::CheckpointSettings;
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::model::vitals::Vitals;
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
-use crate::postgres::catalog::let_go::Outcome;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
-    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable, Past, Said,
+    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable,
+    SnapshotHistory, SnapshotRecord,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
@@ -136,7 +139,7 @@ impl Database for SimDatabase {
     }
 }
 
-impl Look for SimDatabase {
+impl CatalogQueries for SimDatabase {
     async fn look(&self, _: &Target) -> Result<Observed, CatalogError> {
         let world = self.shared.lock();
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
@@ -192,11 +195,11 @@ impl Look for SimDatabase {
         Ok(Vitals::default())
     }
 
-    async fn let_go(&self, _: &str, _: &Target) -> Result<Vec<LetGo>, CatalogError> {
+    async fn dropped_slots(&self, _: &str, _: &Target) -> Result<Vec<DroppedSlot>, CatalogError> {
         Ok(Vec::new())
     }
 
-    async fn let_slot_go(
+    async fn drop_slot_over_budget(
         &self,
         _: &str,
         _: &Target,
@@ -206,19 +209,24 @@ impl Look for SimDatabase {
         Ok(Outcome::Changed)
     }
 
-    async fn past(&self, _: &str, _: &Target, _: &TableName) -> Result<Past, CatalogError> {
+    async fn snapshot_history(
+        &self,
+        _: &str,
+        _: &Target,
+        _: &TableName,
+    ) -> Result<SnapshotHistory, CatalogError> {
         self.journal().await?;
         let world = self.shared.lock();
-        Ok(Past {
-            written: world.said(),
+        Ok(SnapshotHistory {
+            record: world.record(),
             has_streamed: world.database.has_sent,
             rows: world.rows(),
         })
     }
 
-    async fn said_of_snapshot(&self, _: &str, _: &Target) -> Result<Said, CatalogError> {
+    async fn snapshot_record(&self, _: &str, _: &Target) -> Result<SnapshotRecord, CatalogError> {
         self.journal().await?;
-        Ok(self.shared.lock().said())
+        Ok(self.shared.lock().record())
     }
 
     async fn order(&self, _: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
@@ -226,13 +234,13 @@ impl Look for SimDatabase {
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
-        let border = entry.to.expect("an LSN");
-        let said = match entry.detail[Said::STATE] == Said::BEGUN {
-            true => Said::Begun(border),
-            false => Said::Done,
+        let snapshot_lsn = entry.to.expect("an LSN");
+        let record = match entry.detail[SnapshotRecord::STATE] == SnapshotRecord::BEGUN {
+            true => SnapshotRecord::Begun(snapshot_lsn),
+            false => SnapshotRecord::Done,
         };
         self.journal().await?;
-        self.shared.lock().write_journal(said, border);
+        self.shared.lock().write_journal(record, snapshot_lsn);
         self.journal().await
     }
 
@@ -318,7 +326,7 @@ pub(crate) fn settings(
             ahead: 1,
             delete_rows: false,
         },
-        lag: LagBudget::default(),
+        wal_budget: WalBudget::default(),
     }
 }
 
@@ -494,7 +502,7 @@ impl Rewind {
     }
 }
 
-/// Draws whether the slot is made anew in the end; apart from all other draws. Exactly once, the checkpoint
+/// Draws whether the slot is re-created in the end; apart from all other draws. Exactly once, the checkpoint
 /// tells.
 fn draw_anew(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(16));
@@ -525,7 +533,7 @@ async fn write(shared: Shared) {
 }
 
 fn first_checkpoint(world: &World) -> Checkpoint {
-    let standing = Standing {
+    let server = ServerState {
         system_id: SYSTEM_ID.to_owned(),
         timeline: 1,
         history: Vec::new(),
@@ -533,7 +541,7 @@ fn first_checkpoint(world: &World) -> Checkpoint {
         confirmed: world.database.confirmed,
         flushed: world.database.end,
     };
-    Checkpoint::first(1, &standing)
+    Checkpoint::first(1, &server)
 }
 
 async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {

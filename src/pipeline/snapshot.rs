@@ -1,28 +1,32 @@
 //! Rows that are older than the slot come first, once in a pipeline's life.
 //!
 //! A temporary slot says which they are: with it the server makes a snapshot that has what was
-//! committed before one LSN, the border, and nothing else. That snapshot is copied, and the
-//! pipeline's own slot streams from the border on. It is taken before the copy begins, so that no
+//! committed before one LSN, the consistent point, and nothing else. That snapshot is copied, and the
+//! pipeline's own slot streams from the consistent point on. It is taken before the copy begins, so that no
 //! other instance has it meanwhile, and nothing beyond where it stands is confirmed until the copy
 //! is durable.
 
 use std::fmt;
 use std::time::Duration;
 
+use crate::pipeline::error::SnapshotError;
+use crate::pipeline::settings::SnapshotMode;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::PipelineError;
+use super::database::{CatalogQueries, Database};
 use super::decode::{CopyFrom, Core, Step};
-use super::session::{Database, Look};
+use super::error::PipelineError;
 use super::settings::PipelineSettings;
-use crate::delivery::pieces::{Copied, KeyType};
+use crate::delivery::chunks::{CopyProgress, KeyType};
 use crate::model::lifecycle::SnapshotPhase;
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::Mapping;
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, KeyColumn, Observed, Past, Rows, Said};
+use crate::postgres::catalog::{
+    Catalog, KeyColumn, Observed, Rows, SnapshotHistory, SnapshotRecord,
+};
 use crate::postgres::replication::{Connection, ConnectionError, CopyOut, Identity};
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
@@ -30,74 +34,6 @@ use crate::sink::Sink;
 
 /// How long the snapshot may wait for one transaction that is open.
 const LOCK_TIMEOUT: &str = "30s";
-
-/// Whether rows that are older than the slot are delivered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum SnapshotMode {
-    /// Before the stream, once in the pipeline's life.
-    #[default]
-    Initial,
-    /// No.
-    Never,
-}
-
-/// Rows that are older than the slot can't be delivered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SnapshotError {
-    /// Nobody knows whether they are already.
-    #[error(
-        "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
-         walpost.journal, which would say it, does not exist. To have them delivered before the stream: walpost init, \
-         which makes it. If they were, or are not to be: snapshot = \"never\""
-    )]
-    NoJournal {
-        /// The outbox.
-        table: TableName,
-        /// The slot.
-        slot: String,
-    },
-    /// The role may not read them.
-    #[error(
-        "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
-         to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
-    )]
-    Denied {
-        /// The outbox.
-        table: TableName,
-        /// The slot.
-        slot: String,
-        /// The statement that lets it.
-        grant: String,
-    },
-    /// A transaction was open for too long.
-    #[error(
-        "a snapshot of the table waits for every transaction that is open when it begins, and one lasts: see xact_start \
-         in pg_stat_activity ({0})"
-    )]
-    Waits(String),
-    /// Exactly-once can't go on with a copy.
-    #[error(
-        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
-         in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
-         rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
-         snapshot = \"never\""
-    )]
-    Interrupted {
-        /// The outbox.
-        table: TableName,
-        /// How many rows.
-        rows: u64,
-        /// The pipeline.
-        pipeline: String,
-    },
-    /// The second connection has reached another server than the first.
-    #[error("the snapshot's connection was answered by another server than the stream's")]
-    OtherServer,
-    /// Another instance has begun or ended a snapshot since the journal was read.
-    #[error("another instance has written about the snapshot since the journal was read")]
-    Outrun,
-}
 
 /// What to do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,31 +48,34 @@ enum Decision {
 
 /// By what is known of the past, for a slot that is at `confirmed`.
 fn decide(
-    past: &Past,
+    snapshot_history: &SnapshotHistory,
     confirmed: Lsn,
     table: &TableName,
     slot: &str,
 ) -> Result<Decision, SnapshotError> {
-    match (past.written, &past.rows) {
-        (Said::Done, _) => Ok(Decision::Stream),
-        // Nothing at or after the border is confirmed before all of the copy is durable.
-        (Said::Begun(border), _) if confirmed >= border => Ok(Decision::Settled("copied")),
-        (Said::NoJournal, _) if past.has_streamed => Ok(Decision::Stream),
-        (Said::Nothing, _) if past.has_streamed => Ok(Decision::Settled("streamed before")),
-        (Said::NoJournal, Rows::None) => Ok(Decision::Stream),
-        (Said::Nothing, Rows::None) => Ok(Decision::Settled("empty table")),
+    match (snapshot_history.record, &snapshot_history.rows) {
+        (SnapshotRecord::Done, _) => Ok(Decision::Stream),
+        // Nothing at or after the consistent point is confirmed before all of the copy is durable.
+        (SnapshotRecord::Begun(snapshot_lsn), _) if confirmed >= snapshot_lsn => {
+            Ok(Decision::Settled("copied"))
+        }
+        (SnapshotRecord::NoJournal, _) if snapshot_history.has_streamed => Ok(Decision::Stream),
+        (SnapshotRecord::Nothing, _) if snapshot_history.has_streamed => {
+            Ok(Decision::Settled("streamed before"))
+        }
+        (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
+        (SnapshotRecord::Nothing, Rows::None) => Ok(Decision::Settled("empty table")),
         (_, Rows::Denied { grant }) => Err(SnapshotError::Denied {
             table: table.clone(),
             slot: slot.to_owned(),
             grant: grant.clone(),
         }),
-        (Said::NoJournal, Rows::About(_)) => Err(SnapshotError::NoJournal {
+        (SnapshotRecord::NoJournal, Rows::About(_)) => Err(SnapshotError::NoJournal {
             table: table.clone(),
             slot: slot.to_owned(),
         }),
-        (Said::Begun(_), Rows::None | Rows::About(_)) | (Said::Nothing, Rows::About(_)) => {
-            Ok(Decision::Copy)
-        }
+        (SnapshotRecord::Begun(_), Rows::None | Rows::About(_))
+        | (SnapshotRecord::Nothing, Rows::About(_)) => Ok(Decision::Copy),
     }
 }
 
@@ -156,9 +95,9 @@ pub(super) struct Plan {
     mapping: Mapping,
     key: Vec<(String, KeyType)>,
     /// What was copied before it was interrupted.
-    before: Option<Copied>,
+    before: Option<CopyProgress>,
     /// What the journal said when this was planned.
-    written: Said,
+    record: SnapshotRecord,
     /// Rows that are to be expected.
     about: Option<u64>,
 }
@@ -169,7 +108,7 @@ pub(super) struct Plan {
 /// The catalog can't be asked, or there is something that can't be copied.
 pub(super) async fn plan(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     observed: &Observed,
     delivered: Option<&Known>,
 ) -> Result<Planned, PipelineError> {
@@ -191,7 +130,7 @@ pub(super) async fn plan(
         .slot
         .as_ref()
         .map_or(Lsn::ZERO, |slot| slot.confirmed);
-    let past = catalog.past(pipeline, target, table).await?;
+    let snapshot_history = catalog.snapshot_history(pipeline, target, table).await?;
     let order = match &before {
         Some(copied) => {
             info!(
@@ -206,14 +145,14 @@ pub(super) async fn plan(
             })?
         }
         None => {
-            match decide(&past, confirmed, table, &target.slot)? {
+            match decide(&snapshot_history, confirmed, table, &target.slot)? {
                 Decision::Stream => return Ok(Planned::Nothing),
                 Decision::Settled(why) => return Ok(Planned::Settled(why)),
                 Decision::Copy => {}
             }
-            if let Said::Begun(border) = past.written {
+            if let SnapshotRecord::Begun(snapshot_lsn) = snapshot_history.record {
                 warn!(
-                    pipeline, %border,
+                    pipeline, %snapshot_lsn,
                     "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
                 );
             }
@@ -224,7 +163,7 @@ pub(super) async fn plan(
         let kind = KeyType::of(column.type_oid)?;
         Some((column.name.clone(), kind))
     });
-    // Only what is to be gone on with later has to be remembered.
+    // Only what is to be resumed later has to be remembered.
     let key: Vec<_> = match delivered {
         Some(_) => kinds.collect::<Option<_>>().unwrap_or_default(),
         None => Vec::new(),
@@ -234,7 +173,7 @@ pub(super) async fn plan(
         statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
         mapping,
         key,
-        about: match past.rows {
+        about: match snapshot_history.rows {
             Rows::About(rows) => {
                 let gone = before.as_ref().map_or(0, |before| before.rows);
                 Some(rows.saturating_sub(gone))
@@ -242,14 +181,14 @@ pub(super) async fn plan(
             Rows::None | Rows::Denied { .. } => None,
         },
         before,
-        written: past.written,
+        record: snapshot_history.record,
     })))
 }
 
 /// It is certain, before it is known what Kafka has, that a start has nothing to copy.
 pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     observed: &Observed,
 ) -> bool {
     // Where that can't be said, the start that goes on says what is wrong.
@@ -261,7 +200,7 @@ pub(super) async fn has_nothing_to_copy(
 /// none or they are left out.
 async fn decided(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     observed: &Observed,
 ) -> Result<Option<(Decision, Rows)>, PipelineError> {
     let target = &settings.target;
@@ -270,9 +209,11 @@ async fn decided(
     else {
         return Ok(None);
     };
-    let past = catalog.past(&settings.name, target, table).await?;
-    let decision = decide(&past, slot.confirmed, table, &target.slot)?;
-    Ok(Some((decision, past.rows)))
+    let snapshot_history = catalog
+        .snapshot_history(&settings.name, target, table)
+        .await?;
+    let decision = decide(&snapshot_history, slot.confirmed, table, &target.slot)?;
+    Ok(Some((decision, snapshot_history.rows)))
 }
 
 /// What a start would do about rows that are older than the slot.
@@ -317,14 +258,14 @@ pub(super) struct Known {
     /// Something of the stream.
     pub(super) has_delivered: bool,
     /// Something of older rows.
-    pub(super) copied: Option<Copied>,
+    pub(super) copied: Option<CopyProgress>,
 }
 
 /// Writes down that there is nothing to copy. What is not written is found out in the same way at
 /// the next start.
 pub(super) async fn settle(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     confirmed: Lsn,
     why: &str,
 ) {
@@ -333,14 +274,14 @@ pub(super) async fn settle(
         pipeline,
         why, "no snapshot: rows that are older than the slot are dealt with"
     );
-    let entry = entry(settings, confirmed, Said::DONE, Some(why));
+    let entry = entry(settings, confirmed, SnapshotRecord::DONE, Some(why));
     if let Err(error) = catalog.write_journal(&entry).await {
         warn!(pipeline, %error, "failed to record in the journal that no snapshot is needed");
     }
 }
 
 /// The order in which rows were copied; nothing where it can't be gone on in it.
-fn go_on(copied: &Copied, observed: &Observed) -> Option<Vec<KeyColumn>> {
+fn go_on(copied: &CopyProgress, observed: &Observed) -> Option<Vec<KeyColumn>> {
     let columns = observed
         .table
         .as_ref()
@@ -362,7 +303,7 @@ fn statement(
     mapping: &Mapping,
     order: &[KeyColumn],
     key: &[(String, KeyType)],
-    before: Option<&Copied>,
+    before: Option<&CopyProgress>,
 ) -> String {
     let columns = observed
         .table
@@ -391,7 +332,7 @@ fn statement(
         }
     };
     let order: Vec<_> = order.iter().map(by).collect();
-    let upto = before.and_then(|before| before.pieces.last()?.upto.as_ref());
+    let upto = before.and_then(|before| before.chunks.last()?.upto.as_ref());
     if let Some(upto) = upto {
         let values: Vec<_> = upto.iter().map(|value| escape_literal(value)).collect();
         conditions.push(format!("({}) > ({})", order.join(", "), values.join(", ")));
@@ -411,7 +352,7 @@ fn statement(
 
 fn entry<'s>(
     settings: &'s PipelineSettings,
-    border: Lsn,
+    snapshot_lsn: Lsn,
     state: &str,
     why: Option<&str>,
 ) -> Entry<'s> {
@@ -421,8 +362,8 @@ fn entry<'s>(
         target: &settings.target,
         action: Action::Snapshot,
         from: None,
-        to: Some(border),
-        detail: serde_json::json!({ Said::STATE: state, "table": table, "why": why }),
+        to: Some(snapshot_lsn),
+        detail: serde_json::json!({ SnapshotRecord::STATE: state, "table": table, "why": why }),
     }
 }
 
@@ -431,7 +372,7 @@ pub(super) struct Snapshot {
     plan: Box<Plan>,
     connection: Connection,
     /// It has the transactions whose commit record is before this.
-    border: Lsn,
+    snapshot_lsn: Lsn,
 }
 
 impl Snapshot {
@@ -439,7 +380,7 @@ impl Snapshot {
     pub(super) async fn make(
         settings: &PipelineSettings,
         database: &impl Database,
-        catalog: &impl Look,
+        catalog: &impl CatalogQueries,
         identity: &Identity,
         mut plan: Box<Plan>,
     ) -> Result<Self, PipelineError> {
@@ -472,46 +413,48 @@ impl Snapshot {
                 }
                 error => error.into(),
             })?;
-        let border = made.get(1).cloned().flatten();
-        let border = border.and_then(|text| text.parse().ok()).ok_or_else(|| {
-            ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
-        })?;
+        let snapshot_lsn = made.get(1).cloned().flatten();
+        let snapshot_lsn = snapshot_lsn
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| {
+                ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
+            })?;
         // As soon as the slot is taken the server counts what that sends, and the next start would take a
         // slot that has sent something, and of which nothing is written, for one with a life behind it.
-        if plan.written == Said::Nothing && plan.before.is_none() {
-            let written = catalog.said_of_snapshot(pipeline, &settings.target).await?;
-            if written != plan.written {
+        if plan.record == SnapshotRecord::Nothing && plan.before.is_none() {
+            let record = catalog.snapshot_record(pipeline, &settings.target).await?;
+            if record != plan.record {
                 return Err(SnapshotError::Outrun.into());
             }
-            let entry = entry(settings, border, Said::BEGUN, None);
+            let entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN, None);
             catalog.write_journal(&entry).await?;
-            plan.written = Said::Begun(border);
+            plan.record = SnapshotRecord::Begun(snapshot_lsn);
         }
         Ok(Self {
             plan,
             connection,
-            border,
+            snapshot_lsn,
         })
     }
 
-    /// Where the stream begins: at the border of the first piece of the copy.
+    /// Where the stream begins: at the consistent point of the first chunk of the copy.
     pub(super) fn stream_from(&self) -> Lsn {
         let before = self.plan.before.as_ref();
-        before.map_or(self.border, Copied::first_border)
+        before.map_or(self.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
     /// Begins to copy it, now that the pipeline's slot is ours and is at `confirmed`.
     pub(super) async fn copy(
         mut self,
         settings: &PipelineSettings,
-        catalog: &impl Look,
+        catalog: &impl CatalogQueries,
         confirmed: Lsn,
         core: &mut Core,
     ) -> Result<Copying, PipelineError> {
         let (pipeline, target) = (&settings.name, &settings.target);
-        let written = catalog.said_of_snapshot(pipeline, target).await?;
+        let record = catalog.snapshot_record(pipeline, target).await?;
         let stream_from = self.stream_from();
-        if is_outrun(self.plan.written, written, confirmed, stream_from) {
+        if is_outrun(self.plan.record, record, confirmed, stream_from) {
             return Err(SnapshotError::Outrun.into());
         }
         let Plan {
@@ -522,13 +465,13 @@ impl Snapshot {
             about,
             ..
         } = *self.plan;
-        if before.is_none() && written != Said::Begun(self.border) {
-            let entry = entry(settings, self.border, Said::BEGUN, None);
+        if before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
+            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN, None);
             catalog.write_journal(&entry).await?;
         }
         self.connection.copy_out(&statement).await?;
         core.begin_snapshot(CopyFrom {
-            border: self.border,
+            snapshot_lsn: self.snapshot_lsn,
             mapping,
             key,
             before,
@@ -536,12 +479,12 @@ impl Snapshot {
         let stats = core.watermark.stats();
         stats.snapshot_entered(SnapshotPhase::Copying, about);
         info!(
-            pipeline, border = %self.border, rows = about, host = self.connection.host,
+            pipeline, snapshot_lsn = %self.snapshot_lsn, rows = about, host = self.connection.host,
             "copying the rows that are older than the stream"
         );
         Ok(Copying {
             connection: Some(self.connection),
-            border: stream_from,
+            snapshot_lsn: stream_from,
             resumed: confirmed,
             progress: Some(Progress::new("rows copied", about)),
             rows: 0,
@@ -552,8 +495,13 @@ impl Snapshot {
 
 /// Another instance has had the slot since the snapshot was planned: the journal says something else
 /// than it did then, or the slot is confirmed beyond where the stream is to begin.
-fn is_outrun(planned: Said, written: Said, confirmed: Lsn, stream_from: Lsn) -> bool {
-    written != planned || confirmed > stream_from
+fn is_outrun(
+    planned: SnapshotRecord,
+    record: SnapshotRecord,
+    confirmed: Lsn,
+    stream_from: Lsn,
+) -> bool {
+    record != planned || confirmed > stream_from
 }
 
 /// lock_not_available
@@ -563,7 +511,7 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 pub(super) struct Copying {
     /// None when all rows were read.
     connection: Option<Connection>,
-    border: Lsn,
+    snapshot_lsn: Lsn,
     /// Where the slot stood when it began.
     resumed: Lsn,
     progress: Option<Progress>,
@@ -666,18 +614,18 @@ impl Copying {
     }
 
     /// All rows were read, and `confirmed` says that they are durable. Where the slot stood before says nothing
-    /// of them, and after a failover to a standby that had nothing behind that, it is the border.
+    /// of them, and after a failover to a standby that had nothing behind that, it is the consistent point.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
-        !self.reads() && confirmed >= self.border && confirmed > self.resumed
+        !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
     /// Writes down that it is done. Without that the next start finds out by what was confirmed.
     pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
         let pipeline = &settings.name;
-        info!(pipeline, rows = self.rows, border = %self.border, "the snapshot is delivered");
-        let entry = entry(settings, self.border, Said::DONE, None);
-        let written = async { database.catalog().await?.write_journal(&entry).await };
-        match timeout(NOTE, written).await {
+        info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "the snapshot is delivered");
+        let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE, None);
+        let record = async { database.catalog().await?.write_journal(&entry).await };
+        match timeout(NOTE, record).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 warn!(pipeline, %error, "failed to record in the journal that the snapshot is complete")

@@ -19,18 +19,18 @@ pub use self::limits::Limit;
 pub use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
 };
-pub use self::past::{KeyColumn, Past, Rows, Said};
+pub use self::snapshot_history::{KeyColumn, Rows, SnapshotHistory, SnapshotRecord};
 
 pub mod copy;
+pub mod drop_slot;
 mod everybody;
 pub mod journal;
-pub mod let_go;
 mod limits;
 mod observed;
-mod past;
 pub mod peek;
 pub mod slot_state;
 pub mod snapshot;
+mod snapshot_history;
 mod vitals;
 
 /// What is to be done with a table.
@@ -261,11 +261,11 @@ impl Catalog {
             application_name: server.try_get(7)?,
             table: match &target.outbox {
                 Outbox::Table(table) => self.table(table).await?,
-                Outbox::Log { .. } => None,
+                Outbox::Messages { .. } => None,
             },
             has_publish: match &target.outbox {
                 Outbox::Table(_) => false,
-                Outbox::Log { .. } => self.has_publish().await?,
+                Outbox::Messages { .. } => self.has_publish().await?,
             },
             has_journal: self.has_own_table("journal").await?,
             has_slot_state: self.has_own_table("slot_state").await?,

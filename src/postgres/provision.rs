@@ -134,7 +134,7 @@ impl Provision {
                     sql: self.fill_in(table),
                 }
             }
-            Outbox::Log { .. } => Script {
+            Outbox::Messages { .. } => Script {
                 makes: "function walpost.publish".to_owned(),
                 sql: self.fill_in(PUBLISH),
             },
@@ -377,11 +377,11 @@ mod tests {
         }
     }
 
-    fn in_the_log() -> Provision {
+    fn as_messages() -> Provision {
         let prefix = "events".to_owned();
         Provision {
             target: Target {
-                outbox: Outbox::Log { prefix },
+                outbox: Outbox::Messages { prefix },
                 ..provision().target
             },
             ..provision()
@@ -394,7 +394,7 @@ mod tests {
             partitioned: true,
             ..provision()
         };
-        for provision in [provision(), partitioned, in_the_log()] {
+        for provision in [provision(), partitioned, as_messages()] {
             let Scripts { together, after } = provision.scripts();
             for script in together.into_iter().chain(after) {
                 for left in [":'", ":\"", "\n\\"] {
@@ -524,6 +524,6 @@ mod tests {
             ..provision()
         };
         assert_eq!(made(&without)[0].len(), 4);
-        assert_eq!(made(&in_the_log())[0][1], "function walpost.publish");
+        assert_eq!(made(&as_messages())[0][1], "function walpost.publish");
     }
 }

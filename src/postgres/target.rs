@@ -21,7 +21,7 @@ pub enum Outbox {
     /// They are the rows inserted into a table.
     Table(TableName),
     /// They are messages in the write-ahead log alone, written by `walpost.publish`.
-    Log {
+    Messages {
         /// The prefix of the messages that are this outbox's.
         prefix: String,
     },
@@ -33,7 +33,7 @@ impl Outbox {
     pub fn table(&self) -> Option<&TableName> {
         match self {
             Self::Table(table) => Some(table),
-            Self::Log { .. } => None,
+            Self::Messages { .. } => None,
         }
     }
 
@@ -42,7 +42,7 @@ impl Outbox {
     pub fn init(&self) -> &'static str {
         match self {
             Self::Table(_) => "walpost init",
-            Self::Log { .. } => "walpost init --outbox messages",
+            Self::Messages { .. } => "walpost init --outbox messages",
         }
     }
 
@@ -51,7 +51,7 @@ impl Outbox {
     pub fn resend(&self) -> &'static str {
         match self {
             Self::Table(_) => "Send them again from the table: walpost replay --from TIME",
-            Self::Log { .. } => {
+            Self::Messages { .. } => {
                 "They are in no table: whoever published them has to publish them again"
             }
         }
@@ -62,7 +62,7 @@ impl fmt::Display for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(table) => write!(f, "table {table}"),
-            Self::Log { prefix } => write!(f, "messages with prefix {prefix:?}"),
+            Self::Messages { prefix } => write!(f, "messages with prefix {prefix:?}"),
         }
     }
 }

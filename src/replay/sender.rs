@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::book::State;
+use super::run::State;
 use super::{Ended, Plan, ReplayError};
 use crate::delivery::watermark::Watermark;
 use crate::model::dead_letters::DeadLetterCounts;

@@ -17,7 +17,7 @@ use crate::model::lifecycle::State;
 use crate::observe::problem::Kind;
 use crate::observe::registry::Registry;
 use crate::observe::status::{PipelineStatus, Status};
-use crate::pipeline::Order;
+use crate::pipeline::order::Order;
 
 /// How often it is looked what there is to be told.
 const LOOK: Duration = Duration::from_secs(1);

@@ -2,14 +2,14 @@
 
 use std::io;
 
-use super::Judge;
+use super::Reporter;
+use super::context::{End, VerifyContext};
 use super::entry::{Entry, Record, Row, What};
 use super::report::Finding;
 use super::spill::{Spill, hash};
-use super::world::{End, World};
 
 /// How many places of a repeated event are told.
-const SPOTS: usize = 5;
+const LOCATIONS: usize = 5;
 
 /// One bit for each record, by its number.
 #[derive(Default)]
@@ -51,8 +51,8 @@ pub(super) fn hash_of(entry: &[u8]) -> u64 {
 pub(super) fn bring_together(
     entries: Spill,
     records: u64,
-    world: &World,
-    judge: &mut Judge<'_>,
+    context: &VerifyContext,
+    reporter: &mut Reporter<'_>,
 ) -> io::Result<Marks> {
     let mut firsts = Marks::new(records);
     entries.read(hash_of, |portion| {
@@ -63,7 +63,7 @@ pub(super) fn bring_together(
         entries.sort_unstable_by_key(|entry| (entry.id, order(&entry.what)));
         for same in entries.chunk_by(|one, other| one.id == other.id) {
             let event = Event::of(same);
-            event.judge(world, judge, &mut firsts)?;
+            event.report(context, reporter, &mut firsts)?;
         }
         Ok(())
     })?;
@@ -110,75 +110,94 @@ impl<'e> Event<'e> {
         String::from_utf8_lossy(self.id).into_owned()
     }
 
-    fn judge(&self, world: &World, judge: &mut Judge<'_>, firsts: &mut Marks) -> io::Result<()> {
-        judge.counts.replayed += self.replays;
+    fn report(
+        &self,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
+        firsts: &mut Marks,
+    ) -> io::Result<()> {
+        reporter.counts.replayed += self.replays;
         if self.rows.is_empty() {
-            return self.is_stranger(world, judge);
+            return self.is_unexpected(context, reporter);
         }
         let copies = self.records.len();
         for record in self.records.iter().take(self.rows.len()) {
             firsts.set(record.number);
         }
-        self.is_repeated(copies > self.rows.len(), world, judge)?;
+        self.is_repeated(copies > self.rows.len(), context, reporter)?;
         let is_there = match self.replays {
             0 => copies.min(self.rows.len()),
             _ => self.rows.len(),
         };
-        judge.counts.delivered += is_there as u64;
+        reporter.counts.delivered += is_there as u64;
         // Of rows with the same id nobody can say which one is there.
         for row in &self.rows[is_there..] {
-            self.is_not_there(row, world, judge)?;
+            self.is_not_there(row, context, reporter)?;
         }
         for record in &self.records {
-            self.is_misplaced(record, world, judge)?;
+            self.is_misplaced(record, context, reporter)?;
         }
         Ok(())
     }
 
-    fn is_stranger(&self, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
+    fn is_unexpected(
+        &self,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
+    ) -> io::Result<()> {
         let Some(first) = self.records.first() else {
             return Ok(());
         };
         let is_newer = |record: &Record| {
-            let border = world.snapshot_before;
+            let snapshot_lsn = context.snapshot_before;
             record
                 .position
-                .is_some_and(|position| position.commit >= border)
+                .is_some_and(|position| position.commit >= snapshot_lsn)
         };
-        if world.is_range {
-            judge.counts.outside += 1;
+        if context.is_range {
+            reporter.counts.outside += 1;
             return Ok(());
         }
         if is_newer(first) {
-            judge.counts.newer += 1;
+            reporter.counts.newer += 1;
             return Ok(());
         }
-        judge.counts.unexpected += 1;
-        self.is_repeated(self.records.len() > 1, world, judge)?;
-        judge.unexpected(|| Finding::Unexpected {
+        reporter.counts.unexpected += 1;
+        self.is_repeated(self.records.len() > 1, context, reporter)?;
+        reporter.unexpected(|| Finding::Unexpected {
             id: Some(self.name()),
-            at: world.spot(first),
+            at: context.location(first),
         })
     }
 
-    fn is_repeated(&self, is: bool, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
+    fn is_repeated(
+        &self,
+        is: bool,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
+    ) -> io::Result<()> {
         if !is {
             return Ok(());
         }
-        judge.counts.repeated += 1;
-        let first = self.records.iter().take(SPOTS);
-        judge.found(Finding::Repeated {
+        reporter.counts.repeated += 1;
+        let first = self.records.iter().take(LOCATIONS);
+        reporter.found(Finding::Repeated {
             id: self.name(),
             copies: self.records.len(),
-            at: first.map(|record| world.spot(record)).collect(),
+            at: first.map(|record| context.location(record)).collect(),
         })
     }
 
-    fn is_not_there(&self, row: &Row, world: &World, judge: &mut Judge<'_>) -> io::Result<()> {
-        let topic = world.topic(row.topic);
-        match (&world.delivered, topic.is_hidden) {
+    fn is_not_there(
+        &self,
+        row: &Row,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
+    ) -> io::Result<()> {
+        let topic = context.topic(row.topic);
+        match (&context.delivered, topic.is_hidden) {
             (End::NotReached, _) | (End::Reached, true) => {
-                judge.counts.pending += 1;
+                reporter.counts.pending += 1;
                 return Ok(());
             }
             (End::Reached, false) => {}
@@ -189,11 +208,11 @@ impl<'e> Event<'e> {
             _ => false,
         };
         if may_be_gone {
-            judge.counts.expired += 1;
+            reporter.counts.expired += 1;
             return Ok(());
         }
-        judge.counts.missing += 1;
-        judge.found(Finding::Missing {
+        reporter.counts.missing += 1;
+        reporter.found(Finding::Missing {
             id: self.name(),
             topic: topic.name.clone(),
         })
@@ -202,10 +221,10 @@ impl<'e> Event<'e> {
     fn is_misplaced(
         &self,
         record: &Record,
-        world: &World,
-        judge: &mut Judge<'_>,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
     ) -> io::Result<()> {
-        let place = world.place(record.place);
+        let place = context.place(record.place);
         let differs = |row: &Row| {
             if row.topic != place.topic {
                 Some("topic")
@@ -230,11 +249,11 @@ impl<'e> Event<'e> {
         else {
             return Ok(());
         };
-        judge.counts.misplaced += 1;
-        judge.found(Finding::Misplaced {
+        reporter.counts.misplaced += 1;
+        reporter.found(Finding::Misplaced {
             id: self.name(),
-            at: world.spot(record),
-            topic: world.topic(self.rows[0].topic).name.clone(),
+            at: context.location(record),
+            topic: context.topic(self.rows[0].topic).name.clone(),
             differs,
         })
     }
@@ -242,15 +261,15 @@ impl<'e> Event<'e> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::context::{Place, Topic, Whole};
     use super::super::report::Counts;
-    use super::super::world::{Place, Topic, Whole};
     use super::*;
     use crate::model::lsn::{Lsn, Position};
 
     const ID: &[u8] = b"an id";
 
     /// Two topics with a partition each.
-    fn world() -> World {
+    fn context() -> VerifyContext {
         let topic = |name: &str| Topic {
             name: name.to_owned(),
             is_hidden: false,
@@ -260,7 +279,7 @@ mod tests {
             topic,
             partition: 0,
         };
-        World {
+        VerifyContext {
             topics: ["orders", "bills"].map(topic).to_vec(),
             places: [0, 1].map(place).to_vec(),
             is_range: false,
@@ -304,7 +323,7 @@ mod tests {
             findings.push(finding.clone());
             Ok(())
         };
-        let mut judge = Judge {
+        let mut reporter = Reporter {
             counts: Counts::default(),
             notes: Vec::new(),
             tells_unexpected: true,
@@ -312,9 +331,9 @@ mod tests {
         };
         let entries: Vec<_> = all.iter().map(|&what| Entry { what, id: ID }).collect();
         let mut firsts = Marks::new(64);
-        let judged = Event::of(&entries).judge(&world(), &mut judge, &mut firsts);
+        let judged = Event::of(&entries).report(&context(), &mut reporter, &mut firsts);
         judged.expect("nothing is written");
-        let counts = judge.counts;
+        let counts = reporter.counts;
         (findings, counts)
     }
 

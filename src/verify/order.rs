@@ -4,12 +4,12 @@
 use std::io;
 use std::ops::RangeInclusive;
 
-use super::Judge;
+use super::Reporter;
+use super::context::VerifyContext;
 use super::entry::{Entry, Indexed, What};
 use super::matching::Marks;
 use super::report::Finding;
 use super::spill::{Journal, Spill, hash};
-use super::world::World;
 use crate::model::lsn::{Lsn, Position};
 
 /// How many holes of a transaction are told.
@@ -21,10 +21,10 @@ pub(super) fn look_through(
     journal: Journal,
     firsts: &Marks,
     memory: u64,
-    world: &World,
-    judge: &mut Judge<'_>,
+    context: &VerifyContext,
+    reporter: &mut Reporter<'_>,
 ) -> io::Result<()> {
-    let mut highest: Vec<Option<Position>> = vec![None; world.places.len()];
+    let mut highest: Vec<Option<Position>> = vec![None; context.places.len()];
     let mut transactions = Spill::new(memory);
     journal.read(|bytes| {
         let entry = Entry::decode(bytes)?;
@@ -35,9 +35,9 @@ pub(super) fn look_through(
             return Ok(());
         };
         let is_known = firsts.has(record.number);
-        let whole = &world.whole;
+        let whole = &context.whole;
         let is_whole = position.commit > whole.after && position.commit < whole.before;
-        if is_whole && !world.copies.contains(&position.commit) {
+        if is_whole && !context.copies.contains(&position.commit) {
             let indexed = Indexed { position, is_known };
             transactions.push(hash_of_commit(position.commit), &indexed.encode())?;
         }
@@ -45,10 +45,10 @@ pub(super) fn look_through(
         match *highest {
             _ if !is_known => Ok(()),
             Some(behind) if position < behind => {
-                judge.counts.out_of_order += 1;
-                judge.found(Finding::OutOfOrder {
+                reporter.counts.out_of_order += 1;
+                reporter.found(Finding::OutOfOrder {
                     id: String::from_utf8_lossy(entry.id).into_owned(),
-                    at: world.spot(&record),
+                    at: context.location(&record),
                     position,
                     behind,
                 })
@@ -59,7 +59,7 @@ pub(super) fn look_through(
             }
         }
     })?;
-    holes(transactions, judge)
+    holes(transactions, reporter)
 }
 
 fn hash_of_commit(commit: Lsn) -> u64 {
@@ -67,7 +67,7 @@ fn hash_of_commit(commit: Lsn) -> u64 {
 }
 
 /// Finds the transactions of which some events are not there.
-fn holes(transactions: Spill, judge: &mut Judge<'_>) -> io::Result<()> {
+fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
     let hash_of =
         |bytes: &[u8]| Indexed::decode(bytes).map_or(0, |it| hash_of_commit(it.position.commit));
     transactions.read(hash_of, |portion| {
@@ -83,9 +83,9 @@ fn holes(transactions: Spill, judge: &mut Judge<'_>) -> io::Result<()> {
             }
             let missing = between(transaction.iter().map(|event| event.position.index));
             if let Some(event) = transaction.first().filter(|_| !missing.is_empty()) {
-                judge.counts.gaps += 1;
+                reporter.counts.gaps += 1;
                 let commit = event.position.commit;
-                judge.found(Finding::Gap { commit, missing })?;
+                reporter.found(Finding::Gap { commit, missing })?;
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::model::lsn::{Lsn, Position};
 
 /// Where a record is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Spot {
+pub struct RecordLocation {
     /// Its topic.
     pub topic: String,
     /// Its partition.
@@ -18,7 +18,7 @@ pub struct Spot {
     pub offset: i64,
 }
 
-impl fmt::Display for Spot {
+impl fmt::Display for RecordLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}@{}", self.topic, self.partition, self.offset)
     }
@@ -42,14 +42,14 @@ pub enum Finding {
         /// How often.
         copies: usize,
         /// Where the first ones are.
-        at: Vec<Spot>,
+        at: Vec<RecordLocation>,
     },
     /// A record behind one that was committed after it.
     OutOfOrder {
         /// The event.
         id: String,
         /// Where it is.
-        at: Spot,
+        at: RecordLocation,
         /// Its position.
         #[serde(serialize_with = "as_text")]
         position: Position,
@@ -70,7 +70,7 @@ pub enum Finding {
         /// The event.
         id: String,
         /// Where it is.
-        at: Spot,
+        at: RecordLocation,
         /// The topic it belongs to.
         topic: String,
         /// What of it differs.
@@ -88,7 +88,7 @@ pub enum Finding {
         /// The event, if it has an id.
         id: Option<String>,
         /// Where it is.
-        at: Spot,
+        at: RecordLocation,
     },
 }
 
@@ -111,9 +111,9 @@ impl fmt::Display for Finding {
             }
             Self::Repeated { id, copies, at } => {
                 write!(f, "REPEATED     {id}: {copies} times: ")?;
-                for (number, spot) in at.iter().enumerate() {
+                for (number, location) in at.iter().enumerate() {
                     let comma = if number == 0 { "" } else { ", " };
-                    write!(f, "{comma}{spot}")?;
+                    write!(f, "{comma}{location}")?;
                 }
                 if at.len() < *copies {
                     f.write_str(" ...")?;
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn findings_are_told_to_people_and_to_programs() {
-        let spot = |offset| Spot {
+        let location = |offset| RecordLocation {
             topic: "t".to_owned(),
             partition: 1,
             offset,
@@ -221,7 +221,7 @@ mod tests {
             Finding::Repeated {
                 id: id(),
                 copies: 3,
-                at: vec![spot(4), spot(5)],
+                at: vec![location(4), location(5)],
             },
             "REPEATED     e: 3 times: t/1@4, t/1@5 ...",
             r#"{"finding":"repeated","id":"e","copies":3,"at":[{"topic":"t","partition":1,"offset":4},{"topic":"t","partition":1,"offset":5}]}"#,
@@ -229,7 +229,7 @@ mod tests {
         check(
             Finding::OutOfOrder {
                 id: id(),
-                at: spot(4),
+                at: location(4),
                 position: position(0),
                 behind: position(1),
             },
@@ -247,7 +247,7 @@ mod tests {
         check(
             Finding::Unexpected {
                 id: None,
-                at: spot(1),
+                at: location(1),
             },
             "STRANGER     a record without id: at t/1@1, and not in the table",
             r#"{"finding":"unexpected","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,

@@ -7,7 +7,7 @@ use crate::postgres::sql::escape_identifier;
 use super::entry::{Entry, Row, What};
 use super::report::Finding;
 use super::spill::{Spill, hash};
-use super::{Judge, Range, VerifyError};
+use super::{Range, Reporter, VerifyError};
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use crate::outbox::route::Router;
@@ -111,11 +111,11 @@ impl Plan {
         catalog: &Catalog,
         mut progress: Progress,
         into: &mut Spill,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let snapshot = Snapshot::take(catalog, &self.table).await?;
         let rows = snapshot.rows(&self.query).await?;
-        let topics = self.route(rows, &mut progress, into, judge).await?;
+        let topics = self.route(rows, &mut progress, into, reporter).await?;
         let (before, after) = (snapshot.before, snapshot.after);
         snapshot.end().await?;
         progress.finish();
@@ -131,14 +131,14 @@ impl Plan {
         mut rows: Rows,
         progress: &mut Progress,
         into: &mut Spill,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<Vec<String>, VerifyError> {
         let mut topics = Topics::default();
         let mut router = Router::default();
         let mut bytes = Vec::new();
         while let Some(values) = rows.next().await? {
-            judge.counts.rows += 1;
-            if judge.counts.rows.is_multiple_of(BATCH) {
+            reporter.counts.rows += 1;
+            if reporter.counts.rows.is_multiple_of(BATCH) {
                 progress.advance(BATCH);
             }
             let mut row = [None; COLUMNS_MAX];
@@ -156,8 +156,8 @@ impl Plan {
             let record = match router.route(&self.mapping, &row, b"") {
                 Ok(record) => record,
                 Err(error) => {
-                    judge.counts.unroutable += 1;
-                    judge.found(Finding::Unroutable {
+                    reporter.counts.unroutable += 1;
+                    reporter.found(Finding::Unroutable {
                         row: self.mapping.describe(&row),
                         reason: error.to_string(),
                     })?;
@@ -167,7 +167,7 @@ impl Plan {
             let mut headers = record.headers.iter();
             let id = headers.find_map(|(name, value)| value.filter(|_| name == self.id));
             let Some(id) = id else {
-                judge.counts.without_id += 1;
+                reporter.counts.without_id += 1;
                 continue;
             };
             let what = What::Row(Row {
@@ -179,7 +179,7 @@ impl Plan {
             Entry { what, id }.encode(&mut bytes);
             into.push(hash(id), &bytes)?;
         }
-        progress.advance(judge.counts.rows % BATCH);
+        progress.advance(reporter.counts.rows % BATCH);
         Ok(topics.names)
     }
 }

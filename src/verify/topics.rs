@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use tracing::warn;
 
+use super::context::{Place, Topic};
 use super::entry::{Entry, Record, What};
-use super::report::{Finding, Spot};
+use super::report::{Finding, RecordLocation};
 use super::spill::{Journal, Spill, hash};
 use super::table::hash_of_key;
-use super::world::{Place, Topic};
-use super::{Judge, VerifyError};
+use super::{Reporter, VerifyError};
 use crate::kafka::reader::{ReadError, ReadRecord, Span, TopicReader};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::route::{POSITION_HEADER, REPLAY_HEADER};
@@ -55,7 +55,7 @@ impl Plan<'_> {
         names: Vec<String>,
         entries: &mut Spill,
         journal: &mut Journal,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let mut read = Read {
             topics: Vec::new(),
@@ -70,7 +70,7 @@ impl Plan<'_> {
                     .spans(&name, &partitions, self.since, self.deadline)
                     .map_err(ReadError::from)?,
                 None => {
-                    judge.note(format!("topic {name:?} does not exist"));
+                    reporter.note(format!("topic {name:?} does not exist"));
                     Vec::new()
                 }
             };
@@ -95,9 +95,9 @@ impl Plan<'_> {
             bytes: Vec::new(),
         };
         for part in &parts {
-            self.read_one(part, &mut read, &mut taker, &mut progress, judge)?;
+            self.read_one(part, &mut read, &mut taker, &mut progress, reporter)?;
         }
-        progress.advance(judge.counts.records % BATCH);
+        progress.advance(reporter.counts.records % BATCH);
         progress.finish();
         Ok(read)
     }
@@ -108,7 +108,7 @@ impl Plan<'_> {
         read: &mut Read,
         taker: &mut Taker<'_>,
         progress: &mut Progress,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> Result<(), VerifyError> {
         let Part {
             number,
@@ -130,9 +130,9 @@ impl Plan<'_> {
             let Some((place, first)) = places.get_mut(&message.partition()) else {
                 return Ok(ControlFlow::Continue(()));
             };
-            let position = taker.take(message, *place, judge)?;
+            let position = taker.take(message, *place, reporter)?;
             first.note(message, position);
-            if judge.counts.records.is_multiple_of(BATCH) {
+            if reporter.counts.records.is_multiple_of(BATCH) {
                 progress.advance(BATCH);
             }
             Ok(ControlFlow::Continue(()))
@@ -142,7 +142,7 @@ impl Plan<'_> {
             self.is_cut(span, first.unwrap_or_default(), *number, read);
         }
         if spans.iter().any(|span| span.is_cut) {
-            judge.note(format!(
+            reporter.note(format!(
                 "topic {name:?} has lost its first records, for their age or by hand: rows that may be among them count as \
                  expired, and transactions that may have been cut are not searched for gaps"
             ));
@@ -152,7 +152,7 @@ impl Plan<'_> {
                 topic = name,
                 "a transaction is open in the topic, and hides what is behind it"
             );
-            judge.note(format!(
+            reporter.note(format!(
                 "topic {name:?} has an open transaction: what it hides counts as pending"
             ));
         }
@@ -208,10 +208,10 @@ impl Taker<'_> {
         &mut self,
         message: &ReadRecord<'_>,
         place: u32,
-        judge: &mut Judge<'_>,
+        reporter: &mut Reporter<'_>,
     ) -> std::io::Result<Option<Position>> {
-        let number = judge.counts.records;
-        judge.counts.records += 1;
+        let number = reporter.counts.records;
+        reporter.counts.records += 1;
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
             // Members of the headers column come last, and may have any name.
@@ -234,10 +234,10 @@ impl Taker<'_> {
             number,
         };
         let Some(id) = id else {
-            judge.counts.unexpected += 1;
-            judge.unexpected(|| Finding::Unexpected {
+            reporter.counts.unexpected += 1;
+            reporter.unexpected(|| Finding::Unexpected {
                 id: None,
-                at: Spot {
+                at: RecordLocation {
                     topic: message.topic().to_owned(),
                     partition: message.partition(),
                     offset: message.offset(),

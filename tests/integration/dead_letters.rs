@@ -178,7 +178,7 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
 }
 
 fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
-    let scene = Scene::of(Outbox::Log).in_mode(exactly_once);
+    let scene = Scene::of(Outbox::Messages).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let topic = dead_letter_topic(&scene);
     let prefix = format!("walpost_{}", scene.name);

@@ -16,7 +16,7 @@ macro_rules! for_each_outbox {
 
             #[test]
             fn log() {
-                super::$name($crate::support::event::Outbox::Log);
+                super::$name($crate::support::event::Outbox::Messages);
             }
         }
     )* };
@@ -56,7 +56,7 @@ macro_rules! for_each_scene {
 
             #[test]
             fn log() {
-                super::$name(Scene::of(Outbox::Log));
+                super::$name(Scene::of(Outbox::Messages));
             }
 
             #[test]
@@ -89,9 +89,9 @@ mod injection;
 mod isolation;
 mod kafka_rights;
 mod kafka_security;
-mod log;
 mod mapping;
 mod matrix;
+mod messages;
 mod metrics;
 mod missing;
 mod network;

@@ -255,7 +255,7 @@ fn table_of_another_role_or_make_is_not_given_away() {
 
 #[test]
 fn outbox_without_a_table_has_no_owner() {
-    let place = Place::of(Outbox::Log, 15);
+    let place = Place::of(Outbox::Messages, 15);
     let init = place.init().finish().expect_code(2);
     init.expect_says(&["--owner is for a table"]);
     assert!(objects(&place.scene).is_empty());

@@ -394,11 +394,11 @@ fn capture_page() {
 }
 
 #[test]
-fn page_lists_what_was_let_go() {
+fn page_lists_dropped_slots() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
-    budget::let_go(&scene);
+    budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let (walpost, http) = start(&[&scene]);
     wait_until("the database to be asked", || {

@@ -96,7 +96,7 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         // It drops the slot, and has the table sent again.
         clerk.scene.insert(&clerk.scene.aggregate(1), "k");
         let run = clerk.scene.invoke_as("run", &clerk.conninfo());
-        let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::LET_GO);
+        let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
         run.finish().expect_code(3).expect_says(&["was dropped"]);
         budget::new_slot(&clerk.scene);
         let replay = clerk

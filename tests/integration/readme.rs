@@ -414,7 +414,7 @@ fn events_that_are_sent_again_keep_their_ids() {
     for _ in 0..3 {
         place.sql(&EVENT.one());
     }
-    // A slot that is lost, and made anew.
+    // A slot that is lost, and re-created.
     place.sh(&REMOVE.one());
     place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);

@@ -626,8 +626,8 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
 }
 
 #[test]
-fn events_in_the_log_alone_can_not_be_sent_again() {
-    let scene = Scene::of(Outbox::Log);
+fn events_in_messages_alone_can_not_be_sent_again() {
+    let scene = Scene::of(Outbox::Messages);
     let finished = scene.replay(&["--all", "--yes"]).finish().expect_code(2);
     finished.expect_says(&["no table to send events again from", "publish them again"]);
 }
@@ -910,7 +910,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
         assert_eq!(scene.records().len(), 1, "{refused:?}");
         refused.expect_says(texts);
     };
-    // It would end the list of what was let go.
+    // It would end the list of what went with a dropped slot.
     broken(
         &|plan| plan["let_go"] = serde_json::json!([1]),
         &["dropped slots", "begin a new one"],

@@ -125,7 +125,7 @@ fn database_put_back_halts_on_14() {
 
 #[test]
 fn database_put_back_halts_on_18() {
-    database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(18, Outbox::Log);
+    database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(18, Outbox::Messages);
 }
 
 /// By then the end of the log tells nothing.
@@ -146,7 +146,7 @@ fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_m
 #[test]
 fn idle_database_that_has_outgrown_what_was_delivered_halts_on_18() {
     let server = Server::private(18, "");
-    let mut restored = Restored::deliver(&server, Outbox::Log);
+    let mut restored = Restored::deliver(&server, Outbox::Messages);
     restored.put_back();
     restored.insert_new();
     restored.outgrow();

@@ -612,7 +612,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
         "CREATE TABLE",
     ]);
 
-    let log = Scene::of(Outbox::Log);
+    let log = Scene::of(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
         .expect_says(&["retention", "an outbox of messages"]);
@@ -862,11 +862,11 @@ fn retention_of_the_file_is_used_beside_exactly_once() {
 
 /// The most important of all: as far as a new slot can tell, everything is delivered.
 #[test]
-fn what_was_let_go_is_kept_until_it_is_sent_again() {
+fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
-    insert_old(&scene, &aggregate, "let go");
-    budget::let_go(&scene);
+    insert_old(&scene, &aggregate, "dropped");
+    budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let mut walpost = scene.start_with(&["--retention", "1s"]);
     scene.insert(&aggregate, "new");
@@ -891,11 +891,11 @@ fn what_was_let_go_is_kept_until_it_is_sent_again() {
 }
 
 #[test]
-fn rows_that_were_let_go_are_kept_until_they_are_sent_again() {
+fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "let go");
-    budget::let_go(&scene);
+    scene.insert(&aggregate, "dropped");
+    budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let walpost = scene.start();
     let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
@@ -915,9 +915,9 @@ fn rows_that_were_let_go_are_kept_until_they_are_sent_again() {
 }
 
 #[test]
-fn table_that_was_a_partition_and_has_rows_that_were_let_go_is_named() {
+fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     let scene = detached_with_a_late_row();
-    budget::let_go(&scene);
+    budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()

@@ -67,7 +67,7 @@ fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
         message(true, "ours", id),
         message(true, "ours", &other),
     ));
-    let history = oracle.history(&scene.db, &Writer::Log("ours".to_owned()));
+    let history = oracle.history(&scene.db, &Writer::Messages("ours".to_owned()));
     let ids: Vec<_> = history.iter().map(|e| (e.id.as_str(), e.index)).collect();
     assert_eq!(ids, [(id, 1)]);
 }

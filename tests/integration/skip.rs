@@ -243,7 +243,7 @@ fn pipeline_has_to_be_named_among_several() {
 
 /// Killed when the checkpoint has moved, and the slot has not.
 #[test]
-fn killed_before_the_slot_moves_it_is_gone_on_from() {
+fn killed_before_the_slot_moves_it_is_resumed() {
     for goes_on_with_skip in [true, false] {
         let server = Server::private(MAJOR, "");
         let scene = Scene::of_on(Outbox::Table, &server, Broker::shared()).exactly_once();

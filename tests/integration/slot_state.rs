@@ -84,7 +84,7 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     walpost.terminate().expect_code(0);
 }
 
-/// What `walpost init` makes anew loses nothing: what was committed meanwhile is in the journal.
+/// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.
 #[test]
 fn slot_that_init_makes_anew_has_the_events_between_replayed() {
     let scene = Scene::new();

@@ -1,5 +1,5 @@
 //! Rows that are older than the slot: delivered first, from a snapshot, and the stream goes on from
-//! its border.
+//! its consistent point.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,7 +38,7 @@ fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
         .run(&scene.events().many(aggregate, count, payload));
 }
 
-/// What the journal says of the snapshot: the state and the border of each entry.
+/// What the journal says of the snapshot: the state and the consistent point of each entry.
 fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
     let entries = scene.db.rows(
         "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' ORDER BY id",
@@ -50,36 +50,36 @@ fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// The border of the only snapshot, which is done.
-fn border(scene: &Scene<'_>) -> u64 {
+/// The consistent point of the only snapshot, which is done.
+fn snapshot_lsn(scene: &Scene<'_>) -> u64 {
     let entries = journal(scene);
-    let [(begun, border), (done, same)] = &entries[..] else {
+    let [(begun, snapshot_lsn), (done, same)] = &entries[..] else {
         panic!("not one snapshot: {entries:?}");
     };
     assert_eq!((begun.as_str(), done.as_str()), ("begun", "done"));
-    assert_eq!(border, same);
-    *border
+    assert_eq!(snapshot_lsn, same);
+    *snapshot_lsn
 }
 
-/// Judges what was delivered, each event once, of a snapshot with this border and the stream behind
+/// Judges what was delivered, each event once, of a snapshot with this consistent point and the stream behind
 /// it. Gives how many of them came from the snapshot.
-fn judge(scene: &Scene<'_>, border: u64) -> usize {
-    judge_records(scene, &scene.records(), border)
+fn judge(scene: &Scene<'_>, snapshot_lsn: u64) -> usize {
+    judge_records(scene, &scene.records(), snapshot_lsn)
 }
 
-fn judge_records(scene: &Scene<'_>, records: &[Record], border: u64) -> usize {
+fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
     let history = scene.history();
     let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
     // A record of the log begins at a multiple of eight, so there is no commit there.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
         .into_iter()
-        .partition(|record| record.position.0 == border - 1);
+        .partition(|record| record.position.0 == snapshot_lsn - 1);
     let ids = |records: &[Delivered]| -> HashSet<String> {
         records.iter().map(|record| record.id.clone()).collect()
     };
     let before: HashSet<String> = history
         .iter()
-        .filter(|event| event.end <= border)
+        .filter(|event| event.end <= snapshot_lsn)
         .map(|event| event.id.clone())
         .collect();
     assert_eq!(ids(&copied), before, "what was committed before the border");
@@ -88,7 +88,8 @@ fn judge_records(scene: &Scene<'_>, records: &[Record], border: u64) -> usize {
     for record in copied.iter().chain(&streamed) {
         let after = last.insert(record.place.clone(), (record.offset, record.position));
         assert!(
-            record.position.0 != border - 1 || after.is_none_or(|(_, at)| at < record.position),
+            record.position.0 != snapshot_lsn - 1
+                || after.is_none_or(|(_, at)| at < record.position),
             "rows of the snapshot are in order: {record:?} after {after:?}"
         );
         let behind = after.is_none_or(|(offset, _)| offset < record.offset);
@@ -99,7 +100,7 @@ fn judge_records(scene: &Scene<'_>, records: &[Record], border: u64) -> usize {
     }
     let after: Vec<_> = history
         .into_iter()
-        .filter(|event| event.end > border)
+        .filter(|event| event.end > snapshot_lsn)
         .collect();
     let verdict = checker::check(&after, &streamed, &[], Resends::Never);
     verdict.unwrap_or_else(|violations| panic!("{violations}"));
@@ -173,8 +174,8 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         load.wait_for_transactions(100);
         load.stop();
         settle(&scene, walpost);
-        let border = border(&scene);
-        let copied = judge(&scene, border);
+        let snapshot_lsn = snapshot_lsn(&scene);
+        let copied = judge(&scene, snapshot_lsn);
         assert!(copied >= 137, "{major}: only {copied} of the snapshot");
         // Once in its life.
         let before = scene.records().len();
@@ -184,12 +185,12 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         assert_eq!(walpost.logged("snapshot"), 0, "{}", walpost.log());
         assert!(walpost.is_running());
         settle(&scene, walpost);
-        assert_eq!(judge(&scene, border), copied, "{major}");
+        assert_eq!(judge(&scene, snapshot_lsn), copied, "{major}");
     }
 }
 
 #[test]
-fn commits_that_meet_at_the_border_are_on_one_side_each() {
+fn commits_around_the_consistent_point_are_on_one_side_each() {
     for major in MAJORS {
         let scene = cold_on(TABLE, major);
         let aggregate = scene.aggregate(1);
@@ -198,12 +199,12 @@ fn commits_that_meet_at_the_border_are_on_one_side_each() {
         let first = open(&scene, &aggregate);
         let mut walpost = scene.run().start();
         wait_until_blocked(&scene, &first);
-        // Its commit is the last before the border, and the next one follows it in the log.
+        // Its commit is the last before the consistent point, and the next one follows it in the log.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         scene.insert(&aggregate, "newer");
         settle(&scene, walpost);
-        assert_eq!(judge(&scene, border(&scene)), 4, "{major}");
+        assert_eq!(judge(&scene, snapshot_lsn(&scene)), 4, "{major}");
     }
 }
 
@@ -226,7 +227,7 @@ fn rows_come_in_the_order_of_their_time_or_of_a_key_that_rises() {
         fill(&scene, &aggregate, 300);
         scene.init().finish().expect_code(0);
         settle(&scene, scene.start());
-        assert_eq!(judge(&scene, border(&scene)), 300);
+        assert_eq!(judge(&scene, snapshot_lsn(&scene)), 300);
         let expected = scene.db.rows(&format!("SELECT id FROM outbox ORDER BY {order}"));
         let expected: Vec<_> = expected.into_iter().flatten().flatten().collect();
         let records = scene.records();
@@ -297,7 +298,7 @@ fn partitioned_table_is_copied_by_its_root() {
     let walpost = scene.start();
     fill(&scene, &aggregate, 50);
     settle(&scene, walpost);
-    assert_eq!(judge(&scene, border(&scene)), 200);
+    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 200);
 }
 
 #[test]
@@ -355,7 +356,7 @@ fn never_leaves_older_rows_out() {
     settle(&scene, walpost);
     assert_eq!(scene.records().len(), 2);
     scene.run().arg("--snapshot=always").finish().expect_code(2);
-    let log = Scene::of(Outbox::Log);
+    let log = Scene::of(Outbox::Messages);
     let refused = log.run().args(["--snapshot", "initial"]).finish();
     refused
         .expect_code(2)
@@ -415,7 +416,7 @@ fn without_a_journal_nobody_knows_and_it_halts() {
     walpost.terminate().expect_code(0);
     scene.init().finish().expect_code(0);
     settle(&scene, scene.start());
-    assert_eq!(judge(&scene, border(&scene)), 20);
+    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 20);
 }
 
 #[test]
@@ -477,7 +478,7 @@ fn right_that_lacks_is_named() {
     let mut walpost = scene.run_as(&conninfo).start();
     walpost.wait_for_log("streaming");
     settle(&scene, walpost);
-    assert_eq!(judge(&scene, border(&scene)), 20);
+    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 20);
     scene
         .db
         .run(&format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\""));
@@ -653,19 +654,19 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
         let entries = journal(&scene);
         let states: Vec<_> = entries.iter().map(|(state, _)| state.as_str()).collect();
         assert_eq!(states, ["begun", "done"], "{key}");
-        let border = entries[0].1;
+        let snapshot_lsn = entries[0].1;
 
         let (history, records) = (scene.history(), scene.records());
         let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
         assert_eq!(delivered.len(), history.len(), "{key}");
         let (copied, streamed): (Vec<_>, Vec<_>) = delivered
             .into_iter()
-            .partition(|record| record.position.0 == border - 1);
+            .partition(|record| record.position.0 == snapshot_lsn - 1);
         for pair in copied.windows(2).filter(|pair| pair[0].place == pair[1].place) {
             assert!(pair[0].position < pair[1].position, "{key}: {pair:?}");
         }
         let of_copy: HashSet<_> = copied.iter().map(|record| &record.id).collect();
-        let newer = history.iter().filter(|event| event.end > border);
+        let newer = history.iter().filter(|event| event.end > snapshot_lsn);
         let newer = newer.filter(|event| of_copy.contains(&event.id)).count();
         assert!(newer > 100, "{key}: later snapshots had only {newer} rows more");
         let rest: Vec<_> = history
@@ -686,7 +687,7 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
 }
 
 #[test]
-fn stream_that_breaks_between_two_borders_leaves_out_what_was_copied() {
+fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied() {
     let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
     let (scene, aggregate) = filled(create, 15_000, true);
     let walpost = start_and_copy_some(&scene);
@@ -773,7 +774,7 @@ fn memory_is_bounded_whatever_the_table_has() {
     });
     settle(&scene, walpost);
     assert!(most < 64 << 20, "{most} bytes for a table of 120 MB");
-    assert_eq!(judge(&scene, border(&scene)), 60_000);
+    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 60_000);
 }
 
 #[test]

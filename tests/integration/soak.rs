@@ -120,7 +120,7 @@ impl Stage<'_> {
     /// and for exactly once.
     fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
         let pipelines = [false, true].map(|is_exactly_once| {
-            let outbox = *dice.choice(&[Outbox::Table, Outbox::Log]).unwrap();
+            let outbox = *dice.choice(&[Outbox::Table, Outbox::Messages]).unwrap();
             let scene = Scene::of_on(outbox, self.server, self.broker);
             let aggregates = [scene.aggregate(3), scene.aggregate(1)];
             let narrow = format!("{}.narrow", scene.name);

@@ -28,7 +28,7 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
             scene.name,
             match scene.events() {
                 Writer::Table(_) => "table",
-                Writer::Log(_) => "log",
+                Writer::Messages(_) => "log",
             },
             scene.conninfo(),
             scene.broker.address()
@@ -50,7 +50,7 @@ fn start(scenes: &[&Scene]) -> Walpost {
 
 #[test]
 fn each_pipeline_delivers_its_own() {
-    let scenes = [Outbox::Table, Outbox::Log, Outbox::Table].map(Scene::of);
+    let scenes = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Scene::of);
     let walpost = start(&scenes.each_ref());
     let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
     let loads: Vec<_> = scenes
@@ -88,7 +88,7 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
 }
 
 #[test]
-fn slot_of_one_that_has_halted_is_watched_and_never_let_go() {
+fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     let server = Server::private(MAJOR, "");
     let scenes = [Scene::on(&server, Broker::shared()), Scene::new()];
     let settings = "wal_budget = { max = '32MiB', on_max = 'drop-slot' }\n";

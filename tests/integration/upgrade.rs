@@ -18,8 +18,8 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::with_previous;
 
 in_both_modes! {
-    pipeline_of_a_version_without_slot_state_is_gone_on_with
-    half_copy_of_a_version_without_slot_state_is_gone_on_with
+    pipeline_of_a_version_without_slot_state_is_resumed
+    half_copy_of_a_version_without_slot_state_is_resumed
 }
 
 /// The journal and its rows are as before there were versions and a table of slots.
@@ -29,7 +29,7 @@ fn as_of_the_first_version(scene: &Scene) {
     );
 }
 
-fn pipeline_of_a_version_without_slot_state_is_gone_on_with(exactly_once: bool) {
+fn pipeline_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
     let (scene, load, death) = with_previous(|| {
         let scene = Scene::new().in_mode(exactly_once);
         let aggregate = scene.aggregate(2);
@@ -60,7 +60,7 @@ fn pipeline_of_a_version_without_slot_state_is_gone_on_with(exactly_once: bool) 
     );
 }
 
-fn half_copy_of_a_version_without_slot_state_is_gone_on_with(exactly_once: bool) {
+fn half_copy_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
     let scene = with_previous(|| {
         let (scene, _) = filled(snapshot::TABLE, 20_000, exactly_once);
         let walpost = start_and_copy_some(&scene);
@@ -80,7 +80,7 @@ fn half_copy_of_a_version_without_slot_state_is_gone_on_with(exactly_once: bool)
 }
 
 #[test]
-fn what_a_version_without_slot_state_has_let_go_is_sent_again() {
+fn what_a_version_without_slot_state_has_dropped_is_sent_again() {
     let (scene, aggregate) = with_previous(|| {
         let scene = Scene::new();
         let aggregate = scene.aggregate(1);
@@ -89,7 +89,7 @@ fn what_a_version_without_slot_state_has_let_go_is_sent_again() {
         for _ in 0..5 {
             scene.insert(&aggregate, "k");
         }
-        budget::let_go(&scene);
+        budget::drop_slot(&scene);
         (scene, aggregate)
     });
     as_of_the_first_version(&scene);
@@ -106,7 +106,7 @@ fn what_a_version_without_slot_state_has_let_go_is_sent_again() {
 }
 
 #[test]
-fn replay_that_a_version_without_slot_state_has_begun_is_gone_on_with() {
+fn replay_that_a_version_without_slot_state_has_begun_is_resumed() {
     const ROWS: usize = 400;
     let (scene, run) = with_previous(|| {
         let scene = Scene::new();
@@ -196,7 +196,7 @@ fn left() -> Vec<(String, Value)> {
     let mut left = left_in_kafka(&scene);
     left.extend(left_in_the_journal(&scene));
 
-    // A skip, a slot that is let go, and what it had is sent again.
+    // A skip, a slot that is dropped, and what it had is sent again.
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -204,8 +204,8 @@ fn left() -> Vec<(String, Value)> {
     scene.insert(&aggregate, "skipped");
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     scene.skip(&to).arg("--yes").finish().expect_code(0);
-    scene.insert(&aggregate, "let go");
-    budget::let_go(&scene);
+    scene.insert(&aggregate, "dropped");
+    budget::drop_slot(&scene);
     scene.init().finish().expect_code(0);
     scene
         .replay(&["--dropped-slots", "--yes"])
@@ -285,7 +285,7 @@ fn capture_golden() {
     fs::write(golden(), text).unwrap();
 }
 
-/// Else the version goes up, and there is a test that what is of the last one is gone on with.
+/// Else the version goes up, and there is a test that what is of the last one is resumed.
 #[test]
 fn what_is_left_at_rest_has_the_form_that_it_had() {
     let golden = fs::read_to_string(golden()).unwrap();

@@ -886,7 +886,7 @@ fn broker_that_does_not_answer_is_named() {
         .finish()
         .expect_code(1)
         .expect_says(&["127.0.0.1:9"]);
-    let log = Scene::of(Outbox::Log);
+    let log = Scene::of(Outbox::Messages);
     log.verify()
         .finish()
         .expect_code(2)

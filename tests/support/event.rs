@@ -6,7 +6,7 @@ pub(crate) enum Outbox {
     /// Rows of a table.
     Table,
     /// Messages in the log.
-    Log,
+    Messages,
 }
 
 /// Writes events to one outbox.
@@ -15,7 +15,7 @@ pub(crate) enum Writer {
     /// Into the table of this name.
     Table(String),
     /// Into the log, with this prefix.
-    Log(String),
+    Messages(String),
 }
 
 /// One event. The texts are SQL literals without their quotes; see [`Writer::many`] for columns.
@@ -55,7 +55,7 @@ impl Writer {
                 "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
                  VALUES ({id}, '{aggregate}', '{key}', 'Happened', '{payload}');"
             ),
-            Self::Log(prefix) => format!(
+            Self::Messages(prefix) => format!(
                 "SELECT walpost.publish('{aggregate}', '{key}', 'Happened', '{payload}', NULL, {id}, '{prefix}');"
             ),
         }
@@ -70,7 +70,7 @@ impl Writer {
                 "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
                  SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', {payload} {series};"
             ),
-            Self::Log(prefix) => format!(
+            Self::Messages(prefix) => format!(
                 "SELECT count(walpost.publish('{aggregate}', (n % 50)::text, 'Happened', {payload},
                      prefix => '{prefix}')) {series};"
             ),

@@ -28,7 +28,7 @@ impl Oracle {
     pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
         let query = match events {
             Writer::Table(table) => self.rows_of(table),
-            Writer::Log(prefix) => self.messages_of(prefix),
+            Writer::Messages(prefix) => self.messages_of(prefix),
         };
         let mut history = Vec::new();
         let mut open: Vec<Option<String>> = Vec::new();

@@ -101,7 +101,7 @@ impl<'a> Scene<'a> {
         let oracle = Oracle::new(&db, &format!("oracle_{name}"));
         let events = match outbox {
             Outbox::Table => Writer::Table("public.outbox".to_owned()),
-            Outbox::Log => Writer::Log(format!("walpost_{name}")),
+            Outbox::Messages => Writer::Messages(format!("walpost_{name}")),
         };
         Self {
             server,
@@ -295,7 +295,7 @@ impl<'a> Scene<'a> {
     fn outbox_arguments(&self) -> &'static [&'static str] {
         match self.events {
             Writer::Table(_) => &[],
-            Writer::Log(_) => &["--outbox", "messages"],
+            Writer::Messages(_) => &["--outbox", "messages"],
         }
     }
 
@@ -324,7 +324,7 @@ impl<'a> Scene<'a> {
     pub(crate) fn file(&self, settings: &str) -> PathBuf {
         let outbox = match self.events {
             Writer::Table(_) => "table",
-            Writer::Log(_) => "log",
+            Writer::Messages(_) => "log",
         };
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\

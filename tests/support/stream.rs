@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     /// As plain, with payload bytea.
     Bytea,
     /// In the log alone, with headers.
-    Log,
+    Messages,
 }
 
 impl Kind {
@@ -57,13 +57,13 @@ impl Kind {
             Self::Plain => "outbox_plain",
             Self::Headers => "outbox_headers",
             Self::Bytea => "outbox_bytea",
-            Self::Log => "outbox_log",
+            Self::Messages => "outbox_log",
         }
     }
 
     fn outbox(self) -> Outbox {
         match self {
-            Self::Log => Outbox::Log {
+            Self::Messages => Outbox::Messages {
                 prefix: self.name().to_owned(),
             },
             _ => Outbox::Table(self.name().parse().expect("a table's name")),
@@ -73,7 +73,7 @@ impl Kind {
     /// The tag of the message that carries an event.
     fn tag(self) -> u8 {
         match self {
-            Self::Log => b'M',
+            Self::Messages => b'M',
             _ => b'I',
         }
     }
@@ -83,7 +83,7 @@ impl Kind {
             Self::Plain => include_bytes!("../golden/outbox_plain.bin"),
             Self::Headers => include_bytes!("../golden/outbox_headers.bin"),
             Self::Bytea => include_bytes!("../golden/outbox_bytea.bin"),
-            Self::Log => include_bytes!("../golden/outbox_log.bin"),
+            Self::Messages => include_bytes!("../golden/outbox_log.bin"),
         }
     }
 }
@@ -106,7 +106,7 @@ impl Stream {
             message.to_vec()
         };
         let (mut begin, mut commit) = (the_one(b'B'), the_one(b'C'));
-        let is_table = kind != Kind::Log;
+        let is_table = kind != Kind::Messages;
         let relation = is_table.then(|| the_one(b'R'));
         let events: Vec<_> = messages
             .into_iter()

@@ -1,5 +1,5 @@
 use super::*;
-use crate::delivery::pieces::Piece;
+use crate::delivery::chunks::Chunk;
 
 const SAFE: Lsn = Lsn(0x500);
 
@@ -13,8 +13,8 @@ fn last() -> Last {
     }
 }
 
-fn standing() -> Standing {
-    Standing {
+fn server() -> ServerState {
+    ServerState {
         system_id: "7".to_owned(),
         timeline: 1,
         history: Vec::new(),
@@ -29,16 +29,16 @@ fn checkpoint() -> Checkpoint {
         safe_lsn: SAFE,
         delivered: Some(Delivered::UpTo(last())),
         partitions: [("t".to_owned(), 3)].into(),
-        ..Checkpoint::first(4, &standing())
+        ..Checkpoint::first(4, &server())
     }
 }
 
 /// The server after a failover at `at`.
-fn promoted(at: Lsn) -> Standing {
-    Standing {
+fn promoted(at: Lsn) -> ServerState {
+    ServerState {
         timeline: 2,
         history: vec![Switch { timeline: 1, at }],
-        ..standing()
+        ..server()
     }
 }
 
@@ -113,7 +113,7 @@ fn what_is_none_is_refused() {
 
 #[test]
 fn the_same_history_goes_on() {
-    let resume = checkpoint().resume(&standing()).expect("goes on");
+    let resume = checkpoint().resume(&server()).expect("goes on");
     assert_eq!(resume.epoch, 4);
     assert_eq!(resume.safe_lsn, SAFE);
     assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
@@ -122,9 +122,9 @@ fn the_same_history_goes_on() {
 
 #[test]
 fn a_slot_may_be_behind_and_not_ahead() {
-    let at = |confirmed| Standing {
+    let at = |confirmed| ServerState {
         confirmed,
-        ..standing()
+        ..server()
     };
     assert!(checkpoint().resume(&at(SAFE)).is_ok());
     assert!(matches!(
@@ -136,11 +136,11 @@ fn a_slot_may_be_behind_and_not_ahead() {
 #[test]
 fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
     let resume = |checkpoint: &Checkpoint, flushed| {
-        let standing = Standing {
+        let server = ServerState {
             flushed,
-            ..standing()
+            ..server()
         };
-        checkpoint.resume(&standing)
+        checkpoint.resume(&server)
     };
     let ends_at = |checkpoint: &Checkpoint, reach: u64| {
         assert!(resume(checkpoint, Lsn(reach)).is_ok(), "{reach:x}");
@@ -168,13 +168,13 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
     };
     ends_at(&skipped, 0x600);
     // Of a copy that goes on, less is safe than its last snapshot had.
-    let copied = |pieces: &[u64]| Copied {
+    let copied = |chunks: &[u64]| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 2,
-        pieces: pieces
+        chunks: chunks
             .iter()
-            .map(|border| Piece {
-                border: Lsn(*border),
+            .map(|snapshot_lsn| Chunk {
+                snapshot_lsn: Lsn(*snapshot_lsn),
                 upto: Some(vec!["1".to_owned()]),
             })
             .collect(),
@@ -185,18 +185,18 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         ..checkpoint()
     };
     ends_at(&copying, 0x700);
-    let copied_before = Standing {
+    let copied_before = ServerState {
         flushed: Lsn(0x600),
         ..promoted(Lsn(0x600))
     };
     assert!(copying.resume(&copied_before).is_ok());
     // What a failover has lost is not expected.
-    let after = Standing {
+    let after = ServerState {
         flushed: Lsn(0x380),
         ..promoted(Lsn(0x380))
     };
     assert!(checkpoint().resume(&after).is_ok());
-    let put_back_after = Standing {
+    let put_back_after = ServerState {
         flushed: Lsn(0x37f),
         ..promoted(Lsn(0x380))
     };
@@ -205,15 +205,15 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
 
 #[test]
 fn another_cluster_or_slot_is_refused() {
-    let other = Standing {
+    let other = ServerState {
         system_id: "8".to_owned(),
-        ..standing()
+        ..server()
     };
     let error = checkpoint().resume(&other).expect_err("another cluster");
     assert!(matches!(error, HistoryError::OtherCluster { .. }));
-    let other = Standing {
+    let other = ServerState {
         slot: "other".to_owned(),
-        ..standing()
+        ..server()
     };
     let error = checkpoint().resume(&other).expect_err("another slot");
     assert!(matches!(error, HistoryError::OtherSlot { .. }));
@@ -222,7 +222,7 @@ fn another_cluster_or_slot_is_refused() {
 #[test]
 fn a_failover_that_lost_nothing_goes_on() {
     let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
-    assert_eq!(resume, checkpoint().resume(&standing()).expect("goes on"));
+    assert_eq!(resume, checkpoint().resume(&server()).expect("goes on"));
     // An idle move beyond the switch is nothing.
     let resume = checkpoint().resume(&promoted(Lsn(0x480))).expect("goes on");
     assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x480)));
@@ -252,10 +252,10 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
             }],
         ),
     ] {
-        let other = Standing {
+        let other = ServerState {
             timeline,
             history,
-            ..standing()
+            ..server()
         };
         let error = checkpoint().resume(&other).expect_err("another timeline");
         assert!(matches!(error, HistoryError::OtherTimeline { .. }));
@@ -264,20 +264,20 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
 
 #[test]
 fn what_was_copied_of_a_history_that_was_left_ends_there() {
-    let piece = |border, upto: Option<&str>| Piece {
-        border,
+    let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
+        snapshot_lsn,
         upto: upto.map(|key| vec![key.to_owned()]),
     };
-    let copied = |pieces: &[Piece]| Copied {
+    let copied = |chunks: &[Chunk]| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 7,
-        pieces: pieces.to_vec(),
+        chunks: chunks.to_vec(),
     };
     let checkpoint = Checkpoint {
         delivered: Some(Delivered::Before(Lsn(0x400))),
         snapshot: Some(copied(&[
-            piece(Lsn(0x400), Some("k")),
-            piece(Lsn(0x480), None),
+            chunk(Lsn(0x400), Some("k")),
+            chunk(Lsn(0x480), None),
         ])),
         ..checkpoint()
     };
@@ -285,7 +285,7 @@ fn what_was_copied_of_a_history_that_was_left_ends_there() {
         Checkpoint::decode(&checkpoint.encode()),
         Ok(checkpoint.clone())
     );
-    let same = checkpoint.resume(&standing()).expect("goes on");
+    let same = checkpoint.resume(&server()).expect("goes on");
     assert_eq!(
         (same.epoch, same.snapshot),
         (4, checkpoint.snapshot.clone())
@@ -298,7 +298,7 @@ fn what_was_copied_of_a_history_that_was_left_ends_there() {
     );
     assert_eq!(
         resume.snapshot,
-        Some(copied(&[piece(at, Some("k")), piece(at, None)]))
+        Some(copied(&[chunk(at, Some("k")), chunk(at, None)]))
     );
     let later = checkpoint.resume(&promoted(Lsn(0x440))).expect("goes on");
     assert_eq!(
@@ -306,7 +306,7 @@ fn what_was_copied_of_a_history_that_was_left_ends_there() {
         (4, checkpoint.delivered.clone())
     );
     assert_eq!(
-        later.snapshot.map(|copied| copied.last_border()),
+        later.snapshot.map(|copied| copied.last_snapshot_lsn()),
         Some(Lsn(0x440))
     );
 }
@@ -329,9 +329,9 @@ fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
     }
     let twice = checkpoint().skipped(Lsn(0x600)).skipped(Lsn(0x550));
     assert_eq!(twice, checkpoint().skipped(Lsn(0x600)));
-    let slot = Standing {
+    let slot = ServerState {
         confirmed: Lsn(0x600),
-        ..standing()
+        ..server()
     };
     let resume = twice.resume(&slot).expect("it goes on");
     assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x600)));
@@ -350,7 +350,7 @@ fn after_a_failover_that_lost_what_was_skipped_nothing_new_is_left_out() {
 #[test]
 fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
     const BYTES: usize = 10_000;
-    let mut checkpoint = Checkpoint::first(1, &standing());
+    let mut checkpoint = Checkpoint::first(1, &server());
     let used = "used";
     checkpoint.note_partitions(used, 3, BYTES, |_| false);
     for number in 0..100_000 {

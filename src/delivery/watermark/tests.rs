@@ -254,17 +254,17 @@ fn a_stream_that_contradicts_itself_is_refused() {
 
 /// So it is after a failover to a standby that had nothing behind where its slot stands.
 #[test]
-fn copy_whose_border_is_where_the_stream_resumes_holds_back_what_follows() {
+fn copy_whose_snapshot_lsn_is_where_the_stream_resumes_holds_back_what_follows() {
     let mut watermark = watermark();
     let beyond = Err(OrderError::NotRising(Lsn(99), Lsn(100)));
     assert_eq!(watermark.begin_copy(Lsn(98), Lsn(99)), beyond);
-    let (commit, border) = (Lsn(99), Lsn(100));
-    watermark.begin_copy(commit, border).expect("begins");
+    let (commit, snapshot_lsn) = (Lsn(99), Lsn(100));
+    watermark.begin_copy(commit, snapshot_lsn).expect("begins");
     let copied = watermark.reserve(7).expect("in a copy").expect("room");
-    watermark.commit(commit, border).expect("ends");
+    watermark.commit(commit, snapshot_lsn).expect("ends");
     let streamed = transaction(&mut watermark, 100, 1);
     deliver(&watermark, &streamed);
-    assert_eq!(watermark.confirmed().lsn(), border);
+    assert_eq!(watermark.confirmed().lsn(), snapshot_lsn);
     deliver(&watermark, &[copied]);
     assert_eq!(watermark.confirmed().lsn(), Lsn(110));
 }

@@ -6,7 +6,7 @@ const MEBI: u64 = 1 << 20;
 /// A pipeline, and a clock that the test turns.
 struct Scene {
     about: About,
-    seldom: Seldom,
+    lifecycle: LifecycleSnapshot,
     totals: Totals,
     vitals: Vitals,
     began: Instant,
@@ -31,9 +31,9 @@ impl Scene {
                 slot: "s".to_owned(),
                 ..About::default()
             },
-            seldom: Seldom {
+            lifecycle: LifecycleSnapshot {
                 state: State::Streaming,
-                ..Seldom::default()
+                ..LifecycleSnapshot::default()
             },
             totals: Totals {
                 confirmed: Lsn(1000 * MEBI),
@@ -64,7 +64,7 @@ impl Scene {
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             let now = self.micros();
-            self.seldom.database = Some((self.vitals.clone(), now));
+            self.lifecycle.database = Some((self.vitals.clone(), now));
             self.turn();
         }
     }
@@ -73,7 +73,7 @@ impl Scene {
     fn turn(&mut self) {
         let facts = Facts {
             about: &self.about,
-            seldom: &self.seldom,
+            lifecycle: &self.lifecycle,
             totals: &self.totals,
             now: self.began + Duration::from_secs(self.second),
             now_micros: self.micros(),
@@ -93,8 +93,8 @@ impl Scene {
     }
 
     fn enter(&mut self, state: State) {
-        self.seldom.state = state;
-        self.seldom.since_micros = self.micros();
+        self.lifecycle.state = state;
+        self.lifecycle.since_micros = self.micros();
     }
 
     fn seen(&self) -> Vec<Kind> {
@@ -134,7 +134,7 @@ fn delivery_that_is_stuck_is_told_when_it_begins_seldom_while_it_lasts_and_when_
     scene.totals.waits = true;
     scene.totals.in_flight = 7;
     for second in 0..1_300 {
-        scene.totals.got_on_ago = Duration::from_secs(second);
+        scene.totals.since_last_progress = Duration::from_secs(second);
         scene.pass(1);
     }
     assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
@@ -162,8 +162,8 @@ fn delivery_that_is_stuck_is_told_when_it_begins_seldom_while_it_lasts_and_when_
 fn outage_of_kafka_is_a_problem_and_its_log_lines_are_the_producers() {
     let mut scene = Scene::new();
     scene.totals.waits = true;
-    scene.totals.got_on_ago = Duration::from_secs(60);
-    scene.seldom.kafka_down = Some("2/2 brokers are down".to_owned());
+    scene.totals.since_last_progress = Duration::from_secs(60);
+    scene.lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
     scene.pass(60);
     assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
     scene.totals.waits = false;
@@ -195,7 +195,7 @@ fn standstill_is_not_told_of_what_is_stuck_and_told_better() {
     scene.vitals.end = Lsn(2000 * MEBI);
     scene.totals.waits = true;
     for second in 0..400 {
-        scene.totals.got_on_ago = Duration::from_secs(second);
+        scene.totals.since_last_progress = Duration::from_secs(second);
         scene.pass(1);
     }
     assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
@@ -207,7 +207,7 @@ fn slot_that_is_not_read_is_told_after_a_minute_but_not_by_a_hot_standby() {
         let mut scene = Scene::new();
         scene.pass(5);
         scene.enter(state);
-        scene.seldom.last_error = Some(Failure {
+        scene.lifecycle.last_error = Some(Failure {
             at_micros: 0,
             kind: ErrorKind::Postgres,
             message: "connection refused".to_owned(),
@@ -237,7 +237,7 @@ fn slot_that_is_not_read_is_told_after_a_minute_but_not_by_a_hot_standby() {
 #[test]
 fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
     let mut scene = Scene::new();
-    scene.totals.turned_ago = Duration::from_secs(60);
+    scene.totals.since_last_iteration = Duration::from_secs(60);
     scene.pass(3);
     assert_eq!(scene.said, [(0, "begins", Kind::EventLoopStalled)]);
     scene.enter(State::Draining);

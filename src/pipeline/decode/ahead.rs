@@ -35,7 +35,7 @@ impl Core {
                     topics.note(mapping, &row);
                 }
                 (
-                    Source::Log(source),
+                    Source::Messages(source),
                     Ok(Message::Logical {
                         transactional: true,
                         prefix,
@@ -80,9 +80,9 @@ impl Core {
         let is_copied = match &self.source {
             Source::Table(source) => {
                 let copied = source.copied.as_deref();
-                copied.is_some_and(|copied| at.commit < copied.last_border())
+                copied.is_some_and(|copied| at.commit < copied.last_snapshot_lsn())
             }
-            Source::Log(_) => false,
+            Source::Messages(_) => false,
         };
         is_copied || !self.is_proved()
     }

@@ -1,26 +1,27 @@
 //! Events that are rows of a snapshot: those that were in the table before the stream begins.
 //!
-//! The snapshot has the rows of the transactions whose commit record is before its border, the
+//! The snapshot has the rows of the transactions whose commit record is before its consistent point, the
 //! stream has the rest. For everything behind the core it is one transaction more, the first:
-//! it ends at the border, and its commit record counts as one byte before that, where the log has
+//! it ends at the consistent point, and its commit record counts as one byte before that, where the log has
 //! none, for its records begin at multiples of eight. So its positions come before all of the stream's, and the
-//! border is confirmed when all of its records are durable, and not before.
+//! consistent point is confirmed when all of its records are durable, and not before.
 
-use crate::delivery::pieces::{Copied, KeyError, KeyType, Piece};
+use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
-use crate::postgres::wire::copy_text::{Lines, TextError};
+use crate::pipeline::error::LineError;
+use crate::postgres::wire::copy_text::Lines;
 
 /// What is copied, from which snapshot.
 pub struct CopyFrom {
     /// The snapshot has the transactions whose commit record is before this.
-    pub border: Lsn,
+    pub snapshot_lsn: Lsn,
     /// What the rows mean.
     pub mapping: Mapping,
     /// The columns of the key, which stand in each line behind those that the mapping needs.
     pub key: Vec<(String, KeyType)>,
     /// What was copied from other snapshots before.
-    pub before: Option<Copied>,
+    pub before: Option<CopyProgress>,
 }
 
 /// The rows of one copy.
@@ -32,17 +33,6 @@ pub(crate) struct SnapshotRows {
     /// Rows that were taken, and the key of the last.
     rows: u64,
     last: Vec<Vec<u8>>,
-}
-
-/// A line that can't be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LineError {
-    /// It is none of COPY's.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// It could not be gone on behind it.
-    #[error(transparent)]
-    Key(#[from] KeyError),
 }
 
 impl SnapshotRows {
@@ -60,15 +50,15 @@ impl SnapshotRows {
     }
 
     /// Where the stream begins.
-    pub(crate) fn border(&self) -> Lsn {
+    pub(crate) fn snapshot_lsn(&self) -> Lsn {
         let before = self.from.before.as_ref();
-        before.map_or(self.from.border, Copied::first_border)
+        before.map_or(self.from.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
     /// The position of the first row that is copied now.
     pub(crate) fn position(&self) -> Position {
         Position {
-            commit: Lsn(self.border().0.saturating_sub(1)),
+            commit: Lsn(self.snapshot_lsn().0.saturating_sub(1)),
             index: self.from.before.as_ref().map_or(0, |before| before.rows),
         }
     }
@@ -105,7 +95,7 @@ impl SnapshotRows {
     }
 
     /// What was copied by now; nothing where that is nothing.
-    pub(crate) fn copied(&self) -> Option<Copied> {
+    pub(crate) fn copied(&self) -> Option<CopyProgress> {
         if self.rows == 0 {
             return self.from.before.clone();
         }
@@ -114,19 +104,19 @@ impl SnapshotRows {
     }
 
     /// What was copied when there is nothing more.
-    pub(crate) fn all(&self) -> Copied {
+    pub(crate) fn all(&self) -> CopyProgress {
         self.with(None)
     }
 
-    fn with(&self, upto: Option<Vec<String>>) -> Copied {
-        let mut copied = self.from.before.clone().unwrap_or_else(|| Copied {
+    fn with(&self, upto: Option<Vec<String>>) -> CopyProgress {
+        let mut copied = self.from.before.clone().unwrap_or_else(|| CopyProgress {
             key: self.from.key.iter().map(|(name, _)| name.clone()).collect(),
             rows: 0,
-            pieces: Vec::new(),
+            chunks: Vec::new(),
         });
         copied.rows += self.rows;
-        copied.pieces.push(Piece {
-            border: self.from.border,
+        copied.chunks.push(Chunk {
+            snapshot_lsn: self.from.snapshot_lsn,
             upto,
         });
         copied

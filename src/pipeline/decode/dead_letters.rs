@@ -12,7 +12,7 @@ use crate::model::lsn::Position;
 use crate::model::outage::{Outage, Say};
 use crate::outbox::dead_letter::{ERROR, ERROR_MESSAGE, PIPELINE, Remains, Writer};
 use crate::outbox::route::POSITION_HEADER;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::sink::{Sink, SinkError};
 

@@ -101,7 +101,7 @@ impl Stream {
     fn new(kind: u8) -> Self {
         let outbox = match kind & 1 {
             0 => Outbox::Table("public.outbox".parse().expect("a table")),
-            _ => Outbox::Log {
+            _ => Outbox::Messages {
                 prefix: "ours".to_owned(),
             },
         };
@@ -201,7 +201,7 @@ impl Stream {
 
     /// Counts a message that was taken.
     fn count(&mut self, data: &[u8]) -> Option<()> {
-        let is_log = matches!(self.core.source, Source::Log(_));
+        let is_log = matches!(self.core.source, Source::Messages(_));
         match Message::decode(data).expect("it was taken") {
             Message::Begin(_) => self.sink.counted = 0,
             Message::Insert { .. } | Message::Update { .. } | Message::Delete { .. } => {

@@ -7,21 +7,21 @@ use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, MappingError};
 use crate::outbox::envelope::Envelope;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 
 /// The messages of one prefix.
-pub(crate) struct LogSource {
+pub(crate) struct MessageSource {
     prefix: String,
     mapping: Mapping,
     pub(crate) left_alone: LeftAlone,
     warned: bool,
 }
 
-impl LogSource {
+impl MessageSource {
     pub(crate) fn new(prefix: String, settings: &OutboxSettings) -> Result<Self, MappingError> {
         Ok(Self {
             prefix,
-            mapping: Mapping::of_log(settings)?,
+            mapping: Mapping::of_messages(settings)?,
             left_alone: LeftAlone::default(),
             warned: false,
         })

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use super::Source;
-use super::message_source::LogSource;
+use super::message_source::MessageSource;
 use crate::delivery::checkpoint::Delivered;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, Row};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 
@@ -160,7 +160,7 @@ impl Preview {
                 let at = self.position.unwrap_or_default();
                 let row = match &self.source {
                     Source::Table(source) => Some(source.row(at, relation, &new, &self.others)),
-                    Source::Log(_) => None,
+                    Source::Messages(_) => None,
                 };
                 match row {
                     Some(Ok((mapping, row))) => {
@@ -182,11 +182,11 @@ impl Preview {
             } => {
                 let at = self.position.unwrap_or_default();
                 match &self.source {
-                    Source::Log(source) if source.is_ours(prefix) => {
+                    Source::Messages(source) if source.is_ours(prefix) => {
                         let (row, fate) = event(&mut self.router, source, at, content);
                         self.counted(row, fate);
                     }
-                    Source::Log(_) => self.passed_over(),
+                    Source::Messages(_) => self.passed_over(),
                     // A publication that is asked for none sends none.
                     Source::Table(_) => {}
                 }
@@ -203,7 +203,7 @@ impl Preview {
     fn relation(&mut self, relation: &Relation<'_>) {
         let is_outbox = match &mut self.source {
             Source::Table(source) => source.relation(relation),
-            Source::Log(_) => Ok(false),
+            Source::Messages(_) => Ok(false),
         };
         match is_outbox {
             Ok(true) => self.unmapped = None,
@@ -283,7 +283,7 @@ fn fate(
 
 fn event(
     router: &mut Router,
-    source: &LogSource,
+    source: &MessageSource,
     at: Position,
     content: &[u8],
 ) -> (String, Result<String, String>) {

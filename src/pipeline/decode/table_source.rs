@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use crate::delivery::pieces::{Copied, KeyError, KeyType};
+use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::model::lsn::Position;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::PipelineError;
+use crate::pipeline::error::PipelineError;
 use crate::postgres::table::TableName;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
@@ -14,10 +14,10 @@ use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 pub(crate) struct TableSource {
     table: TableName,
     settings: OutboxSettings,
-    /// Mappings of the outbox by its OID. There is one, until the table is made anew.
+    /// Mappings of the outbox by its OID. There is one, until the table is re-created.
     mappings: Vec<(u32, Mapping)>,
     /// Older rows that were copied; what of them the stream has too is left out.
-    pub(crate) copied: Option<Box<Copied>>,
+    pub(crate) copied: Option<Box<CopyProgress>>,
     /// Where the columns of their key are, and what they are, by the table's OID.
     keys: Vec<(u32, Vec<(usize, KeyType)>)>,
 }
@@ -73,7 +73,7 @@ impl TableSource {
     }
 
     /// Whether the row was copied already, though its transaction is one of the stream's: in another
-    /// piece than the first.
+    /// chunk than the first.
     pub(crate) fn has_copied(
         &self,
         at: Position,
@@ -83,7 +83,7 @@ impl TableSource {
         let Some(copied) = &self.copied else {
             return Ok(false);
         };
-        if at.commit >= copied.last_border() {
+        if at.commit >= copied.last_snapshot_lsn() {
             return Ok(false);
         }
         let key = self.keys.iter().find(|(oid, _)| *oid == relation);

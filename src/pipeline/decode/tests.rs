@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::delivery::pieces::Piece;
+use crate::delivery::chunks::Chunk;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
 use crate::sink::SinkError;
@@ -68,8 +68,8 @@ impl Scene {
         Self::of(Outbox::Table("public.outbox".parse().expect("table")))
     }
 
-    fn in_the_log() -> Self {
-        Self::of(Outbox::Log {
+    fn as_messages() -> Self {
+        Self::of(Outbox::Messages {
             prefix: "ours".to_owned(),
         })
     }
@@ -221,7 +221,7 @@ fn published(payload: &str) -> Vec<u8> {
 
 #[test]
 fn messages_become_records_and_each_of_the_transaction_has_an_index() {
-    let mut scene = Scene::in_the_log();
+    let mut scene = Scene::as_messages();
     for message in [
         logical(false, "ours", b"before"),
         begin(0x200),
@@ -270,7 +270,7 @@ fn messages_are_nothing_to_a_table() {
 
 #[test]
 fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
-    let mut scene = Scene::in_the_log();
+    let mut scene = Scene::as_messages();
     scene.done(&begin(0x200));
     scene.sink.answers = vec![Ok(Produced::Full), Ok(Produced::NewTopic)];
     assert_eq!(scene.send(&published("a")).expect("waits"), Step::Full);
@@ -284,9 +284,9 @@ fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
 }
 
 #[test]
-fn what_is_no_event_stops_an_outbox_in_the_log_and_says_where() {
+fn what_is_no_event_stops_an_outbox_of_messages_and_says_where() {
     let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
-        let mut scene = Scene::in_the_log();
+        let mut scene = Scene::as_messages();
         prelude.iter().for_each(|message| scene.done(message));
         let text = scene.send(message).expect_err("stops").to_string();
         words
@@ -599,20 +599,20 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     assert!(matches!(error, PipelineError::History(_)), "{error}");
 }
 
-/// A transaction between the borders of two pieces has rows of which some were copied. Those count
+/// A transaction between the consistent points of two chunks has rows of which some were copied. Those count
 /// too: otherwise a position would depend on how often the copy was interrupted.
 #[test]
 fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
-    let piece = |border, upto: Option<&str>| Piece {
-        border: Lsn(border),
+    let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
+        snapshot_lsn: Lsn(snapshot_lsn),
         upto: upto.map(|key| vec![key.to_owned()]),
     };
     let mut scene = Scene::new();
     scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
-    scene.core.leave_out_copied(Copied {
+    scene.core.leave_out_copied(CopyProgress {
         key: vec!["id".to_owned()],
         rows: 9,
-        pieces: vec![piece(0x180, Some("m")), piece(0x300, None)],
+        chunks: vec![chunk(0x180, Some("m")), chunk(0x300, None)],
     });
     for message in [
         begin(0x200),

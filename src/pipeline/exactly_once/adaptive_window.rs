@@ -23,12 +23,12 @@ const LEAST: Window = Window {
 
 /// What may be in flight by now.
 #[derive(Debug)]
-pub(crate) struct Allowance {
+pub(crate) struct AdaptiveWindow {
     most: Window,
     now: Window,
 }
 
-impl Allowance {
+impl AdaptiveWindow {
     /// The whole of what the settings allow.
     pub(crate) fn new(most: Window) -> Self {
         Self { most, now: most }
@@ -85,13 +85,13 @@ mod tests {
 
     #[test]
     fn broker_that_keeps_up_is_allowed_all() {
-        let mut allowance = Allowance::new(MOST);
+        let mut adaptive_window = AdaptiveWindow::new(MOST);
         for in_flight in [window(1, 500), MOST] {
-            allowance.committed(in_flight, MOMENT);
-            assert_eq!(allowance.window(), MOST);
+            adaptive_window.committed(in_flight, MOMENT);
+            assert_eq!(adaptive_window.window(), MOST);
         }
-        allowance.gave_up(Window::default());
-        assert_eq!(allowance.window(), MOST);
+        adaptive_window.gave_up(Window::default());
+        assert_eq!(adaptive_window.window(), MOST);
     }
 
     /// Whatever its rate, it comes to commits that end in time, and stays there.
@@ -99,15 +99,18 @@ mod tests {
     fn broker_of_any_rate_gets_what_it_can_take() {
         const TIMEOUT: Duration = Duration::from_secs(30);
         for bytes_a_second in [4 << 10, 100 << 10, 2 << 20, 200 << 20] {
-            let mut allowance = Allowance::new(MOST);
+            let mut adaptive_window = AdaptiveWindow::new(MOST);
             let mut lost = 0;
             for round in 0..30 {
-                let in_flight = window(allowance.window().bytes / 1000, allowance.window().bytes);
+                let in_flight = window(
+                    adaptive_window.window().bytes / 1000,
+                    adaptive_window.window().bytes,
+                );
                 let took = Duration::from_millis(in_flight.bytes * 1000 / bytes_a_second);
                 if took < TIMEOUT {
-                    allowance.committed(in_flight, took);
+                    adaptive_window.committed(in_flight, took);
                 } else {
-                    allowance.gave_up(in_flight);
+                    adaptive_window.gave_up(in_flight);
                     lost = round + 1;
                 }
             }
@@ -117,20 +120,20 @@ mod tests {
 
     #[test]
     fn outage_costs_a_few_commits() {
-        let mut allowance = Allowance::new(MOST);
-        allowance.gave_up(window(3, 1500));
-        assert_eq!(allowance.window(), LEAST);
+        let mut adaptive_window = AdaptiveWindow::new(MOST);
+        adaptive_window.gave_up(window(3, 1500));
+        assert_eq!(adaptive_window.window(), LEAST);
         let mut commits = 0;
-        while allowance.window() != MOST {
+        while adaptive_window.window() != MOST {
             // Quiet times prove nothing.
-            allowance.committed(window(3, 1500), MOMENT);
-            allowance.committed(allowance.window(), MOMENT);
+            adaptive_window.committed(window(3, 1500), MOMENT);
+            adaptive_window.committed(adaptive_window.window(), MOMENT);
             commits += 1;
         }
         assert!(commits < 10, "{commits}");
         let small = window(10, 1000);
-        let mut allowance = Allowance::new(small);
-        allowance.gave_up(small);
-        assert_eq!(allowance.window(), small);
+        let mut adaptive_window = AdaptiveWindow::new(small);
+        adaptive_window.gave_up(small);
+        assert_eq!(adaptive_window.window(), small);
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::schedule::Commits;
-use crate::delivery::checkpoint::{Checkpoint, Delivered, Resume, Standing};
-use crate::delivery::pieces::Copied;
+use super::schedule::CommitSchedule;
+use crate::delivery::checkpoint::{Checkpoint, Delivered, Resume, ServerState};
+use crate::delivery::chunks::CopyProgress;
 use crate::delivery::stats::PipelineStats;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
@@ -15,10 +15,10 @@ use crate::pipeline::decode::Core;
 use crate::sink::{Commit, Sink, SinkError};
 
 /// The books of one connection.
-pub(crate) struct Ledger {
+pub(crate) struct TransactionCommitter {
     /// The last checkpoint, and what the next one has in common with it.
     checkpoint: Checkpoint,
-    commits: Commits,
+    schedule: CommitSchedule,
     under_way: Option<UnderWay>,
     stats: Arc<PipelineStats>,
 }
@@ -41,28 +41,28 @@ pub(crate) struct Committed {
     pub(crate) took: Duration,
 }
 
-impl Ledger {
+impl TransactionCommitter {
     /// Goes on from `checkpoint` on a server that stands so.
     pub(crate) fn open(
         checkpoint: &Checkpoint,
-        standing: &Standing,
+        server: &ServerState,
         resume: &Resume,
         core: &mut Core,
         now: Instant,
     ) -> Self {
         let delivered = resume.delivered.clone();
-        core.leave_out(delivered, resume.safe_lsn, standing.confirmed);
+        core.leave_out(delivered, resume.safe_lsn, server.confirmed);
         // What the checkpoint covers counts when the log has proved to be the one that was published.
         core.watermark.checkpointed(match core.is_proved() {
             true => resume.safe_lsn,
-            false => standing.confirmed,
+            false => server.confirmed,
         });
-        if let Some(copied) = resume.snapshot.clone().filter(Copied::is_complete) {
+        if let Some(copied) = resume.snapshot.clone().filter(CopyProgress::is_complete) {
             core.leave_out_copied(copied);
         }
         Self {
-            checkpoint: checkpoint.resumed(standing, resume),
-            commits: Commits::new(now, core.watermark.sent()),
+            checkpoint: checkpoint.resumed(server, resume),
+            schedule: CommitSchedule::new(now, core.watermark.sent()),
             under_way: None,
             stats: Arc::clone(core.watermark.stats()),
         }
@@ -70,7 +70,7 @@ impl Ledger {
 
     /// The server wants to hear how far we are.
     pub(crate) fn ask(&mut self) {
-        self.commits.ask();
+        self.schedule.ask();
     }
 
     /// A commit is under way: nothing can be produced.
@@ -90,7 +90,7 @@ impl Ledger {
             return None;
         }
         let moved = self.has_moved(core);
-        let due = self.commits.due(now, core.watermark.sent(), moved, busy)?;
+        let due = self.schedule.due(now, core.watermark.sent(), moved, busy)?;
         if due > now {
             return Some(due);
         }
@@ -100,7 +100,7 @@ impl Ledger {
 
     /// Begins a commit of everything up to here.
     pub(crate) fn begin(&mut self, core: &Core, sink: &mut impl Sink, now: Instant) {
-        self.commits.begin(now, core.watermark.sent());
+        self.schedule.begin(now, core.watermark.sent());
         let received = core.watermark.received();
         // What is sent again at first ends before that.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
@@ -123,10 +123,11 @@ impl Ledger {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;
         };
-        let is_past = copied.is_complete() && self.checkpoint.safe_lsn >= copied.last_border();
+        let is_past =
+            copied.is_complete() && self.checkpoint.safe_lsn >= copied.last_snapshot_lsn();
         let floor = match is_past {
-            true => copied.last_border(),
-            false => copied.first_border(),
+            true => copied.last_snapshot_lsn(),
+            false => copied.first_snapshot_lsn(),
         };
         let is_beyond = match &self.checkpoint.delivered {
             Some(Delivered::UpTo(last)) => last.commit_lsn >= floor,
@@ -143,7 +144,7 @@ impl Ledger {
 
     /// There is something that was not committed.
     pub(crate) fn is_behind(&self, core: &Core) -> bool {
-        self.has_moved(core) || self.commits.has_records(core.watermark.sent())
+        self.has_moved(core) || self.schedule.has_records(core.watermark.sent())
     }
 
     /// More may be confirmed after the next checkpoint than after the last one. Nothing is said of a log

@@ -1,8 +1,8 @@
 //! Checkpoints: whoever may write to their topic can write anything there.
 
-use crate::delivery::checkpoint::{Checkpoint, Delivered, Last, Resume, Standing, Switch};
+use crate::delivery::checkpoint::{Checkpoint, Delivered, Last, Resume, ServerState, Switch};
 use crate::model::lsn::{Lsn, Position};
-use crate::pipeline::exactly_once::duplicate_filter::Dedup;
+use crate::pipeline::exactly_once::duplicate_filter::overlap::Overlap;
 use crate::postgres::wire::pgoutput::Begin;
 
 /// Bytes as a checkpoint in its topic.
@@ -16,7 +16,7 @@ pub fn checkpoint(data: &[u8]) {
     let text = checkpoint.encode();
     assert_eq!(Checkpoint::decode(&text).as_ref(), Ok(&checkpoint));
 
-    let here = Standing {
+    let here = ServerState {
         system_id: checkpoint.system_id.clone(),
         timeline: checkpoint.timeline,
         history: Vec::new(),
@@ -39,7 +39,7 @@ pub fn checkpoint(data: &[u8]) {
     // A standby was promoted that had everything, a part or nothing of it.
     let Lsn(safe) = checkpoint.safe_lsn;
     for at in [u64::MAX, safe, safe / 2, 0].map(Lsn) {
-        let promoted = Standing {
+        let promoted = ServerState {
             timeline: checkpoint.timeline.wrapping_add(1),
             history: vec![Switch {
                 timeline: checkpoint.timeline,
@@ -70,9 +70,9 @@ pub fn checkpoint(data: &[u8]) {
             }
             other => assert_eq!(other, checkpoint.delivered),
         }
-        let copied = resume.snapshot.iter().flat_map(|copied| &copied.pieces);
-        assert!(copied.into_iter().all(|piece| piece.border <= at));
-        let ahead = Standing {
+        let copied = resume.snapshot.iter().flat_map(|copied| &copied.chunks);
+        assert!(copied.into_iter().all(|chunk| chunk.snapshot_lsn <= at));
+        let ahead = ServerState {
             confirmed: Lsn(promoted.confirmed.0.saturating_add(1)),
             ..promoted
         };
@@ -86,25 +86,25 @@ fn comes_again(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);
     let delivered = Some(Delivered::UpTo(last.clone()));
-    let dedup =
-        || Dedup::new(delivered.clone(), Lsn::ZERO, position.commit).expect("it comes again");
-    let mut dedup_of_another = dedup();
-    let mut dedup = dedup();
+    let overlap =
+        || Overlap::new(delivered.clone(), Lsn::ZERO, position.commit).expect("it comes again");
+    let mut dedup_of_another = overlap();
+    let mut overlap = overlap();
     let begin = Begin {
         commit: position.commit,
         time_micros: last.commit_time,
         xid: last.xid,
     };
-    dedup.begin(&begin).expect("it is the one it was");
-    assert_eq!(dedup.has(position, || id), Ok(true));
+    overlap.begin(&begin).expect("it is the one it was");
+    assert_eq!(overlap.has(position, || id), Ok(true));
     if let Some(index) = position.index.checked_add(1) {
         let next = Position { index, ..position };
-        assert_eq!(dedup.has(next, || None), Ok(false));
+        assert_eq!(overlap.has(next, || None), Ok(false));
         let end = position.commit;
-        assert_eq!(dedup.commit(position.commit, end, index), Ok(true));
+        assert_eq!(overlap.commit(position.commit, end, index), Ok(true));
     }
     let end = position.commit;
-    assert!(dedup.commit(end, end, position.index).is_err());
+    assert!(overlap.commit(end, end, position.index).is_err());
     if let Some(beyond) = end.0.checked_add(1) {
         assert!(dedup_of_another.idle(Lsn(beyond)).is_err());
     }
@@ -112,5 +112,5 @@ fn comes_again(last: &Last) {
         xid: begin.xid ^ 1,
         ..begin
     };
-    assert!(dedup.begin(&other).is_err());
+    assert!(overlap.begin(&other).is_err());
 }

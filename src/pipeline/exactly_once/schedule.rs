@@ -27,7 +27,7 @@ const MOST: Window = Window {
 
 /// What has come since the last commit.
 #[derive(Debug)]
-pub(crate) struct Commits {
+pub(crate) struct CommitSchedule {
     committed_at: Instant,
     /// Totals of what was sent, as of the last commit.
     committed: Window,
@@ -37,7 +37,7 @@ pub(crate) struct Commits {
     asked: bool,
 }
 
-impl Commits {
+impl CommitSchedule {
     /// Nothing has come.
     pub(crate) fn new(now: Instant, sent: Window) -> Self {
         Self {
@@ -99,47 +99,47 @@ mod tests {
         window.map(|part| part * n)
     }
 
-    fn commits() -> (Commits, Instant) {
+    fn schedule() -> (CommitSchedule, Instant) {
         let now = Instant::now();
-        (Commits::new(now, Window::default()), now)
+        (CommitSchedule::new(now, Window::default()), now)
     }
 
     #[test]
     fn quiet_records_are_committed_soon_and_busy_ones_together() {
-        let (mut commits, now) = commits();
-        assert_eq!(commits.due(now, RECORD, true, false), Some(now + QUIET));
+        let (mut schedule, now) = schedule();
+        assert_eq!(schedule.due(now, RECORD, true, false), Some(now + QUIET));
         // The first record counts, whatever comes after it.
         let later = now + Duration::from_millis(3);
-        let due = commits.due(later, times(RECORD, 2), true, true);
+        let due = schedule.due(later, times(RECORD, 2), true, true);
         assert_eq!(due, Some(now + BUSY));
-        commits.begin(later, times(RECORD, 2));
-        assert_eq!(commits.due(later, times(RECORD, 2), false, false), None);
-        let due = commits.due(later, times(RECORD, 3), true, false);
+        schedule.begin(later, times(RECORD, 2));
+        assert_eq!(schedule.due(later, times(RECORD, 2), false, false), None);
+        let due = schedule.due(later, times(RECORD, 3), true, false);
         assert_eq!(due, Some(later + QUIET));
     }
 
     #[test]
     fn a_large_transaction_is_committed_at_once() {
-        let (mut commits, now) = commits();
+        let (mut schedule, now) = schedule();
         let many = times(RECORD, MOST.records);
-        assert_eq!(commits.due(now, many, true, true), Some(now));
-        let (mut commits, now) = self::commits();
+        assert_eq!(schedule.due(now, many, true, true), Some(now));
+        let (mut schedule, now) = self::schedule();
         let big = Window {
             records: 1,
             bytes: MOST.bytes,
         };
-        assert_eq!(commits.due(now, big, true, true), Some(now));
+        assert_eq!(schedule.due(now, big, true, true), Some(now));
     }
 
     #[test]
     fn an_idle_move_is_noted_seldom_and_sooner_when_the_server_asks() {
-        let (mut commits, now) = commits();
+        let (mut schedule, now) = schedule();
         let nothing = Window::default();
-        assert_eq!(commits.due(now, nothing, false, false), None);
-        assert_eq!(commits.due(now, nothing, true, false), Some(now + IDLE));
-        commits.ask();
-        assert_eq!(commits.due(now, nothing, true, false), Some(now + ASKED));
-        commits.begin(now, nothing);
-        assert_eq!(commits.due(now, nothing, true, false), Some(now + IDLE));
+        assert_eq!(schedule.due(now, nothing, false, false), None);
+        assert_eq!(schedule.due(now, nothing, true, false), Some(now + IDLE));
+        schedule.ask();
+        assert_eq!(schedule.due(now, nothing, true, false), Some(now + ASKED));
+        schedule.begin(now, nothing);
+        assert_eq!(schedule.due(now, nothing, true, false), Some(now + IDLE));
     }
 }

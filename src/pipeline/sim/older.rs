@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::world::{Event, World};
 use crate::delivery::checkpoint::Delivered;
-use crate::delivery::pieces::Copied;
+use crate::delivery::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
-use crate::postgres::catalog::{Rows, Said};
+use crate::postgres::catalog::{Rows, SnapshotRecord};
 
 /// Whether the outbox has rows from before its slot; apart from all other draws.
 pub(super) fn draw_older(seed: u64) -> bool {
@@ -17,7 +17,7 @@ pub(super) fn draw_older(seed: u64) -> bool {
 /// What a transaction of the server sees that began when it was made.
 pub(super) struct Snapshot {
     /// It has what was committed before this.
-    pub(super) border: Lsn,
+    pub(super) snapshot_lsn: Lsn,
     /// In the order of their ids.
     rows: Vec<Event>,
 }
@@ -55,11 +55,13 @@ impl World {
     }
 
     /// What the journal says of the snapshot.
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn record(&self) -> SnapshotRecord {
         let journal = &self.database.journal;
-        let done = journal.iter().find(|(_, said)| *said == Said::Done);
+        let done = journal
+            .iter()
+            .find(|(_, record)| *record == SnapshotRecord::Done);
         let counts = done.or(journal.last());
-        counts.map_or(Said::Nothing, |(_, said)| *said)
+        counts.map_or(SnapshotRecord::Nothing, |(_, record)| *record)
     }
 
     /// Rows of the table; where there were none when the slot was made, what is there came later.
@@ -73,19 +75,19 @@ impl World {
     }
 
     /// All older rows were confirmed, and everybody can know. That says nothing of a slot that somebody has
-    /// made anew.
+    /// re-created.
     pub(super) fn is_copied(&self) -> bool {
-        match self.said() {
+        match self.record() {
             _ if self.put_back.is_some() => false,
-            Said::Done => true,
-            Said::Begun(border) => self.database.confirmed >= border,
-            Said::Nothing | Said::NoJournal => false,
+            SnapshotRecord::Done => true,
+            SnapshotRecord::Begun(snapshot_lsn) => self.database.confirmed >= snapshot_lsn,
+            SnapshotRecord::Nothing | SnapshotRecord::NoJournal => false,
         }
     }
 
     /// Exactly once can tell that the log was put back to where it ended at `end`, while nobody runs if it
     /// `is_down`. Copied rows have left no trace in the log: until an event of the stream is behind them, one
-    /// that has outgrown their last border may be the same.
+    /// that has outgrown their last consistent point may be the same.
     pub(super) fn can_be_told(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;
@@ -94,46 +96,51 @@ impl World {
             return true;
         };
         let copied = checkpoint.snapshot.as_ref();
-        let border = copied.map_or(Lsn::ZERO, Copied::last_border);
+        let snapshot_lsn = copied.map_or(Lsn::ZERO, CopyProgress::last_snapshot_lsn);
         let left_out = match checkpoint.delivered {
             Some(Delivered::Before(lsn)) => lsn,
             _ => Lsn::ZERO,
         };
-        (is_down || self.is_copied()) && border.max(left_out) <= end
+        (is_down || self.is_copied()) && snapshot_lsn.max(left_out) <= end
     }
 
-    /// Somebody writes into the journal what is true of what was committed before `border`.
-    pub(super) fn write_journal(&mut self, said: Said, border: Lsn) {
-        match said {
-            Said::Done if self.has_older => {
-                if let Some(event) = self.lacking(border) {
+    /// Somebody writes into the journal what is true of what was committed before `snapshot_lsn`.
+    pub(super) fn write_journal(&mut self, record: SnapshotRecord, snapshot_lsn: Lsn) {
+        match record {
+            SnapshotRecord::Done if self.has_older => {
+                if let Some(event) = self.lacking(snapshot_lsn) {
                     let text = format!(
-                        "the copy up to {border} is noted as done, and event {} is not durable",
+                        "the copy up to {snapshot_lsn} is noted as done, and event {} is not durable",
                         event.id
                     );
                     self.break_rule(text);
                 }
             }
-            // An instance that was frozen may be late, with a border that everybody is past.
-            Said::Begun(_) if self.is_copied() && border > self.database.confirmed => {
-                let text = format!("a copy up to {border} is begun after {:?}", self.said());
+            // An instance that was frozen may be late, with a consistent point that everybody is past.
+            SnapshotRecord::Begun(_)
+                if self.is_copied() && snapshot_lsn > self.database.confirmed =>
+            {
+                let text = format!(
+                    "a copy up to {snapshot_lsn} is begun after {:?}",
+                    self.record()
+                );
                 self.break_rule(text);
             }
             _ => {}
         }
         self.database.end.0 += 0x20;
-        self.database.journal.push((self.database.end, said));
+        self.database.journal.push((self.database.end, record));
     }
 
     /// Makes a snapshot of the table.
     pub(super) fn snapshot(&mut self) -> Snapshot {
-        // The server logs what transactions are open, and the border is behind that.
+        // The server logs what transactions are open, and the consistent point is behind that.
         self.database.end.0 += 0x30;
         let log = self.database.log.iter();
         let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
         rows.sort_unstable_by_key(|event| event.id);
         Snapshot {
-            border: self.database.end,
+            snapshot_lsn: self.database.end,
             rows,
         }
     }
@@ -143,8 +150,8 @@ impl World {
         if self.is_copied() {
             let text = format!(
                 "rows before {} are copied after {:?}",
-                snapshot.border,
-                self.said()
+                snapshot.snapshot_lsn,
+                self.record()
             );
             self.break_rule(text);
         }

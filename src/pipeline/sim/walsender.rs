@@ -117,9 +117,9 @@ impl Walsender {
         self.pause(100..5000).await?;
         match made {
             Some(snapshot) => {
-                let border = snapshot.border.to_string();
+                let snapshot_lsn = snapshot.snapshot_lsn.to_string();
                 self.snapshot = Some(snapshot);
-                self.answer(&["temporary", &border]).await
+                self.answer(&["temporary", &snapshot_lsn]).await
             }
             None => {
                 let error = b"SERROR\0VERROR\0C55P03\0Mcanceling statement due to lock timeout\0\0";

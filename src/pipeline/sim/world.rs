@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::older;
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Switch};
 use crate::model::lsn::{Lsn, Position};
-use crate::postgres::catalog::Said;
+use crate::postgres::catalog::SnapshotRecord;
 
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
@@ -69,7 +69,7 @@ pub(super) struct Database {
     /// Where the slot was made at first.
     pub(super) made: Lsn,
     /// What was written into the journal about the snapshot, and where in the log that ends.
-    pub(super) journal: Vec<(Lsn, Said)>,
+    pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
     /// The server's statistics have transactions that the slot has sent.
     pub(super) has_sent: bool,
     /// Rises when all its connections end.
@@ -142,7 +142,7 @@ pub(super) struct World {
     pub(super) broken: Option<String>,
 }
 
-/// The database was put back to an earlier state, or the slot made anew, and nobody has told.
+/// The database was put back to an earlier state, or the slot re-created, and nobody has told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PutBack {
     /// Where the slot stood when it was up again.
@@ -152,7 +152,7 @@ pub(super) struct PutBack {
 }
 
 /// Copies that a database which was put back knows nothing of, for it had all of an earlier one: they are not
-/// gone on with, and not begun again.
+/// resumed, and not begun again.
 pub(super) struct Undone {
     pub(super) copies: Range<usize>,
     /// Where its slot stood.

@@ -12,32 +12,32 @@ use crate::model::outage::{Outage, Say};
 
 /// How much of the log the slot may keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LagBudget {
+pub struct WalBudget {
     /// Beyond this a person is warned.
     pub warn_bytes: Option<u64>,
-    /// Beyond this it is as `at_max` says.
+    /// Beyond this it is as `on_max` says.
     pub max_bytes: Option<u64>,
     /// What is done beyond `max_bytes`.
-    pub at_max: AtMax,
+    pub on_max: OnMax,
 }
 
 /// What is done when the slot keeps more of the log than it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum AtMax {
-    /// It is kept, and said.
+pub enum OnMax {
+    /// It is kept, with an error in the log.
     #[default]
     Hold,
-    /// The slot is dropped, and the journal says what was lost with it.
+    /// The slot is dropped, and the journal says what it had not delivered.
     #[serde(rename = "drop-slot")]
     #[value(name = "drop-slot")]
-    LetGo,
+    DropSlot,
 }
 
 /// What was found of the slot, and of what was said.
 #[derive(Debug, Default)]
 pub struct Budget {
-    limits: LagBudget,
+    limits: WalBudget,
     warned: Outage,
     held: Outage,
 }
@@ -55,14 +55,14 @@ pub enum Finding {
     BelowMax(Duration),
     /// It is within the budget again, after so long.
     Within(Duration),
-    /// It is beyond `max`, and to be let go.
-    LetGo,
+    /// It is beyond `max`, and to be dropped.
+    Drop,
 }
 
 impl Budget {
     /// Nothing was found yet.
     #[must_use]
-    pub fn new(limits: LagBudget) -> Self {
+    pub fn new(limits: WalBudget) -> Self {
         Self {
             limits,
             ..Self::default()
@@ -73,8 +73,8 @@ impl Budget {
     pub fn judge(&mut self, kept_bytes: u64, now: Instant) -> Finding {
         let beyond = |limit: Option<u64>| limit.is_some_and(|limit| kept_bytes > limit);
         if beyond(self.limits.max_bytes) {
-            if self.limits.at_max == AtMax::LetGo {
-                return Finding::LetGo;
+            if self.limits.on_max == OnMax::DropSlot {
+                return Finding::Drop;
             }
             // What was said of `warn` lasts, and is not said beside this.
             return said(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
@@ -102,7 +102,7 @@ fn said(outage: &mut Outage, now: Instant) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn found(limits: LagBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
+    fn found(limits: WalBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
         let start = Instant::now();
         let mut budget = Budget::new(limits);
         let mut found = Vec::new();
@@ -117,14 +117,14 @@ mod tests {
 
     #[test]
     fn without_limits_nothing_is_said() {
-        assert_eq!(found(LagBudget::default(), &[(0, u64::MAX)]), []);
+        assert_eq!(found(WalBudget::default(), &[(0, u64::MAX)]), []);
     }
 
     #[test]
     fn a_warning_is_said_when_it_begins_once_a_minute_and_when_it_ends() {
-        let limits = LagBudget {
+        let limits = WalBudget {
             warn_bytes: Some(10),
-            ..LagBudget::default()
+            ..WalBudget::default()
         };
         let seconds = Duration::from_secs;
         assert_eq!(
@@ -142,10 +142,10 @@ mod tests {
 
     #[test]
     fn beyond_the_maximum_that_alone_is_said() {
-        let limits = LagBudget {
+        let limits = WalBudget {
             warn_bytes: Some(10),
             max_bytes: Some(20),
-            at_max: AtMax::Hold,
+            on_max: OnMax::Hold,
         };
         let seconds = Duration::from_secs;
         assert_eq!(
@@ -171,7 +171,7 @@ mod tests {
             ]
         );
         // Without a warning it is said of the maximum.
-        let alone = LagBudget {
+        let alone = WalBudget {
             warn_bytes: None,
             ..limits
         };
@@ -185,15 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_let_go_is_each_time_it_is_beyond_the_maximum() {
-        let limits = LagBudget {
+    fn slot_that_may_be_dropped_is_each_time_it_is_beyond_the_maximum() {
+        let limits = WalBudget {
             warn_bytes: None,
             max_bytes: Some(20),
-            at_max: AtMax::LetGo,
+            on_max: OnMax::DropSlot,
         };
         assert_eq!(
             found(limits, &[(0, 20), (5, 21), (10, 22)]),
-            [(5, Finding::LetGo), (10, Finding::LetGo)]
+            [(5, Finding::Drop), (10, Finding::Drop)]
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What a pipeline says and does about its [`budget`](super::budget): a line in the log, or letting go
+//! What a pipeline says and does about its [`budget`](super::budget): a line in the log, or dropping
 //! of the slot.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,44 +8,25 @@ use bytesize::ByteSize;
 use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
-use super::budget::{AtMax, Budget, Finding, LagBudget};
+use super::budget::{Budget, Finding, OnMax, WalBudget};
 use crate::delivery::stats::PipelineStats;
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::model::rounded::Elapsed;
-use crate::pipeline::PipelineError;
-use crate::pipeline::session::{Database, Look};
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::error::SlotDropped;
+use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::pipeline::snapshot::SnapshotMode;
-use crate::postgres::catalog::let_go::Outcome;
+use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::target::Target;
 
-/// A slot was dropped.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "slot {slot:?} was dropped{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Create \
-     it: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; then send what is missing: \
-     walpost replay --dropped-slots --pipeline {pipeline}"
-)]
-pub struct Gone {
-    pipeline: String,
-    slot: String,
-    /// For what reason, if it was just now.
-    why: String,
-    /// What went with it.
-    what: String,
-    /// Where the events are.
-    outbox: String,
-    /// What exactly-once needs beside a new slot.
-    adopt: String,
-}
-
-/// What the lookout looks at, in every session of a pipeline.
+/// What the slot monitor watches, in every session of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,
     pub(crate) target: Target,
-    limits: LagBudget,
+    limits: WalBudget,
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
 }
@@ -56,17 +37,17 @@ impl Watched {
         Self {
             pipeline: settings.name.clone(),
             target: settings.target.clone(),
-            limits: settings.lag,
-            budget: Arc::new(Mutex::new(Budget::new(settings.lag))),
+            limits: settings.wal_budget,
+            budget: Arc::new(Mutex::new(Budget::new(settings.wal_budget))),
             stats: Arc::clone(stats),
         }
     }
 
     /// The same, and the slot is held whatever the settings say.
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
-        let limits = LagBudget {
-            at_max: AtMax::Hold,
-            ..settings.lag
+        let limits = WalBudget {
+            on_max: OnMax::Hold,
+            ..settings.wal_budget
         };
         Self {
             limits,
@@ -75,9 +56,9 @@ impl Watched {
         }
     }
 
-    /// Asks the database how the slot is, for whoever watches, and says in the log what follows from
-    /// the budget. True if the slot is to be let go.
-    pub(crate) async fn ask(&self, catalog: &impl Look) -> Result<bool, CatalogError> {
+    /// Asks the database how the slot is, for monitoring, and says in the log what follows from
+    /// the budget. True if the slot is to be dropped.
+    pub(crate) async fn ask(&self, catalog: &impl CatalogQueries) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
         let kept = vitals.kept_bytes();
         self.stats.database_says(vitals);
@@ -85,7 +66,7 @@ impl Watched {
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
         let finding = budget.judge(kept, Instant::now());
         self.tell(kept, finding);
-        Ok(finding == Finding::LetGo)
+        Ok(finding == Finding::Drop)
     }
 
     /// Why the session ends that has the slot.
@@ -102,7 +83,7 @@ impl Watched {
         let (warn, max) = (size(self.limits.warn_bytes), size(self.limits.max_bytes));
         let kept = ByteSize::b(kept);
         match finding {
-            Finding::Nothing | Finding::LetGo => {}
+            Finding::Nothing | Finding::Drop => {}
             Finding::Warn(lasts) => warn!(
                 pipeline, slot, retained = %kept, wal_budget.warn = %warn, elapsed = %Elapsed(lasts),
                 "the slot retains more WAL than wal_budget.warn. Fix the cause: Kafka, if events are not \
@@ -127,14 +108,15 @@ impl Watched {
     }
 }
 
-/// Lets go of the slot, which keeps more than it may, and returns what comes of that.
-pub(crate) async fn let_go(
+/// Drops the slot, which keeps more than it may, and returns what comes of that.
+pub(crate) async fn drop_slot(
     settings: &PipelineSettings,
     database: &impl Database,
     watched: &Watched,
 ) -> PipelineError {
     let (pipeline, target) = (&settings.name, &settings.target);
-    let (Some(max), AtMax::LetGo) = (settings.lag.max_bytes, settings.lag.at_max) else {
+    let (Some(max), OnMax::DropSlot) = (settings.wal_budget.max_bytes, settings.wal_budget.on_max)
+    else {
         return watched.over();
     };
     let max_size = ByteSize::b(max);
@@ -145,11 +127,13 @@ pub(crate) async fn let_go(
     let done = async {
         let catalog = database.catalog().await?;
         let copies = settings.snapshot == SnapshotMode::Initial;
-        let outcome = catalog.let_slot_go(pipeline, target, max, copies).await?;
-        if !matches!(outcome, Outcome::Gone) {
+        let outcome = catalog
+            .drop_slot_over_budget(pipeline, target, max, copies)
+            .await?;
+        if !matches!(outcome, Outcome::Dropped) {
             return Ok((outcome, Vec::new()));
         }
-        let entries = catalog.let_go(pipeline, target).await?;
+        let entries = catalog.dropped_slots(pipeline, target).await?;
         // For those who look on while other pipelines run.
         if let Err(error) = watched.ask(&catalog).await {
             debug!(%error, "catalog query failed");
@@ -157,9 +141,9 @@ pub(crate) async fn let_go(
         Ok((outcome, entries))
     };
     match timeout(settings.link_timeout, done).await {
-        Ok(Ok((Outcome::Gone, entries))) => {
+        Ok(Ok((Outcome::Dropped, entries))) => {
             let why = format!(", because it retained more than wal_budget.max, {max_size}");
-            gone(settings, &entries, why)
+            slot_dropped(settings, &entries, why)
         }
         Ok(Ok((Outcome::InUse(pid), _))) => PipelineError::SlotInUse {
             slot: target.slot.clone(),
@@ -171,10 +155,14 @@ pub(crate) async fn let_go(
     }
 }
 
-fn gone(settings: &PipelineSettings, entries: &[LetGo], why: String) -> PipelineError {
+fn slot_dropped(
+    settings: &PipelineSettings,
+    entries: &[DroppedSlot],
+    why: String,
+) -> PipelineError {
     let pipeline = settings.name.clone();
-    let described: Vec<_> = entries.iter().map(LetGo::describe).collect();
-    PipelineError::LetGo(Box::new(Gone {
+    let described: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
+    PipelineError::SlotDropped(Box::new(SlotDropped {
         slot: settings.target.slot.clone(),
         why,
         what: described.join("; "),
@@ -189,35 +177,38 @@ fn gone(settings: &PipelineSettings, entries: &[LetGo], why: String) -> Pipeline
     }))
 }
 
-/// The error of a start that has met `problem`: where the slot is not there because it was let go,
+/// The error of a start that has met `problem`: where the slot is not there because it was dropped,
 /// that.
 pub(crate) async fn explain(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
     problem: Problem,
 ) -> PipelineError {
     if !matches!(problem, Problem::NoSlot { .. }) {
         return problem.into();
     }
-    match catalog.let_go(&settings.name, &settings.target).await {
-        Ok(entries) if !entries.is_empty() => gone(settings, &entries, String::new()),
+    match catalog
+        .dropped_slots(&settings.name, &settings.target)
+        .await
+    {
+        Ok(entries) if !entries.is_empty() => slot_dropped(settings, &entries, String::new()),
         _ => problem.into(),
     }
 }
 
-/// Says in the log what was let go and not replayed.
+/// Logs which slots were dropped and not replayed.
 ///
 /// # Errors
-/// The slot may be let go, and the journal can't be read.
+/// The slot may be dropped, and the journal can't be read.
 pub(crate) async fn remind(
     settings: &PipelineSettings,
-    catalog: &impl Look,
+    catalog: &impl CatalogQueries,
 ) -> Result<(), PipelineError> {
     let (pipeline, target) = (&settings.name, &settings.target);
     if target.outbox.table().is_none() {
         return Ok(());
     }
-    match catalog.let_go(pipeline, target).await {
+    match catalog.dropped_slots(pipeline, target).await {
         Ok(entries) => {
             for entry in entries {
                 warn!(
@@ -229,7 +220,7 @@ pub(crate) async fn remind(
                 );
             }
         }
-        Err(error) if settings.lag.at_max == AtMax::LetGo => return Err(error.into()),
+        Err(error) if settings.wal_budget.on_max == OnMax::DropSlot => return Err(error.into()),
         Err(error) => debug!(pipeline, %error, "it is not known whether slots were dropped"),
     }
     Ok(())

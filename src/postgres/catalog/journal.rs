@@ -25,13 +25,13 @@ pub enum Action {
     /// A person decided that events are not to be delivered.
     Skip,
     /// The slot was given up, and with it what it had not delivered.
-    LetGo,
+    DropSlot,
     /// Rows of the table were sent again.
     Replay,
 }
 
 impl Action {
-    const ALL: [Self; 4] = [Self::Snapshot, Self::Skip, Self::LetGo, Self::Replay];
+    const ALL: [Self; 4] = [Self::Snapshot, Self::Skip, Self::DropSlot, Self::Replay];
 
     /// As the table has it.
     #[must_use]
@@ -39,7 +39,7 @@ impl Action {
         match self {
             Self::Snapshot => "snapshot",
             Self::Skip => "skip",
-            Self::LetGo => "let go",
+            Self::DropSlot => "let go",
             Self::Replay => "replay",
         }
     }

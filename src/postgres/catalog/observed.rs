@@ -709,9 +709,9 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_in_the_log_has_a_publication_without_tables() {
+    fn an_outbox_of_messages_has_a_publication_without_tables() {
         let target = Target {
-            outbox: Outbox::Log {
+            outbox: Outbox::Messages {
                 prefix: "p".to_owned(),
             },
             ..target()

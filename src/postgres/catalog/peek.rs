@@ -27,7 +27,7 @@ impl Catalog {
         // The value is a list of identifiers.
         let publication = escape_identifier(&target.publication);
         let mut options = vec!["proto_version", "1", "publication_names", &publication];
-        if let Outbox::Log { .. } = target.outbox {
+        if let Outbox::Messages { .. } = target.outbox {
             options.extend(["messages", "true"]);
         }
         let upto = upto.to_string();

@@ -7,7 +7,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use super::journal::{Action, Entry};
-use super::{Catalog, CatalogError, Said};
+use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::provision;
 use crate::postgres::table::TableName;
@@ -101,7 +101,7 @@ impl Catalog {
         self.found_state(of, Use::Write).await
     }
 
-    /// That a slot which is at `found` was moved, or made anew, by somebody else, as far as the table and
+    /// That a slot which is at `found` was moved, or re-created, by somebody else, as far as the table and
     /// the journal know. `found` was looked up before.
     ///
     /// # Errors
@@ -251,7 +251,7 @@ impl Catalog {
     }
 
     /// Writes down that a slot was made just now. Where there was another of its name, with what it had
-    /// not delivered, the journal says that this was let go; but not where the first start is still to come,
+    /// not delivered, the journal says that this was given up; but not where the first start is still to come,
     /// which delivers the rows that are there.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ impl Catalog {
         };
         let created = slot.confirmed;
         let of = self.slot_of(pipeline, target).await?;
-        let is_first = self.said_of_snapshot(pipeline, target).await? == Said::Nothing;
+        let is_first = self.snapshot_record(pipeline, target).await? == SnapshotRecord::Nothing;
         let before = match self.slot_state(&of).await? {
             FoundState::State(before) => before
                 .filter(|before| before.begun || !is_first)
@@ -279,7 +279,7 @@ impl Catalog {
             let entry = Entry {
                 pipeline,
                 target,
-                action: Action::LetGo,
+                action: Action::DropSlot,
                 from: Some(before),
                 to: Some(created),
                 detail: json!({
@@ -340,7 +340,7 @@ impl Catalog {
              OR j.action = '{}' AND j.to_lsn >= '{confirmed}')",
             escape_literal(&target.slot),
             Action::Skip.name(),
-            Action::LetGo.name(),
+            Action::DropSlot.name(),
         );
         match self.entries(target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),

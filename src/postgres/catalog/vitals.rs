@@ -56,7 +56,7 @@ fn query() -> String {
 }
 
 impl Catalog {
-    /// Asks how the slot of `target` is, and what `pipeline` has let go.
+    /// Asks how the slot of `target` is, and which slots `pipeline` has dropped.
     ///
     /// # Errors
     /// The server can't be asked.
@@ -79,13 +79,13 @@ impl Catalog {
         let partitions: i64 = row.try_get(8)?;
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
-        let let_go = match has_journal && target.outbox.table().is_some() {
+        let dropped_slots = match has_journal && target.outbox.table().is_some() {
             // What else is known is not kept back for that.
-            true => self.let_go(pipeline, target).await.ok(),
+            true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };
         Ok(Vitals {
-            let_go,
+            dropped_slots,
             end: lsn(&row, 0)?.unwrap_or_default(),
             slot: row.try_get::<_, bool>(1)?.then_some(slot),
             partitions: is_partitioned.then(|| u64::try_from(partitions).unwrap_or_default()),

@@ -47,7 +47,7 @@ fn topics_ahead_are_those_of_rows_that_have_one_each_once() {
 
 #[test]
 fn topics_ahead_are_those_of_messages_with_the_prefix() {
-    let mut scene = Scene::in_the_log();
+    let mut scene = Scene::as_messages();
     scene.done(&begin(0x200));
     let ahead = [
         logical(true, "ours", b"?"),

@@ -191,7 +191,7 @@ fn a_dead_letter_that_has_to_wait_is_counted_once() {
     assert_eq!(scene.counts(), (0, 1));
     assert_eq!(scene.core.watermark.in_flight().records, 1);
 
-    // The core is made anew with its sink.
+    // The core is re-created with its sink.
     let mut next = Scene::new().with_dead_letters(true, true);
     next.core.go_on_counting(None, scene.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));
@@ -199,7 +199,7 @@ fn a_dead_letter_that_has_to_wait_is_counted_once() {
 
 #[test]
 fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
-    let mut scene = Scene::in_the_log().with_dead_letters(false, true);
+    let mut scene = Scene::as_messages().with_dead_letters(false, true);
     scene.done(&logical(true, "ours", b"\x02?"));
     scene.done(&published("b"));
     assert_eq!(
@@ -236,7 +236,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
         head.truncate(head.len() - 4);
         [head, content_bytes.to_be_bytes().to_vec(), vec![b'x'; 9]].concat()
     };
-    let mut scene = Scene::in_the_log().with_dead_letters(false, true);
+    let mut scene = Scene::as_messages().with_dead_letters(false, true);
     let send = |scene: &mut Scene, head: &[u8]| {
         let (bytes, max) = (1 << 28, 1 << 26);
         let frame = Frame::LargeMessage { head, bytes, max };
@@ -266,15 +266,15 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
         assert_eq!(remedy(&error), Remedy::Halt);
         assert!(error.to_string().contains(text), "{error}");
     };
-    let in_the_log = |letters| Scene::in_the_log().with_dead_letters(false, letters);
+    let as_messages = |letters| Scene::as_messages().with_dead_letters(false, letters);
     // walpost.publish may have written that, where max_row_bytes was lowered.
     halts(
-        in_the_log(true),
+        as_messages(true),
         &large(true, "ours", 1 << 24),
         "max_row_bytes allows",
     );
     let text = "it has 268435456 bytes";
-    halts(in_the_log(false), &large(true, "ours", 1 << 28), text);
+    halts(as_messages(false), &large(true, "ours", 1 << 28), text);
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn a_dead_letter_that_kafka_has_is_left_out() {
     };
     check(Scene::new, &lost("a"), &insert("b"));
     let unreadable = logical(true, "ours", b"?");
-    check(Scene::in_the_log, &unreadable, &published("b"));
+    check(Scene::as_messages, &unreadable, &published("b"));
 }
 
 #[test]

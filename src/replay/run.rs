@@ -30,9 +30,9 @@ pub(super) struct Note {
     /// The key of the last of the rows that Kafka has.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// At its end, the entries about what was let go that it closes.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(super) let_go: Vec<i64>,
+    /// At its end, the entries about slots that were dropped that it closes.
+    #[serde(rename = "let_go", skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) dropped_slots: Vec<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +60,9 @@ pub(super) struct Planned {
     pub(super) until: Option<Vec<String>>,
     pub(super) topic: String,
     pub(super) rows: u64,
-    /// Entries of the journal about what was let go.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub(super) let_go: Vec<i64>,
+    /// Entries of the journal about slots that were dropped.
+    #[serde(rename = "let_go", skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) dropped_slots: Vec<i64>,
 }
 
 impl Planned {
@@ -70,8 +70,8 @@ impl Planned {
     /// one that a person gave: it has to be given again.
     pub(super) fn selected(&self) -> Option<Selected> {
         match (&self.selected, &self.condition) {
-            // Those of the entries about what was let go.
-            _ if !self.let_go.is_empty() => Some(Selected::default()),
+            // Those of the entries about slots that were dropped.
+            _ if !self.dropped_slots.is_empty() => Some(Selected::default()),
             (Some(selected), None) => Some(selected.clone()),
             (None, Some(condition)) => Some(Selected {
                 condition: Some(condition.clone()).filter(|condition| !condition.is_empty()),
@@ -216,10 +216,10 @@ mod tests {
                 until: None,
                 topic: "t".to_owned(),
                 rows: 5,
-                let_go: vec![4],
+                dropped_slots: vec![4],
             }),
             last: None,
-            let_go: Vec::new(),
+            dropped_slots: Vec::new(),
         };
         let json = serde_json::to_value(&note).expect("JSON");
         assert_eq!(json["state"], "begun");

@@ -13,7 +13,7 @@ const OUTAGES: usize = 20;
 
 /// What happens seldom.
 #[derive(Debug, Default)]
-pub(crate) struct Life {
+pub(crate) struct Lifecycle {
     pub(crate) state: State,
     pub(crate) since_micros: u64,
     pub(crate) last_error: Option<Failure>,
@@ -26,7 +26,7 @@ pub(crate) struct Life {
 
 /// What happens seldom, as it was at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Seldom {
+pub struct LifecycleSnapshot {
     /// What the pipeline is at.
     pub state: State,
     /// Since when, in microseconds since 1970.
@@ -45,7 +45,7 @@ pub struct Seldom {
     pub snapshot: Option<SnapshotStage>,
 }
 
-impl Life {
+impl Lifecycle {
     /// Something is away, or still is: for PostgreSQL and the producer one at a time, for the brokers
     /// another.
     pub(crate) fn note_outage(&mut self, kind: ErrorKind, reason: &str) {

@@ -1,12 +1,12 @@
-//! A slot that was let go.
+//! A slot that was dropped.
 
 use serde::{Deserialize, Serialize};
 
 use super::lsn::Lsn;
 
-/// A slot that was let go, and what went with it was not replayed.
+/// A slot that was dropped, and what went with it was not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LetGo {
+pub struct DroppedSlot {
     /// The entry of the journal.
     pub id: i64,
     /// When, as the server prints it.
@@ -24,7 +24,7 @@ pub struct LetGo {
     pub(crate) cluster: Option<String>,
 }
 
-impl LetGo {
+impl DroppedSlot {
     /// For people: which it is, and what may be missing.
     #[must_use]
     pub fn describe(&self) -> String {

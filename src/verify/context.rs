@@ -1,12 +1,12 @@
 //! What was known when rows and records were read: topics, partitions, how far the slot was.
 
 use super::entry::Record;
-use super::report::Spot;
+use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
 /// What rows and records are held against.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct VerifyContext {
     /// By the number that rows have.
     pub(super) topics: Vec<Topic>,
     /// By the number that records have.
@@ -58,7 +58,7 @@ pub(super) struct Place {
     pub(super) partition: i32,
 }
 
-impl World {
+impl VerifyContext {
     pub(super) fn topic(&self, number: u32) -> &Topic {
         &self.topics[number as usize]
     }
@@ -68,13 +68,13 @@ impl World {
     }
 
     /// Where a record is, for people.
-    pub(super) fn spot(&self, record: &Record) -> Spot {
-        self.spot_at(record.place, record.offset)
+    pub(super) fn location(&self, record: &Record) -> RecordLocation {
+        self.location_at(record.place, record.offset)
     }
 
-    pub(super) fn spot_at(&self, place: u32, offset: i64) -> Spot {
+    pub(super) fn location_at(&self, place: u32, offset: i64) -> RecordLocation {
         let place = self.place(place);
-        Spot {
+        RecordLocation {
             topic: self.topic(place.topic).name.clone(),
             partition: place.partition,
             offset,

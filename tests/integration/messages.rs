@@ -20,8 +20,8 @@ for_each_outbox! {
 }
 in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
 
-fn in_the_log() -> Scene<'static> {
-    Scene::of(Outbox::Log)
+fn as_messages() -> Scene<'static> {
+    Scene::of(Outbox::Messages)
 }
 
 /// `walpost.publish` with these arguments and the scene's prefix, of which the statement is `more`.
@@ -44,7 +44,7 @@ fn counted(log: &str, field: &str) -> u64 {
 #[test]
 fn init_makes_functions_and_an_empty_publication_on_every_version() {
     for major in MAJORS {
-        let scene = Scene::of_on(Outbox::Log, Server::shared(major), Broker::shared());
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
         scene.init().finish().expect_code(0);
         let functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace";
         assert_eq!(scene.db.number(functions), 2, "{major}");
@@ -66,7 +66,12 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
 
 #[test]
 fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
-    let scene = Scene::bare_of(Outbox::Log, Server::shared(MAJOR), Broker::shared(), "");
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
     let finished = scene.init().arg("--print").finish().expect_code(0);
     assert!(
         !scene
@@ -82,7 +87,7 @@ fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
 #[test]
 fn roles_of_init_are_enough_to_run_and_to_publish() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_of(Outbox::Log, &server, Broker::shared(), "");
+    let scene = Scene::bare_of(Outbox::Messages, &server, Broker::shared(), "");
     scene.db.run("CREATE ROLE shop LOGIN");
     for _ in 0..2 {
         let init = scene.invoke("init").args(["--role", "connector"]);
@@ -122,7 +127,7 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
 
 #[test]
 fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let missing = scene.init().args(["--writer", "no one"]).finish();
     missing.expect_code(3).expect_says(&[
         "role \"no one\" does not exist",
@@ -160,7 +165,7 @@ fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
 
 #[test]
 fn event_has_the_columns_of_the_table() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let topic = format!("{}-events", scene.name);
     scene.topic(&topic, 1, &[]);
     let walpost = scene.start_with_file(
@@ -199,7 +204,7 @@ fn event_has_the_columns_of_the_table() {
 
 #[test]
 fn payload_of_bytes_and_null_are_delivered() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let prefix = format!("walpost_{}", scene.name);
     let walpost = scene.start_with(&["--null-payload", "tombstone"]);
@@ -223,7 +228,7 @@ fn payload_of_bytes_and_null_are_delivered() {
 
 #[test]
 fn publish_returns_the_id_of_the_event() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let id = scene.db.value(&publish(
@@ -236,7 +241,7 @@ fn publish_returns_the_id_of_the_event() {
 
 #[test]
 fn publish_refuses_what_the_table_refuses() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let refused = |arguments: &str, text: &str| {
         let error = scene.db.try_run(&publish(&scene, arguments)).unwrap_err();
         let message = error.as_db_error().unwrap().message().to_owned();
@@ -283,7 +288,7 @@ fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
 
 #[test]
 fn outboxes_in_one_database_are_told_apart_by_prefix() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let other = scene
         .invoke("init")
@@ -302,7 +307,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
         &topic,
     ]);
     let event = Event::new(&aggregate, "k", "{}");
-    let foreign = Writer::Log("Other.1".to_owned()).one(event);
+    let foreign = Writer::Messages("Other.1".to_owned()).one(event);
     for _ in 0..3 {
         scene.db.run(&format!(
             "BEGIN; {foreign} {} {foreign} COMMIT",
@@ -327,7 +332,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
 
 #[test]
 fn message_outside_of_transactions_is_left_out_and_told_once() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     let message = |prefix: &str| {
@@ -352,7 +357,7 @@ fn message_outside_of_transactions_is_left_out_and_told_once() {
 /// Has Walpost meet this content in an event's place, and expects it to halt there; then leaves its
 /// transaction out with the command of the error.
 fn bad_content(content: &str, texts: &[&str]) {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
     let before = scene.history().pop().unwrap().end;
@@ -407,7 +412,7 @@ fn envelope_of_a_later_version_halts() {
 
 #[test]
 fn publication_with_tables_halts() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let publication = scene.slot();
     let walpost = scene.start();
     scene.db.run(&format!(
@@ -430,7 +435,12 @@ fn publication_with_tables_halts() {
 
 #[test]
 fn what_is_missing_is_named_with_the_command_that_makes_it() {
-    let scene = Scene::bare_of(Outbox::Log, Server::shared(MAJOR), Broker::shared(), "");
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
     let finished = scene.check().finish().expect_code(3);
     finished.expect_says(&[
         "walpost init --outbox messages --publication",
@@ -443,7 +453,7 @@ fn what_is_missing_is_named_with_the_command_that_makes_it() {
 
 #[test]
 fn column_that_an_event_has_not_is_named_with_those_it_has() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let words = [
         "tenant",
         "id, aggregatetype, aggregateid, type, payload, headers, created_at",
@@ -460,7 +470,12 @@ fn column_that_an_event_has_not_is_named_with_those_it_has() {
 
 #[test]
 fn run_init_makes_what_is_missing_first() {
-    let scene = Scene::bare_of(Outbox::Log, Server::shared(MAJOR), Broker::shared(), "");
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(&["--init"]);
     scene.insert(&aggregate, "k");
@@ -470,7 +485,7 @@ fn run_init_makes_what_is_missing_first() {
 
 #[test]
 fn stdout_has_events_of_the_log_too() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let mut walpost = scene.invoke("run").args(["--sink", "stdout"]).start();
     walpost.wait_for_log("streaming");
     scene
@@ -516,7 +531,7 @@ fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
 #[test]
 fn nobody_may_publish_whom_init_was_not_told_of() {
     for major in [14, 18] {
-        let scene = Scene::of_on(Outbox::Log, Server::shared(major), Broker::shared());
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let (roles, [shop, stranger]) = Roles::new(&scene, ["shop", "stranger"]);
         let event = publish(&scene, "'a', 'k', 't', '{}'");
         is_denied(stranger.try_run(&event), "before there is a writer");
@@ -550,7 +565,7 @@ fn nobody_may_publish_whom_init_was_not_told_of() {
 
 #[test]
 fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
     // As earlier versions of publish.sql left it.
     scene.db.run(
@@ -581,7 +596,7 @@ fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
 #[test]
 fn functions_that_somebody_planted_in_the_search_path_are_not_called() {
     for major in [14, 18] {
-        let scene = Scene::of_on(Outbox::Log, Server::shared(major), Broker::shared());
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         let plant = |name: &str, arguments: &str, returns: &str| {
             let null = format!("NULL::{returns}");
@@ -643,7 +658,7 @@ fn functions_that_somebody_planted_in_the_search_path_are_not_called() {
 }
 
 fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
-    let scene = in_the_log().in_mode(exactly_once);
+    let scene = as_messages().in_mode(exactly_once);
     let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
     let aggregate = scene.aggregate(1);
     let topic = format!("{}.dead", scene.name);
@@ -713,7 +728,7 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
 
 #[test]
 fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let topic = format!("{}.dead", scene.name);
     let dead = ["--dead-letter-topic", &topic];
@@ -743,7 +758,7 @@ fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
 
 #[test]
 fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
-    let scene = in_the_log();
+    let scene = as_messages();
     let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
     let aggregate = scene.aggregate(1);
     let topic = format!("{}.dead", scene.name);
@@ -796,10 +811,15 @@ fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
 #[test]
 fn database_in_which_a_prefix_can_be_any_bytes_is_warned_of() {
     let ascii = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_of(Outbox::Log, Server::shared(MAJOR), Broker::shared(), ascii);
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        ascii,
+    );
     scene.init().finish().expect_code(0);
     let said = scene.check().finish().expect_code(0);
     said.expect_says(&["warning", "SQL_ASCII", "refuses to send"]);
-    let said = in_the_log().check().finish().expect_code(0).stdout;
+    let said = as_messages().check().finish().expect_code(0).stdout;
     assert!(!said.contains("SQL_ASCII"), "{said}");
 }

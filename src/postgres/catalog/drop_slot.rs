@@ -1,4 +1,4 @@
-//! Slots that were let go: what the journal has of them until it is replayed, and letting go itself.
+//! Slots that were dropped: what the journal has of them until it is replayed, and dropping one.
 //!
 //! An entry of the journal says where the slot stood and which transactions it may not have delivered;
 //! it is written before the slot is dropped. Where the drop fails, the entry lists more than was given
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 
 use super::journal::{Action, Entry, Written};
-use super::{Catalog, CatalogError, Said};
+use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
@@ -37,16 +37,16 @@ const DROP_PAUSE: Duration = Duration::from_secs(1);
 /// Transaction ids in rows are of 32 bits.
 const IDS: u64 = 1 << 32;
 
-/// The text of the condition that an entry `j` of the journal is of a slot that was let go and not
+/// The text of the condition that an entry `j` of the journal is of a slot that was dropped and not
 /// replayed.
 const OPEN: &str = "j.action = 'let go' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
      AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> 'let_go' @> to_jsonb(j.id))";
 
-/// What came of letting go.
+/// What came of dropping it.
 #[derive(Debug)]
 pub enum Outcome {
     /// The slot is gone.
-    Gone,
+    Dropped,
     /// Another process has it.
     InUse(i32),
     /// It no longer keeps more than it may, was moved meanwhile, or is not there.
@@ -54,7 +54,7 @@ pub enum Outcome {
 }
 
 /// Where a slot stands.
-struct Standing {
+struct SlotPosition {
     active_pid: Option<i32>,
     confirmed: Lsn,
     restart: Lsn,
@@ -65,17 +65,17 @@ struct Standing {
 }
 
 impl Catalog {
-    /// What was let go of a pipeline and not replayed, in the order in which it was.
+    /// Slots of a pipeline that were dropped and not replayed, in that order.
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be read.
-    pub async fn let_go(
+    pub async fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> Result<Vec<LetGo>, CatalogError> {
+    ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let slot = escape_literal(&target.slot);
-        // A pipeline keeps what was let go also under another name, or with a slot of another name.
+        // A pipeline keeps what went with a dropped slot also under another name, or with a slot of another name.
         let whose = match target.outbox.table() {
             Some(table) => format!(
                 "j.slot = {slot} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
@@ -87,16 +87,16 @@ impl Catalog {
         self.open_entries(target, &whose).await
     }
 
-    /// What was let go of any pipeline with this table or slot, and not replayed. Without a journal
-    /// that is nothing: what is let go is written there first.
+    /// Slots of any pipeline with this table or slot that were dropped and not replayed. Without a journal
+    /// that is none: they are written there before they are dropped.
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be read.
-    pub async fn let_go_of_table(
+    pub async fn dropped_slots_of_table(
         &self,
         target: &Target,
         table: &TableName,
-    ) -> Result<Vec<LetGo>, CatalogError> {
+    ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let whose = format!(
             "j.slot = {} OR j.detail ->> 'table' = {}",
             escape_literal(&target.slot),
@@ -108,33 +108,37 @@ impl Catalog {
         }
     }
 
-    async fn open_entries(&self, target: &Target, whose: &str) -> Result<Vec<LetGo>, CatalogError> {
+    async fn open_entries(
+        &self,
+        target: &Target,
+        whose: &str,
+    ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let condition = format!("({whose}) AND {OPEN}");
         let entries = self.entries(target, &condition).await?;
-        Ok(entries.into_iter().map(LetGo::from).collect())
+        Ok(entries.into_iter().map(DroppedSlot::from).collect())
     }
 
-    /// Lets go of the slot of a pipeline, if nobody has it and it keeps more than `max_bytes` of the
+    /// Drops the slot of a pipeline, if nobody has it and it keeps more than `max_bytes` of the
     /// log: writes that down, and drops it. `copies` says whether the pipeline delivers rows that are
     /// older than its slot: where it has not yet, all rows may be missing.
     ///
     /// # Errors
     /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
     /// written; another attempt goes on with that.
-    pub async fn let_slot_go(
+    pub async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
         target: &Target,
         max_bytes: u64,
         copies: bool,
     ) -> Result<Outcome, CatalogError> {
-        let Some(standing) = self.released(&target.slot).await? else {
+        let Some(slot_position) = self.released(&target.slot).await? else {
             return Ok(Outcome::Changed);
         };
-        if let Some(pid) = standing.active_pid {
+        if let Some(pid) = slot_position.active_pid {
             return Ok(Outcome::InUse(pid));
         }
-        if standing.end.bytes_since(standing.restart) <= max_bytes {
+        if slot_position.end.bytes_since(slot_position.restart) <= max_bytes {
             return Ok(Outcome::Changed);
         }
         // What is not on the disk when the slot is gone could be lost with the server.
@@ -143,50 +147,61 @@ impl Catalog {
                 "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
             )
             .await?;
-        let said = Said::of(&self.journal(pipeline, target).await?);
+        let said = SnapshotRecord::of(&self.journal(pipeline, target).await?);
         let is_copied = match said {
-            // Nothing at or after the border is confirmed before all of the copy is durable.
-            Said::Begun(border) => standing.confirmed >= border,
-            Said::Nothing | Said::NoJournal => !copies || self.has_streamed(&target.slot).await?,
-            Said::Done => true,
+            // Nothing at or after the consistent point is confirmed before all of the copy is durable.
+            SnapshotRecord::Begun(snapshot_lsn) => slot_position.confirmed >= snapshot_lsn,
+            SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
+                !copies || self.has_streamed(&target.slot).await?
+            }
+            SnapshotRecord::Done => true,
         };
         let entry = |action, from, detail| Entry {
             pipeline,
             target,
             action,
             from,
-            to: Some(standing.end),
+            to: Some(slot_position.end),
             detail,
         };
         let table = target.outbox.table().map(TableName::to_string);
-        if said == Said::Nothing {
+        if said == SnapshotRecord::Nothing {
             // Before a new slot the whole table would be copied.
-            let why = json!({ Said::STATE: Said::DONE, "table": table, "why": "let go" });
+            let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "let go" });
             self.write_journal(&entry(Action::Snapshot, None, why))
                 .await?;
         }
         // An attempt before this has written it, and failed to drop the slot.
-        let is_written = |open: &LetGo| open.from == Some(standing.confirmed);
-        if !self.let_go(pipeline, target).await?.iter().any(is_written) {
-            let since = standing.catalog_xmin.filter(|_| is_copied);
+        let is_written = |open: &DroppedSlot| open.from == Some(slot_position.confirmed);
+        if !self
+            .dropped_slots(pipeline, target)
+            .await?
+            .iter()
+            .any(is_written)
+        {
+            let since = slot_position.catalog_xmin.filter(|_| is_copied);
             let detail = json!({
                 "reason": "wal_budget.max",
                 "table": table,
                 // As text: programs that read JSON have no such numbers.
                 "catalog_xmin": since.map(|id| id.to_string()),
-                "system_id": standing.cluster,
-                "restart": standing.restart,
-                "kept_bytes": standing.end.bytes_since(standing.restart),
+                "system_id": slot_position.cluster,
+                "restart": slot_position.restart,
+                "kept_bytes": slot_position.end.bytes_since(slot_position.restart),
                 "max_bytes": max_bytes,
             });
-            self.write_journal(&entry(Action::LetGo, Some(standing.confirmed), detail))
-                .await?;
+            self.write_journal(&entry(
+                Action::DropSlot,
+                Some(slot_position.confirmed),
+                detail,
+            ))
+            .await?;
         }
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.drop_slot(&target.slot, standing.confirmed).await {
-                Ok(true) => return Ok(Outcome::Gone),
+            match self.drop_slot(&target.slot, slot_position.confirmed).await {
+                Ok(true) => return Ok(Outcome::Dropped),
                 Ok(false) => return Ok(Outcome::Changed),
                 // object_in_use: somebody was quicker
                 Err(CatalogError::Server(error)) if error.code == "55006" => {
@@ -199,13 +214,15 @@ impl Catalog {
     }
 
     /// Where the slot stands once nobody has it, or when that has taken too long.
-    async fn released(&self, slot: &str) -> Result<Option<Standing>, CatalogError> {
+    async fn released(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
         let until = Instant::now() + RELEASE;
         loop {
-            let standing = self.standing(slot).await?;
-            let is_free = standing.as_ref().is_none_or(|s| s.active_pid.is_none());
+            let slot_position = self.slot_position(slot).await?;
+            let is_free = slot_position
+                .as_ref()
+                .is_none_or(|s| s.active_pid.is_none());
             if is_free || Instant::now() >= until {
-                return Ok(standing);
+                return Ok(slot_position);
             }
             tokio::time::sleep(POLL).await;
         }
@@ -220,7 +237,7 @@ impl Catalog {
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
     }
 
-    async fn standing(&self, slot: &str) -> Result<Option<Standing>, CatalogError> {
+    async fn slot_position(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
         let found = self
             .client()
             .query_opt(
@@ -235,7 +252,7 @@ impl Catalog {
             )
             .await?;
         let Some(row) = found else { return Ok(None) };
-        Ok(Some(Standing {
+        Ok(Some(SlotPosition {
             active_pid: row.try_get(0)?,
             confirmed: lsn(row.try_get(1)?)?,
             restart: lsn(row.try_get(2)?)?,
@@ -259,8 +276,8 @@ impl Catalog {
     }
 }
 
-impl LetGo {
-    /// The slot of this cluster that is at `confirmed` is the one that was to be let go. Another
+impl DroppedSlot {
+    /// The slot of this cluster that is at `confirmed` is the one that was to be dropped. Another
     /// in its place begins later.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
@@ -288,7 +305,7 @@ impl LetGo {
     }
 }
 
-impl From<Written> for LetGo {
+impl From<Written> for DroppedSlot {
     fn from(entry: Written) -> Self {
         let text = |key: &str| entry.detail[key].as_str().map(str::to_owned);
         Self {
@@ -311,8 +328,8 @@ fn lsn(text: &str) -> Result<Lsn, CatalogError> {
 mod tests {
     use super::*;
 
-    fn entry(since: Option<u64>, cluster: &str) -> LetGo {
-        LetGo {
+    fn entry(since: Option<u64>, cluster: &str) -> DroppedSlot {
+        DroppedSlot {
             id: 1,
             at: String::new(),
             from: None,
@@ -326,7 +343,7 @@ mod tests {
     fn rows_from_the_earliest_transaction_on_may_be_missing() {
         let late = entry(Some(IDS + 900), "here");
         let early = entry(Some(IDS + 7), "here");
-        let condition = LetGo::condition(&[late, early], "here");
+        let condition = DroppedSlot::condition(&[late, early], "here");
         assert!(condition.contains("- 7 + 4294967296)"), "{condition}");
         assert!(condition.ends_with("- 4294967303"), "{condition}");
     }
@@ -335,7 +352,10 @@ mod tests {
     fn where_a_transaction_is_not_known_or_not_of_this_cluster_all_rows_may_be() {
         let known = entry(Some(7), "here");
         for unknown in [entry(None, "here"), entry(Some(9), "elsewhere")] {
-            assert_eq!(LetGo::condition(&[known.clone(), unknown], "here"), "");
+            assert_eq!(
+                DroppedSlot::condition(&[known.clone(), unknown], "here"),
+                ""
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Exactly-once: which events the copy of older rows has delivered.
 //!
-//! A copy that is interrupted is gone on with behind the last key, from a newer snapshot. That has
+//! A copy that is interrupted is resumed behind the last key, from a newer snapshot. That has
 //! rows that the one before had not: those that were committed in between. So a row of the stream
-//! is in Kafka if its key belongs to a piece whose snapshot already had its transaction. Pure.
+//! is in Kafka if its key belongs to a chunk whose snapshot already had its transaction. Pure.
 
 use std::cmp::Ordering;
 
@@ -13,21 +13,23 @@ use crate::model::lsn::Lsn;
 /// What of older rows is in Kafka.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Copied {
+pub struct CopyProgress {
     /// The columns that the rows are in order of; none where that order can't be told here.
     pub key: Vec<String>,
     /// How many rows.
     pub rows: u64,
-    /// The pieces, in the order of their keys; never none.
-    pub pieces: Vec<Piece>,
+    /// The chunks, in the order of their keys; never none.
+    #[serde(rename = "pieces")]
+    pub chunks: Vec<Chunk>,
 }
 
-/// Rows that were copied from one snapshot: those behind the piece before it.
+/// Rows that were copied from one snapshot: those behind the chunk before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
+pub struct Chunk {
     /// The snapshot has the transactions whose commit record is before this.
-    pub border: Lsn,
+    #[serde(rename = "border")]
+    pub snapshot_lsn: Lsn,
     /// The key of the last row; none where it was the table's last.
     pub upto: Option<Vec<String>>,
 }
@@ -96,31 +98,33 @@ fn integer(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-impl Copied {
+impl CopyProgress {
     /// All rows were copied.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.pieces.last().is_some_and(|piece| piece.upto.is_none())
+        self.chunks.last().is_some_and(|chunk| chunk.upto.is_none())
     }
 
     /// Where the stream begins.
     #[must_use]
-    pub fn first_border(&self) -> Lsn {
-        self.pieces.first().map_or(Lsn::ZERO, |piece| piece.border)
+    pub fn first_snapshot_lsn(&self) -> Lsn {
+        self.chunks
+            .first()
+            .map_or(Lsn::ZERO, |chunk| chunk.snapshot_lsn)
     }
 
     /// From here on the stream has nothing of it.
     #[must_use]
-    pub fn last_border(&self) -> Lsn {
-        let borders = self.pieces.iter().map(|piece| piece.border);
-        borders.max().unwrap_or(Lsn::ZERO)
+    pub fn last_snapshot_lsn(&self) -> Lsn {
+        let snapshot_lsns = self.chunks.iter().map(|chunk| chunk.snapshot_lsn);
+        snapshot_lsns.max().unwrap_or(Lsn::ZERO)
     }
 
     /// Of a history that was left at `at`: its later transactions are others now.
     #[must_use]
     pub fn left_at(mut self, at: Lsn) -> Self {
-        for piece in &mut self.pieces {
-            piece.border = piece.border.min(at);
+        for chunk in &mut self.chunks {
+            chunk.snapshot_lsn = chunk.snapshot_lsn.min(at);
         }
         self
     }
@@ -131,9 +135,9 @@ impl Copied {
     /// # Errors
     /// It can't be compared.
     pub fn has(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
-        for piece in &self.pieces {
-            let Some(upto) = &piece.upto else {
-                return Ok(commit < piece.border);
+        for chunk in &self.chunks {
+            let Some(upto) = &chunk.upto else {
+                return Ok(commit < chunk.snapshot_lsn);
             };
             if upto.len() != key.len() {
                 return Err(KeyError);
@@ -146,7 +150,7 @@ impl Copied {
                 }
             }
             if order != Ordering::Greater {
-                return Ok(commit < piece.border);
+                return Ok(commit < chunk.snapshot_lsn);
             }
         }
         Ok(false)
@@ -157,27 +161,27 @@ impl Copied {
 mod tests {
     use super::*;
 
-    fn piece(border: u64, upto: Option<&[&str]>) -> Piece {
-        Piece {
-            border: Lsn(border),
+    fn chunk(snapshot_lsn: u64, upto: Option<&[&str]>) -> Chunk {
+        Chunk {
+            snapshot_lsn: Lsn(snapshot_lsn),
             upto: upto.map(|key| key.iter().map(|text| (*text).to_owned()).collect()),
         }
     }
 
-    fn copied(pieces: &[Piece]) -> Copied {
-        Copied {
+    fn copied(chunks: &[Chunk]) -> CopyProgress {
+        CopyProgress {
             key: vec!["n".to_owned(), "id".to_owned()],
             rows: 0,
-            pieces: pieces.to_vec(),
+            chunks: chunks.to_vec(),
         }
     }
 
     #[test]
-    fn a_row_was_copied_if_the_snapshot_of_its_piece_had_it() {
+    fn a_row_was_copied_if_the_snapshot_of_its_chunk_had_it() {
         let three = [
-            piece(100, Some(&["9", "b"])),
-            piece(200, Some(&["10", "a"])),
-            piece(300, None),
+            chunk(100, Some(&["9", "b"])),
+            chunk(200, Some(&["10", "a"])),
+            chunk(300, None),
         ];
         let copied = copied(&three);
         let check = |commit, n: &str, id: &str, expected| {
@@ -191,7 +195,7 @@ mod tests {
                 "{commit} {n} {id}"
             );
         };
-        for (n, id, border) in [
+        for (n, id, snapshot_lsn) in [
             ("-1", "z", 100),
             ("9", "a", 100),
             ("9", "b", 100),
@@ -200,22 +204,26 @@ mod tests {
             ("10", "b", 300),
             ("11", "", 300),
         ] {
-            check(border - 1, n, id, true);
-            check(border, n, id, false);
+            check(snapshot_lsn - 1, n, id, true);
+            check(snapshot_lsn, n, id, false);
         }
         assert!(copied.is_complete());
         assert_eq!(
-            (copied.first_border(), copied.last_border()),
+            (copied.first_snapshot_lsn(), copied.last_snapshot_lsn()),
             (Lsn(100), Lsn(300))
         );
         let left = copied.clone().left_at(Lsn(150));
-        let borders: Vec<_> = left.pieces.iter().map(|piece| piece.border.0).collect();
-        assert_eq!(borders, [100, 150, 150]);
+        let snapshot_lsns: Vec<_> = left
+            .chunks
+            .iter()
+            .map(|chunk| chunk.snapshot_lsn.0)
+            .collect();
+        assert_eq!(snapshot_lsns, [100, 150, 150]);
     }
 
     #[test]
     fn what_is_behind_an_open_copy_was_not_copied() {
-        let copied = copied(&[piece(100, Some(&["9", "b"]))]);
+        let copied = copied(&[chunk(100, Some(&["9", "b"]))]);
         assert!(!copied.is_complete());
         let key = |n: &'static str| {
             [

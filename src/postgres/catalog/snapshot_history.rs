@@ -10,9 +10,9 @@ use crate::postgres::target::Target;
 
 /// What is known of a pipeline's past.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
+pub struct SnapshotHistory {
     /// What the journal says of it.
-    pub written: Said,
+    pub record: SnapshotRecord,
     /// The slot has sent transactions, as far as the server's statistics reach back.
     pub has_streamed: bool,
     /// The rows that are in the table.
@@ -21,7 +21,7 @@ pub struct Past {
 
 /// What the journal says of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum SnapshotRecord {
     /// There is no journal.
     NoJournal,
     /// Nothing.
@@ -46,27 +46,27 @@ pub enum Rows {
     },
 }
 
-impl Said {
+impl SnapshotRecord {
     /// The key in an entry's detail.
     pub const STATE: &'static str = "state";
-    /// Its value in [`Said::Begun`].
+    /// Its value in [`SnapshotRecord::Begun`].
     pub const BEGUN: &'static str = "begun";
-    /// Its value in [`Said::Done`].
+    /// Its value in [`SnapshotRecord::Done`].
     pub const DONE: &'static str = "done";
 
     /// Of entries in the order in which they were written. What is done stays done: an instance that was
     /// frozen may write later that it begins.
     #[must_use]
     pub fn of(entries: &[Written]) -> Self {
-        let mut said = Self::Nothing;
+        let mut record = Self::Nothing;
         let of_snapshot = |entry: &&Written| entry.action == Action::Snapshot;
         for entry in entries.iter().filter(of_snapshot) {
-            said = match (entry.detail[Self::STATE].as_str(), entry.to) {
-                (Some(Self::BEGUN), Some(border)) => Self::Begun(border),
+            record = match (entry.detail[Self::STATE].as_str(), entry.to) {
+                (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
                 _ => return Self::Done,
             };
         }
-        said
+        record
     }
 }
 
@@ -75,14 +75,14 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or lets us not read the journal.
-    pub async fn said_of_snapshot(
+    pub async fn snapshot_record(
         &self,
         pipeline: &str,
         target: &Target,
-    ) -> Result<Said, CatalogError> {
+    ) -> Result<SnapshotRecord, CatalogError> {
         match self.journal(pipeline, target).await {
-            Ok(entries) => Ok(Said::of(&entries)),
-            Err(CatalogError::NoJournal) => Ok(Said::NoJournal),
+            Ok(entries) => Ok(SnapshotRecord::of(&entries)),
+            Err(CatalogError::NoJournal) => Ok(SnapshotRecord::NoJournal),
             Err(error) => Err(error),
         }
     }
@@ -91,22 +91,22 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn past(
+    pub async fn snapshot_history(
         &self,
         pipeline: &str,
         target: &Target,
         table: &TableName,
-    ) -> Result<Past, CatalogError> {
-        let written = self.said_of_snapshot(pipeline, target).await?;
-        if written == Said::Done {
-            return Ok(Past {
-                written,
+    ) -> Result<SnapshotHistory, CatalogError> {
+        let record = self.snapshot_record(pipeline, target).await?;
+        if record == SnapshotRecord::Done {
+            return Ok(SnapshotHistory {
+                record,
                 has_streamed: true,
                 rows: Rows::None,
             });
         }
-        Ok(Past {
-            written,
+        Ok(SnapshotHistory {
+            record,
             has_streamed: self.has_streamed(&target.slot).await?,
             rows: self.rows(table).await?,
         })
@@ -280,16 +280,31 @@ mod tests {
 
     #[test]
     fn the_last_entry_about_a_snapshot_counts_until_one_says_that_it_is_done() {
-        let begun = entry(Action::Snapshot, Said::BEGUN, 7);
-        let done = entry(Action::Snapshot, Said::DONE, 7);
+        let begun = entry(Action::Snapshot, SnapshotRecord::BEGUN, 7);
+        let done = entry(Action::Snapshot, SnapshotRecord::DONE, 7);
         let skip = entry(Action::Skip, "", 9);
-        assert_eq!(Said::of(&[]), Said::Nothing);
-        assert_eq!(Said::of(std::slice::from_ref(&skip)), Said::Nothing);
-        assert_eq!(Said::of(std::slice::from_ref(&begun)), Said::Begun(Lsn(7)));
-        assert_eq!(Said::of(&[begun.clone(), skip]), Said::Begun(Lsn(7)));
-        let again = entry(Action::Snapshot, Said::BEGUN, 8);
-        assert_eq!(Said::of(&[begun.clone(), again]), Said::Begun(Lsn(8)));
-        assert_eq!(Said::of(&[begun.clone(), done.clone()]), Said::Done);
-        assert_eq!(Said::of(&[done, begun]), Said::Done);
+        assert_eq!(SnapshotRecord::of(&[]), SnapshotRecord::Nothing);
+        assert_eq!(
+            SnapshotRecord::of(std::slice::from_ref(&skip)),
+            SnapshotRecord::Nothing
+        );
+        assert_eq!(
+            SnapshotRecord::of(std::slice::from_ref(&begun)),
+            SnapshotRecord::Begun(Lsn(7))
+        );
+        assert_eq!(
+            SnapshotRecord::of(&[begun.clone(), skip]),
+            SnapshotRecord::Begun(Lsn(7))
+        );
+        let again = entry(Action::Snapshot, SnapshotRecord::BEGUN, 8);
+        assert_eq!(
+            SnapshotRecord::of(&[begun.clone(), again]),
+            SnapshotRecord::Begun(Lsn(8))
+        );
+        assert_eq!(
+            SnapshotRecord::of(&[begun.clone(), done.clone()]),
+            SnapshotRecord::Done
+        );
+        assert_eq!(SnapshotRecord::of(&[done, begun]), SnapshotRecord::Done);
     }
 }

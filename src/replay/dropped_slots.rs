@@ -1,11 +1,11 @@
-//! Which rows may be missing after slots were let go, once that can be known.
+//! Which rows may be missing after slots were dropped, once that can be known.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::ReplayError;
-use crate::model::let_go::LetGo;
+use crate::model::dropped_slot::DroppedSlot;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::sql::ToSql;
@@ -24,9 +24,9 @@ pub(super) async fn rows(
     catalog: &Catalog,
 ) -> Result<(Vec<i64>, String), ReplayError> {
     let target = &settings.target;
-    let entries = catalog.let_go(&settings.name, target).await?;
+    let entries = catalog.dropped_slots(&settings.name, target).await?;
     if entries.is_empty() {
-        return Err(ReplayError::NothingLetGo {
+        return Err(ReplayError::NoDroppedSlots {
             pipeline: settings.name.clone(),
             slot: target.slot.clone(),
         });
@@ -55,7 +55,7 @@ pub(super) async fn rows(
         }
     }
     wait_for_open(catalog).await?;
-    let condition = LetGo::condition(&entries, &cluster);
+    let condition = DroppedSlot::condition(&entries, &cluster);
     for partition in retention::taken_off(catalog, table).await? {
         if has_rows(catalog, &partition, &condition).await? {
             let table = table.clone();
@@ -72,13 +72,15 @@ pub(super) async fn condition(
     catalog: &Catalog,
     entries: &[i64],
 ) -> Result<Option<String>, ReplayError> {
-    let mut open = catalog.let_go(&settings.name, &settings.target).await?;
+    let mut open = catalog
+        .dropped_slots(&settings.name, &settings.target)
+        .await?;
     open.retain(|entry| entries.contains(&entry.id));
     if open.len() != entries.len() {
         return Ok(None);
     }
     let cluster = catalog.cluster().await?;
-    Ok(Some(LetGo::condition(&open, &cluster)))
+    Ok(Some(DroppedSlot::condition(&open, &cluster)))
 }
 
 /// Waits until every transaction of this database has ended that is open now. Of one whose commit is in

@@ -1,0 +1,212 @@
+//! The database, as a session asks it: a trait, so that a simulation can be in its place.
+
+use std::time::Duration;
+
+use crate::model::dropped_slot::DroppedSlot;
+use crate::model::lsn::Lsn;
+use crate::model::vitals::Vitals;
+use crate::postgres::catalog::drop_slot::Outcome;
+use crate::postgres::catalog::journal::Entry;
+use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, KeyColumn, Observed, SnapshotHistory, SnapshotRecord,
+};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::dial::ServerError;
+use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// The database, as a session needs it.
+pub(crate) trait Database: Clone + Send + Sync + 'static {
+    /// A connection for questions.
+    type Catalog: CatalogQueries;
+
+    /// Opens one.
+    fn catalog(&self) -> impl Future<Output = Result<Self::Catalog, CatalogError>> + Send;
+
+    /// Opens a connection for replication; see [`Connection::open`].
+    fn connect(
+        &self,
+        link_timeout: Duration,
+        row_bytes_max: usize,
+    ) -> impl Future<Output = Result<Connection, ConnectionError>> + Send;
+}
+
+/// A connection for questions.
+pub(crate) trait CatalogQueries: Send + Sync + 'static {
+    /// Asks for everything that `target` names.
+    fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
+
+    /// Asks how its slot is, and which slots the pipeline has dropped.
+    fn vitals(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vitals, CatalogError>> + Send;
+
+    /// Slots of the pipeline that were dropped and not replayed.
+    fn dropped_slots(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
+
+    /// Drops its slot, if that keeps more than `max_bytes` of the log; `copies` says whether rows
+    /// are delivered that are older.
+    fn drop_slot_over_budget(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        max_bytes: u64,
+        copies: bool,
+    ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
+
+    /// What is known of a pipeline's past.
+    fn snapshot_history(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+    ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
+
+    /// What the journal says of its snapshot.
+    fn snapshot_record(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
+
+    /// The columns by which a table's rows are put in order.
+    fn order(
+        &self,
+        table: &TableName,
+    ) -> impl Future<Output = Result<Vec<KeyColumn>, CatalogError>> + Send;
+
+    /// Adds an entry to the journal.
+    fn write_journal(
+        &self,
+        entry: &Entry<'_>,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
+
+    /// What was written down of its slot.
+    fn slot_state(
+        &self,
+        of: &SlotOf,
+    ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
+
+    /// Writes down that nothing beyond `confirmed` is confirmed.
+    fn write_slot_state(
+        &self,
+        of: &SlotOf,
+        confirmed: Lsn,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
+
+    /// The journal says why the slot is at `found`, beyond `confirmed`.
+    fn is_accounted_for(
+        &self,
+        target: &Target,
+        confirmed: Lsn,
+        found: Lsn,
+    ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
+
+    /// Says of an error that the server gives for want of walsenders or slots who has them.
+    fn name_users(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
+
+    /// Resolves when the connection has ended.
+    fn closed(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+impl Database for Conninfo {
+    type Catalog = Catalog;
+
+    async fn catalog(&self) -> Result<Catalog, CatalogError> {
+        Catalog::open(self).await
+    }
+
+    async fn connect(
+        &self,
+        link_timeout: Duration,
+        row_bytes_max: usize,
+    ) -> Result<Connection, ConnectionError> {
+        Connection::open(self, link_timeout, row_bytes_max).await
+    }
+}
+
+impl CatalogQueries for Catalog {
+    async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
+        Catalog::look(self, target).await
+    }
+
+    async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {
+        Catalog::vitals(self, pipeline, target).await
+    }
+
+    async fn dropped_slots(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vec<DroppedSlot>, CatalogError> {
+        Catalog::dropped_slots(self, pipeline, target).await
+    }
+
+    async fn drop_slot_over_budget(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        max_bytes: u64,
+        copies: bool,
+    ) -> Result<Outcome, CatalogError> {
+        Catalog::drop_slot_over_budget(self, pipeline, target, max_bytes, copies).await
+    }
+
+    async fn snapshot_history(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<SnapshotHistory, CatalogError> {
+        Catalog::snapshot_history(self, pipeline, target, table).await
+    }
+
+    async fn snapshot_record(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<SnapshotRecord, CatalogError> {
+        Catalog::snapshot_record(self, pipeline, target).await
+    }
+
+    async fn order(&self, table: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
+        Catalog::order(self, table).await
+    }
+
+    async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
+        Catalog::write_journal(self, entry).await.map(drop)
+    }
+
+    async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+        Catalog::slot_state(self, of).await
+    }
+
+    async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+        Catalog::write_slot_state(self, of, confirmed).await
+    }
+
+    async fn is_accounted_for(
+        &self,
+        target: &Target,
+        confirmed: Lsn,
+        found: Lsn,
+    ) -> Result<bool, CatalogError> {
+        Catalog::is_accounted_for(self, target, confirmed, found).await
+    }
+
+    async fn name_users(&self, error: &mut ServerError) {
+        Catalog::name_users(self, error).await;
+    }
+
+    async fn closed(&mut self) {
+        Catalog::closed(self).await;
+    }
+}

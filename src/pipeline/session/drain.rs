@@ -1,0 +1,84 @@
+//! The end of a session that is to end: what is in flight is waited for, and what is durable confirmed.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::warn;
+
+use super::Session;
+use super::state::SessionState;
+use crate::pipeline::decode::Core;
+use crate::pipeline::exactly_once::committer::TransactionCommitter;
+use crate::sink::{Sink, SinkError};
+
+/// How long the last status update may take to be sent.
+const LAST_WORD: Duration = Duration::from_secs(2);
+
+impl Session<'_> {
+    /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.
+    pub(in crate::pipeline) async fn end(
+        mut self,
+        core: &mut Core,
+        sink: &mut impl Sink,
+        session_state: &mut SessionState,
+        until: Instant,
+    ) {
+        let pipeline = &self.settings.name;
+        let settled = timeout_at(until, settle(self.committer.as_mut(), core, sink)).await;
+        if let Ok(Err(error)) = &settled {
+            warn!(pipeline, %error, "the last Kafka transaction was not committed");
+        }
+        let left = core.watermark.in_flight().records;
+        if core.watermark.deliveries().failed() {
+            warn!(
+                pipeline,
+                left,
+                "not all records were delivered: Kafka has refused one. They will be sent again at the next start"
+            );
+        } else if settled.is_err() {
+            let limit = self.settings.drain_timeout;
+            warn!(
+                pipeline,
+                left,
+                ?limit,
+                "not all records were acknowledged in time; they will be sent again at the next start"
+            );
+        }
+        let durable = core.watermark.confirmed();
+        let last = timeout(LAST_WORD, self.confirms.last(durable)).await;
+        let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
+        let stats = core.watermark.stats();
+        stats.progressed(&core.watermark.progress(confirmed, false));
+        session_state.confirmed = Some(confirmed);
+        let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
+        let closed = match told {
+            Ok(()) => self.connection.close().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = closed {
+            warn!(pipeline, %error, "the connection did not close in order; the last records may be sent again");
+        }
+    }
+}
+
+/// Resolves when everything that was produced is durable.
+async fn settle(
+    committer: Option<&mut TransactionCommitter>,
+    core: &mut Core,
+    sink: &mut impl Sink,
+) -> Result<(), SinkError> {
+    core.watermark.empty().await;
+    let Some(committer) = committer else {
+        return Ok(());
+    };
+    if committer.is_committing() {
+        core.watermark
+            .checkpointed(committer.committed().await?.safe);
+    }
+    if committer.is_behind(core) && !core.watermark.deliveries().failed() {
+        committer.begin(core, sink, Instant::now());
+        core.watermark
+            .checkpointed(committer.committed().await?.safe);
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! What keeps a connection and says how far its stream is durable.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::Session;
+use super::monitor::MonitorEvent;
+use super::state::SessionState;
+use crate::delivery::watermark::Confirmed;
+use crate::pipeline::decode::Core;
+use crate::pipeline::error::PipelineError;
+use crate::postgres::replication::ConnectionError;
+
+/// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
+const CONFIRM: Duration = Duration::from_millis(100);
+/// The server hears from us at least this often.
+const STATUS_MAX: Duration = Duration::from_secs(10);
+/// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
+const LAST_CONFIRM: Duration = Duration::from_secs(2);
+
+/// The server hears from us that often.
+pub(super) fn status_pause(link_timeout: Duration) -> Duration {
+    STATUS_MAX.min(link_timeout / 3)
+}
+
+impl Session<'_> {
+    /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and leaves a
+    /// server that shuts down. There is more that waits for Kafka if it `has_more` than what is in flight.
+    pub(super) async fn keep_in_touch(
+        &mut self,
+        core: &mut Core,
+        session_state: &mut SessionState,
+        now: Instant,
+        has_more: bool,
+    ) -> Result<(Confirmed, Instant), PipelineError> {
+        let limit = self.settings.link_timeout;
+        if now.duration_since(self.connection.last_heard()) > limit {
+            return Err(ConnectionError::Silent(limit).into());
+        }
+        let durable = core.watermark.confirmed();
+        let in_flight = core.watermark.in_flight().records > 0;
+        let (carried, copies) = (core.watermark.carried(), self.copying.is_some());
+        let events = |written| copies || carried > written;
+        let (confirmed, worth) = self.confirms.may(durable, events, now);
+        if (in_flight || has_more || confirmed < durable)
+            && self.stopping_since.is_some_and(|since| {
+                // A server that stops takes nothing more to be written.
+                now >= since + LAST_CONFIRM || self.confirms.are_over()
+            })
+        {
+            return Err(PipelineError::ServerStopping);
+        }
+        let risen = self.told != Some(confirmed);
+        if now >= self.status_due || (risen && now >= self.told_at + CONFIRM) {
+            let status = status_pause(limit);
+            // Frequent status updates keep the server from asking us, so we ask it.
+            let ask = now.duration_since(self.connection.last_heard()) >= status;
+            self.connection.confirm(confirmed, ask, limit).await?;
+            session_state.confirmed = Some(confirmed);
+            self.told = Some(confirmed);
+            self.told_at = now;
+            self.status_due = now + status;
+        }
+        let next = if self.told != Some(confirmed) {
+            self.told_at + CONFIRM
+        } else if in_flight {
+            now + CONFIRM
+        } else {
+            self.status_due
+        };
+        let next = worth.map_or(next, |worth| next.min(worth));
+        Ok((confirmed, next.min(self.status_due)))
+    }
+
+    /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to
+    /// be given up. Reads and confirms nothing more.
+    pub(in crate::pipeline) async fn hold(&mut self, ready: impl Future<Output = ()>) {
+        let Some(told) = self.told else { return };
+        let limit = self.settings.link_timeout;
+        let held = async {
+            loop {
+                sleep_until(self.status_due).await;
+                if self.connection.confirm(told, false, limit).await.is_err() {
+                    return;
+                }
+                self.status_due = Instant::now() + status_pause(limit);
+            }
+        };
+        let released = async {
+            while let Some(event) = self.slot_monitor.join_next().await {
+                if matches!(
+                    event,
+                    Ok(MonitorEvent::Stopping
+                        | MonitorEvent::Unwritten(_)
+                        | MonitorEvent::OverBudget)
+                ) {
+                    return;
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = ready => {}
+            () = held => {}
+            () = released => {}
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What is looked at from beside the stream: the slot, the publication, and whether the server stays.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, warn};
+
+use super::{UNWRITTEN, VITALS};
+use crate::pipeline::confirms::Writer;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::recovery;
+use crate::pipeline::wal_budget::slot_monitor::Watched;
+use crate::postgres::catalog::{CatalogError, Observed, Problem};
+use crate::postgres::target::Target;
+
+/// The publication is looked at while streaming every so many times.
+const PUBLICATION: u32 = 6;
+
+const REOPEN: Duration = Duration::from_secs(1);
+
+/// What can be seen of the database from beside the stream.
+pub(super) enum MonitorEvent {
+    /// The publication would leave rows out.
+    Problem(Problem),
+    /// The server ends its sessions and takes no new ones.
+    Stopping,
+    /// Nothing can be written down, for this reason.
+    Unwritten(String),
+    /// The slot keeps more of the log than it may, and is to be dropped.
+    OverBudget,
+}
+
+/// Asks how the slot is every few seconds, until it is to be dropped or nobody answers.
+pub(super) async fn monitor_until_lost(
+    catalog: &mut impl CatalogQueries,
+    watched: &Watched,
+) -> PipelineError {
+    loop {
+        match watched.ask(&*catalog).await {
+            Ok(true) => return watched.over(),
+            Ok(false) => {}
+            Err(error @ CatalogError::Lost(_)) => return error.into(),
+            Err(error) => debug!(%error, "catalog query failed"),
+        }
+        // A server that stops waits for whoever has a slot, and ends this connection first.
+        let _ = timeout(VITALS, catalog.closed()).await;
+    }
+}
+
+/// Asks how the slot is, and resolves when there is something to be seen. Has what may be confirmed
+/// written down beside that.
+///
+/// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
+/// halts the pipeline by itself; looking at the catalog is the second line. That a server is
+/// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
+pub(super) async fn monitor_slot<D: Database>(
+    database: D,
+    watched: Watched,
+    mut catalog: D::Catalog,
+    walsender: i32,
+    mut writer: Option<Writer>,
+) -> MonitorEvent {
+    let target = &watched.target;
+    for turn in 1_u32.. {
+        match watched.ask(&catalog).await {
+            Ok(true) => return MonitorEvent::OverBudget,
+            Ok(false) => {}
+            Err(error) => debug!(%error, "catalog query failed"),
+        }
+        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
+            .await
+            .is_ok();
+        if !reopen && !turn.is_multiple_of(PUBLICATION) {
+            continue;
+        }
+        let since = Instant::now();
+        let looked = loop {
+            if !reopen {
+                break catalog.look(target).await;
+            }
+            let reason = match reopened(&database, target, walsender).await {
+                Ok((open, observed)) => {
+                    catalog = open;
+                    break Ok(observed);
+                }
+                Err(PipelineError::Catalog(CatalogError::Dial(error)))
+                    if recovery::is_stopping(&error) =>
+                {
+                    return MonitorEvent::Stopping;
+                }
+                Err(error) => error.to_string(),
+            };
+            debug!(reason, "catalog query failed");
+            if writer.is_some() && since.elapsed() > UNWRITTEN {
+                return MonitorEvent::Unwritten(reason);
+            }
+            sleep(REOPEN).await;
+        };
+        match looked {
+            Ok(observed) => {
+                if let Some(problem) = observed.publication_problem(target) {
+                    return MonitorEvent::Problem(problem);
+                }
+            }
+            Err(error) => debug!(%error, "catalog query failed"),
+        }
+    }
+    std::future::pending().await
+}
+
+/// A new connection for questions, to the server that streams: its address can lead to another one by now.
+async fn reopened<D: Database>(
+    database: &D,
+    target: &Target,
+    walsender: i32,
+) -> Result<(D::Catalog, Observed), PipelineError> {
+    let catalog = database.catalog().await?;
+    let observed = catalog.look(target).await?;
+    let pid = observed.slot.as_ref().and_then(|slot| slot.active_pid);
+    match pid == Some(walsender) {
+        true => Ok((catalog, observed)),
+        false => Err(PipelineError::two_servers(target, walsender, pid)),
+    }
+}
+
+/// Resolves when the connection has ended; until then, writes down what may be confirmed.
+async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) {
+    let Some(writer) = writer else {
+        return catalog.closed().await;
+    };
+    loop {
+        let wanted = tokio::select! {
+            biased;
+            () = catalog.closed() => return,
+            wanted = writer.wanted() => wanted,
+        };
+        match catalog.write_slot_state(&writer.of, wanted).await {
+            Ok(()) => writer.has_written(wanted),
+            Err(CatalogError::Lost(_)) => return catalog.closed().await,
+            Err(error) => {
+                if writer.has_failed(Instant::now()) {
+                    warn!(
+                        pipeline = writer.of.pipeline, %error,
+                        "what is delivered can't be recorded in walpost.slot_state, and is not confirmed before it is"
+                    );
+                }
+                sleep(REOPEN).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What outlasts a connection.
+
+use tracing::warn;
+
+use crate::delivery::checkpoint::{Checkpoint, HistoryError};
+use crate::delivery::watermark::Confirmed;
+use crate::model::lsn::Lsn;
+use crate::model::window::Window;
+use crate::pipeline::access::Access;
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
+use crate::pipeline::wal_budget::slot_monitor::Watched;
+use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::replication::Identity;
+
+/// What a pipeline remembers from one connection to the next, to notice another history.
+pub(crate) struct SessionState {
+    pub(super) system_id: Option<String>,
+    pub(super) timeline: u32,
+    pub(super) confirmed: Option<Confirmed>,
+    pub(super) another_owner: bool,
+    /// A checkpoint that did not fit the slot.
+    pub(super) doubted: Option<Checkpoint>,
+    /// Rows that are older than the slot are dealt with.
+    pub(super) snapshot_done: bool,
+    /// Some were to be copied at the last start.
+    pub(super) copies: bool,
+    /// Dropped slots were reported.
+    pub(super) has_reminded: bool,
+    /// It was said that what is confirmed is not written down.
+    pub(super) has_warned_unwritten: bool,
+    /// Exactly-once: what may be in flight.
+    pub(super) adaptive_window: AdaptiveWindow,
+    /// Whether PostgreSQL accepts who we are.
+    pub(in crate::pipeline) access: Access,
+    pub(super) watched: Watched,
+}
+
+impl SessionState {
+    /// Of a pipeline that has just begun.
+    pub(crate) fn new(window: Window, watched: Watched) -> Self {
+        Self {
+            system_id: None,
+            timeline: 0,
+            confirmed: None,
+            another_owner: false,
+            doubted: None,
+            snapshot_done: false,
+            copies: false,
+            has_reminded: false,
+            has_warned_unwritten: false,
+            adaptive_window: AdaptiveWindow::new(window),
+            access: Access::default(),
+            watched,
+        }
+    }
+
+    /// What the slot monitor watches.
+    pub(crate) fn watched(&self) -> &Watched {
+        &self.watched
+    }
+
+    /// What may be in flight.
+    pub(crate) fn window(&self) -> Window {
+        self.adaptive_window.window()
+    }
+
+    /// Exactly-once: a transaction was given up with that much in flight.
+    pub(crate) fn gave_up(&mut self, in_flight: Window) {
+        self.adaptive_window.gave_up(in_flight);
+    }
+
+    /// What was told to PostgreSQL last.
+    pub(crate) fn confirmed(&self) -> Option<Confirmed> {
+        self.confirmed
+    }
+
+    /// Another process had the slot, and may rightly have moved it.
+    pub(crate) fn note_another_owner(&mut self) {
+        self.another_owner = true;
+    }
+
+    /// `checkpoint` does not fit the slot. It was read before the slot was ours, and another
+    /// instance may have moved both since: only if it is the same still, that is how it is.
+    pub(super) fn doubt(&mut self, checkpoint: Checkpoint, error: HistoryError) -> PipelineError {
+        if self.doubted.as_ref() == Some(&checkpoint) {
+            return PipelineError::History(error);
+        }
+        self.doubted = Some(checkpoint);
+        PipelineError::Outrun(error)
+    }
+
+    /// A server of another cluster has not what was read so far, and its LSNs mean something else.
+    pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), PipelineError> {
+        match &self.system_id {
+            Some(expected) if *expected != found.system_id => Err(PipelineError::OtherCluster {
+                found: found.system_id.clone(),
+                expected: expected.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn warn_unwritten(&mut self, of: &SlotOf, why: &str) {
+        if !std::mem::replace(&mut self.has_warned_unwritten, true) {
+            warn!(
+                pipeline = of.pipeline,
+                slot = of.target.slot,
+                "what is confirmed can't be recorded, so a slot that somebody moves or re-creates while another \
+                 process has it, or none, goes unnoticed: {why}"
+            );
+        }
+    }
+
+    /// `written` is what was written down of the slot. Whoever has had it meanwhile has written that too;
+    /// without it, another owner may rightly have moved it.
+    pub(super) fn check_slot(
+        &mut self,
+        of: &SlotOf,
+        written: Option<Lsn>,
+        found: Lsn,
+    ) -> Result<(), PipelineError> {
+        let another_owner = std::mem::take(&mut self.another_owner);
+        let ours = self.confirmed.map(Confirmed::lsn);
+        match written.or(ours.filter(|_| !another_owner)) {
+            Some(confirmed) if found > confirmed => Err(PipelineError::SlotMoved {
+                slot: of.target.slot.clone(),
+                found,
+                confirmed,
+                resend: of.target.outbox.resend(),
+                then: match written {
+                    Some(_) => format!(
+                        "then say that this is known: walpost skip --pipeline {} --to {found}; and start walpost",
+                        of.pipeline
+                    ),
+                    None => "then restart walpost".to_owned(),
+                },
+            }),
+            _ => Ok(()),
+        }
+    }
+}
