@@ -319,7 +319,7 @@ async fn budget(
             entry.describe(),
             settings.name
         );
-        report.add("let go", Outcome::Warning, message);
+        report.add("dropped slots", Outcome::Warning, message);
     }
 }
 

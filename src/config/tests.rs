@@ -472,11 +472,11 @@ fn a_retired_name_is_answered_with_the_one_in_its_place() {
         let text = error(&format!("{MINIMAL}    {line}\n"));
         assert!(text.contains(expected), "{text}");
     }
-    let variable = [("WALPOST_LAG_MAX", "1GiB")];
+    let variable = [("WALPOST_WAL_BUDGET_MAX", "1GiB")];
     let (connection, records) = (ConnectionArgs::default(), RecordArgs::default());
     let ignored = load_text(MINIMAL, connection, &records, &variable).expect_err("refused");
     assert_eq!(
         ignored.to_string(),
-        "unknown environment variable WALPOST_LAG_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
+        "unknown environment variable WALPOST_WAL_BUDGET_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
     );
 }

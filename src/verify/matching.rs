@@ -118,7 +118,7 @@ impl<'e> Event<'e> {
     ) -> io::Result<()> {
         reporter.counts.replayed += self.replays;
         if self.rows.is_empty() {
-            return self.is_stranger(context, reporter);
+            return self.is_unexpected(context, reporter);
         }
         let copies = self.records.len();
         for record in self.records.iter().take(self.rows.len()) {
@@ -140,7 +140,11 @@ impl<'e> Event<'e> {
         Ok(())
     }
 
-    fn is_stranger(&self, context: &VerifyContext, reporter: &mut Reporter<'_>) -> io::Result<()> {
+    fn is_unexpected(
+        &self,
+        context: &VerifyContext,
+        reporter: &mut Reporter<'_>,
+    ) -> io::Result<()> {
         let Some(first) = self.records.first() else {
             return Ok(());
         };

@@ -248,7 +248,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         wait_until("the metric", || {
             http.metric("walpost_dropped_slots_unreplayed", &scene.name) == Some(count)
         });
-        http.pipeline()["let_go"].as_array().map(Vec::len)
+        http.pipeline()["dropped_slots"].as_array().map(Vec::len)
     };
     assert_eq!(open_entries(1.0), Some(1));
     scene.db.run("VACUUM FREEZE outbox");

@@ -190,7 +190,7 @@ fn no_answer_has_a_password_or_a_payload() {
     walpost.terminate().expect_code(0);
 }
 
-/// More connections than there is room for, each with half a head: they are let go, and others are
+/// More connections than there is room for, each with half a head: they are closed, and others are
 /// answered.
 #[test]
 fn clients_that_never_end_their_request_keep_nobody_out() {

@@ -865,7 +865,7 @@ fn retention_of_the_file_is_used_beside_exactly_once() {
 fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
-    insert_old(&scene, &aggregate, "let go");
+    insert_old(&scene, &aggregate, "dropped");
     budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let mut walpost = scene.start_with(&["--retention", "1s"]);
@@ -894,7 +894,7 @@ fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
 fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "let go");
+    scene.insert(&aggregate, "dropped");
     budget::drop_slot(&scene);
     budget::new_slot(&scene);
     let walpost = scene.start();

@@ -204,7 +204,7 @@ fn left() -> Vec<(String, Value)> {
     scene.insert(&aggregate, "skipped");
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     scene.skip(&to).arg("--yes").finish().expect_code(0);
-    scene.insert(&aggregate, "let go");
+    scene.insert(&aggregate, "dropped");
     budget::drop_slot(&scene);
     scene.init().finish().expect_code(0);
     scene
