@@ -355,7 +355,7 @@ impl DatabaseReader<'_> {
             let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
             let what = match entry.action {
                 Action::Skip => "skipped",
-                Action::DropSlot => "given up",
+                Action::DropSlot => "dropped with their slot",
                 Action::Snapshot => {
                     journal.copies.push(Lsn(to.0.saturating_sub(1)));
                     continue;

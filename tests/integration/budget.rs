@@ -22,7 +22,8 @@ in_both_modes! {
 }
 
 /// Every slot keeps more than that.
-pub(crate) const DROP_SLOT: [&str; 4] = ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
+pub(crate) const DROP_SLOT: [&str; 4] =
+    ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
 const WARNS: &str = "on its disk than wal_budget.warn";
 const HOLDS: &str = "on its disk than wal_budget.max, and it is held";
@@ -66,7 +67,7 @@ fn slot_is_there(scene: &Scene) -> bool {
 
 /// Entries of the journal about slots that were dropped.
 fn entries(scene: &Scene) -> i64 {
-    let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'let go'";
+    let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'drop slot'";
     scene.db.number(sql)
 }
 
@@ -188,7 +189,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     );
     let said = drop_slot(&scene).expect_says(&[&confirmed, "wal_budget.max"]);
     let entry = scene.db.value(&format!(
-        "SELECT id FROM walpost.journal WHERE action = 'let go' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
+        "SELECT id FROM walpost.journal WHERE action = 'drop slot' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
     ));
     let entry = format!("entry {}", entry.expect("an entry"));
     let said = said.expect_says(&[&entry]);
@@ -437,7 +438,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     scene.insert(&aggregate, "k");
     scene.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
-         SELECT '{}', slot_name, 'let go', confirmed_flush_lsn, pg_current_wal_lsn(), jsonb_build_object(
+         SELECT '{}', slot_name, 'drop slot', confirmed_flush_lsn, pg_current_wal_lsn(), jsonb_build_object(
              'table', 'public.outbox', 'catalog_xmin', catalog_xmin::text, 'system_id', system_identifier::text)
          FROM pg_replication_slots, pg_control_system() WHERE slot_name = '{}'",
         scene.name,
