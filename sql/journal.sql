@@ -1,13 +1,13 @@
 -- What Walpost keeps in the database.
--- The journal: what was done to a pipeline that the write-ahead log can't tell. Events that a person had skipped, that
--- were given up, copied at the start or sent again.
--- The slot's state: one row a slot, with the last place that Walpost may have confirmed. A slot that stands beyond it was moved,
--- or dropped and made again, by somebody else.
+-- The journal: what was done to a pipeline that WAL can't tell. Events that a person had skipped, that a dropped slot had
+-- not delivered, that were copied at the start or sent again.
+-- The slot's state: one row a slot, with the last place that Walpost may have confirmed. A slot that is beyond it was moved,
+-- or dropped and re-created, by somebody else.
 --
 --   psql -f sql/journal.sql
 --
 -- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: a table that is there
--- already is examined, never changed. They serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and
+-- already is examined. Where its CHECK is of version 0.1, its owner has it widened. They serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and
 -- add to it, and do neither UPDATE nor DELETE, and change the slots' states. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
@@ -20,6 +20,8 @@ DO $walpost$
 DECLARE
     journal oid;
     missing text;
+    owner oid;
+    narrow name;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost') THEN
         CREATE SCHEMA walpost;
@@ -34,20 +36,32 @@ BEGIN
             RAISE EXCEPTION 'table walpost.journal exists and lacks: %', missing
                 USING HINT = 'Give it another name, and run this again.';
         END IF;
+        SELECT c.relowner, k.conname INTO owner, narrow FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
+            WHERE c.oid = journal AND k.contype = 'c' AND strpos(pg_get_constraintdef(k.oid), '''drop slot''') = 0;
+        IF narrow IS NULL THEN
+            NULL;
+        ELSIF pg_has_role(owner, 'USAGE') THEN
+            EXECUTE format('ALTER TABLE walpost.journal DROP CONSTRAINT %I, ADD CONSTRAINT journal_action_check '
+                'CHECK (action IN (''snapshot'', ''skip'', ''drop slot'', ''replay'', ''let go''))', narrow);
+        ELSE
+            -- Walpost writes the old word meanwhile.
+            RAISE WARNING 'table walpost.journal does not allow the action "drop slot"'
+                USING HINT = format('Have its owner, %s, run walpost init or sql/journal.sql.', owner::regrole);
+        END IF;
     ELSE
         CREATE TABLE walpost.journal (
             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             at timestamptz NOT NULL DEFAULT now(),
             pipeline text NOT NULL,
             slot text NOT NULL,
-            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'let go', 'replay')),
-            -- What it was done to: after from_lsn, up to to_lsn.
+            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'let go')),
+            -- 'let go' is what version 0.1 calls 'drop slot'. What it was done to: after from_lsn, up to to_lsn.
             from_lsn pg_lsn,
             to_lsn pg_lsn,
             by_role text NOT NULL DEFAULT session_user,
             detail jsonb NOT NULL DEFAULT '{}'
         );
-        COMMENT ON TABLE walpost.journal IS 'What was done to the pipelines of Walpost that the log can not tell';
+        COMMENT ON TABLE walpost.journal IS 'What was done to the pipelines of Walpost that WAL can not tell';
     END IF;
     IF EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'walpost' AND c.relname = 'slot_state') THEN
@@ -71,6 +85,6 @@ BEGIN
         confirmed_lsn pg_lsn NOT NULL,
         at timestamptz NOT NULL
     ) WITH (fillfactor = 50);
-    COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or made anew';
+    COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or re-created';
 END
 $walpost$;

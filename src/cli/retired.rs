@@ -39,19 +39,19 @@ mod tests {
     fn a_retired_flag_or_value_is_answered_with_the_one_in_its_place() {
         for (words, expected) in [
             (
-                &["run", "--wal-budget-max", "1GiB"][..],
-                "unknown flag --wal-budget-max: it is called --wal-budget-max now",
+                &["run", "--lag-max", "1GiB"][..],
+                "unknown flag --lag-max: it is called --wal-budget-max now",
             ),
             (
-                &["check", "--wal-budget-on-max=hold"],
-                "unknown flag --wal-budget-on-max: it is called --wal-budget-on-max now",
+                &["check", "--lag-at-max=hold"],
+                "unknown flag --lag-at-max: it is called --wal-budget-on-max now",
             ),
             (
-                &["replay", "--dropped-slots"],
+                &["replay", "--let-go"],
                 "unknown flag --let-go: it is called --dropped-slots now",
             ),
             (
-                &["run", "--outbox", "messages"],
+                &["run", "--outbox", "log"],
                 "unknown value \"log\": it is called \"messages\" now",
             ),
             (

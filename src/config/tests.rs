@@ -173,7 +173,7 @@ fn every_key_of_the_file_is_used() {
 
 #[test]
 fn an_outbox_of_messages_has_a_prefix_and_no_table() {
-    let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"log\"\n{lines}"));
+    let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"messages\"\n{lines}"));
     let prefix = |prefix: &str| Outbox::Messages {
         prefix: prefix.to_owned(),
     };
@@ -252,21 +252,21 @@ fn dead_letters_have_a_topic_of_their_own() {
         &["line 7", "on_oversize", "`halt` or `dead-letter`"],
     );
     refused(
-        "outbox = \"log\"\non_oversize = \"dead-letter\"",
+        "outbox = \"messages\"\non_oversize = \"dead-letter\"",
         &["on_oversize", "nowhere else"],
     );
     assert!(
         !letters("on_malformed = \"dead-letter\"").are_sent(),
         "no row is malformed"
     );
-    let as_messages = letters("outbox = \"log\"\ndead_letter_topic = \"d\"");
+    let as_messages = letters("outbox = \"messages\"\ndead_letter_topic = \"d\"");
     assert_eq!(
         (as_messages.malformed, as_messages.unroutable),
         (Undeliverable::DeadLetter, Undeliverable::Halt)
     );
-    let halts = letters("outbox = \"log\"\non_malformed = \"halt\"");
+    let halts = letters("outbox = \"messages\"\non_malformed = \"halt\"");
     assert!(!halts.are_sent());
-    let as_messages = letters(&format!("outbox = \"log\"\n{unroutable}"));
+    let as_messages = letters(&format!("outbox = \"messages\"\n{unroutable}"));
     assert_eq!(as_messages.unroutable, Undeliverable::DeadLetter);
 }
 
@@ -472,11 +472,11 @@ fn a_retired_name_is_answered_with_the_one_in_its_place() {
         let text = error(&format!("{MINIMAL}    {line}\n"));
         assert!(text.contains(expected), "{text}");
     }
-    let variable = [("WALPOST_WAL_BUDGET_MAX", "1GiB")];
+    let variable = [("WALPOST_LAG_MAX", "1GiB")];
     let (connection, records) = (ConnectionArgs::default(), RecordArgs::default());
     let ignored = load_text(MINIMAL, connection, &records, &variable).expect_err("refused");
     assert_eq!(
         ignored.to_string(),
-        "unknown environment variable WALPOST_WAL_BUDGET_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
+        "unknown environment variable WALPOST_LAG_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
     );
 }

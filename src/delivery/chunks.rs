@@ -19,7 +19,6 @@ pub struct CopyProgress {
     /// How many rows.
     pub rows: u64,
     /// The chunks, in the order of their keys; never none.
-    #[serde(rename = "pieces")]
     pub chunks: Vec<Chunk>,
 }
 
@@ -28,7 +27,6 @@ pub struct CopyProgress {
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
     /// The snapshot has the transactions whose commit record is before this.
-    #[serde(rename = "border")]
     pub snapshot_lsn: Lsn,
     /// The key of the last row; none where it was the table's last.
     pub upto: Option<Vec<String>>,

@@ -248,7 +248,7 @@ mod tests {
         let told = lines(&summary);
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(
-            told[0].contains("3 events wait: 2/2 brokers are down. Walpost goes on"),
+            told[0].contains("3 events wait: 2/2 brokers are down. Walpost continues"),
             "{told:?}"
         );
         assert_eq!(told[1], "PID 1 waits. help with long_transaction");

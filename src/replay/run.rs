@@ -31,7 +31,7 @@ pub(super) struct Note {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
     /// At its end, the entries about slots that were dropped that it closes.
-    #[serde(rename = "let_go", skip_serializing_if = "Vec::is_empty", default)]
+    #[serde(alias = "let_go", skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Planned {
     pub(super) topic: String,
     pub(super) rows: u64,
     /// Entries of the journal about slots that were dropped.
-    #[serde(rename = "let_go", skip_serializing_if = "Vec::is_empty", default)]
+    #[serde(alias = "let_go", skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
 }
 

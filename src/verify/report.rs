@@ -249,7 +249,7 @@ mod tests {
                 id: None,
                 at: location(1),
             },
-            "STRANGER     a record without id: at t/1@1, and not in the table",
+            "UNEXPECTED   a record without id: at t/1@1, and not in the table",
             r#"{"finding":"unexpected","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,
         );
     }

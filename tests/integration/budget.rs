@@ -13,7 +13,7 @@ use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
-use crate::support::walpost::{Finished, Invocation, word_behind};
+use crate::support::walpost::{Finished, Invocation, is_previous, word_behind};
 
 in_both_modes! {
     dropped_slot_is_listed_until_its_events_are_sent_again
@@ -51,6 +51,9 @@ fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
 pub(crate) fn drop_slot(scene: &Scene) -> Finished {
     let finished = without_kafka(scene, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(scene));
+    if is_previous() {
+        return finished.expect_says(&["walpost init"]);
+    }
     finished.expect_says(&[
         "was dropped",
         "walpost init",
@@ -67,7 +70,7 @@ fn slot_is_there(scene: &Scene) -> bool {
 
 /// Entries of the journal about slots that were dropped.
 fn entries(scene: &Scene) -> i64 {
-    let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'let go'";
+    let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'drop slot'";
     scene.db.number(sql)
 }
 
@@ -189,7 +192,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     );
     let said = drop_slot(&scene).expect_says(&[&confirmed, "wal_budget.max"]);
     let entry = scene.db.value(&format!(
-        "SELECT id FROM walpost.journal WHERE action = 'let go' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
+        "SELECT id FROM walpost.journal WHERE action = 'drop slot' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
     ));
     let entry = format!("entry {}", entry.expect("an entry"));
     let said = said.expect_says(&[&entry]);
@@ -438,7 +441,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     scene.insert(&aggregate, "k");
     scene.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
-         SELECT '{}', slot_name, 'let go', confirmed_flush_lsn, pg_current_wal_lsn(), jsonb_build_object(
+         SELECT '{}', slot_name, 'drop slot', confirmed_flush_lsn, pg_current_wal_lsn(), jsonb_build_object(
              'table', 'public.outbox', 'catalog_xmin', catalog_xmin::text, 'system_id', system_identifier::text)
          FROM pg_replication_slots, pg_control_system() WHERE slot_name = '{}'",
         scene.name,

@@ -912,7 +912,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
     };
     // It would end the list of what went with a dropped slot.
     broken(
-        &|plan| plan["let_go"] = serde_json::json!([1]),
+        &|plan| plan["dropped_slots"] = serde_json::json!([1]),
         &["dropped slots", "begin a new one"],
     );
     broken(

@@ -28,7 +28,7 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
             scene.name,
             match scene.events() {
                 Writer::Table(_) => "table",
-                Writer::Messages(_) => "log",
+                Writer::Messages(_) => "messages",
             },
             scene.conninfo(),
             scene.broker.address()

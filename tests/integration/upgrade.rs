@@ -1,7 +1,7 @@
 //! What Walpost has left at rest, in the database and in Kafka, and another version goes on with.
 //!
-//! `tests/golden/at_rest.jsonl` is what version 0.1.0 left: checkpoints, entries of the journal and the headers of
-//! records. The rest is left by this binary and made to look as if that version had, or, where
+//! `tests/golden/at_rest.jsonl` is what this version leaves: checkpoints, entries of the journal and the headers of
+//! records; `at_rest_0.1.jsonl` is what version 0.1.0 left. The rest is left by this binary and made to look as if that version had, or, where
 //! `WALPOST_TEST_PREVIOUS` names one, by an earlier binary.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,13 +20,42 @@ use crate::support::walpost::with_previous;
 in_both_modes! {
     pipeline_of_a_version_without_slot_state_is_resumed
     half_copy_of_a_version_without_slot_state_is_resumed
+    what_a_version_without_slot_state_has_dropped_is_sent_again
+    slot_that_is_dropped_with_a_journal_of_the_first_version_is_recorded_in_its_words
 }
 
-/// The journal and its rows are as before there were versions and a table of slots.
+/// The journal with its rows and the last checkpoint are as version 0.1 left them. Its words are those of
+/// `tests/golden/at_rest_0.1.jsonl`.
 fn as_of_the_first_version(scene: &Scene) {
     scene.db.run(
-        "DROP TABLE IF EXISTS walpost.slot_state; UPDATE walpost.journal SET detail = detail - 'version'",
+        "DROP TABLE IF EXISTS walpost.slot_state;
+         ALTER TABLE walpost.journal DROP CONSTRAINT journal_action_check;
+         UPDATE walpost.journal SET action = 'let go' WHERE action = 'drop slot';
+         UPDATE walpost.journal SET detail = replace((detail - 'version')::text, '\"dropped_slots\"', '\"let_go\"')::jsonb;
+         ALTER TABLE walpost.journal ADD CONSTRAINT journal_action_check
+             CHECK (action IN ('snapshot', 'skip', 'let go', 'replay'))",
     );
+    let checkpoints = scene.checkpoints();
+    let Some(last) = checkpoints.last().map(|record| record.text()) else {
+        return;
+    };
+    if last.contains("\"version\":2") {
+        let first = last
+            .replace("\"version\":2", "\"version\":1")
+            .replace("\"chunks\"", "\"pieces\"")
+            .replace("\"snapshot_lsn\"", "\"border\"");
+        assert!(first.contains("\"pieces\":[{\"border\":"), "{first}");
+        let topic = "walpost-checkpoints";
+        scene.broker.produce(topic, &scene.name, &first);
+    }
+}
+
+/// The journal allows what this version writes.
+fn is_widened(scene: &Scene) -> bool {
+    scene.db.is_true(
+        "SELECT bool_and(pg_get_constraintdef(oid) LIKE '%drop slot%let go%') FROM pg_constraint
+         WHERE conrelid = 'walpost.journal'::regclass AND contype = 'c'",
+    )
 }
 
 fn pipeline_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
@@ -79,10 +108,9 @@ fn half_copy_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
     expect_all(&scene, 20_000, exactly_once);
 }
 
-#[test]
-fn what_a_version_without_slot_state_has_dropped_is_sent_again() {
+fn what_a_version_without_slot_state_has_dropped_is_sent_again(exactly_once: bool) {
     let (scene, aggregate) = with_previous(|| {
-        let scene = Scene::new();
+        let scene = Scene::new().in_mode(exactly_once);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
@@ -93,15 +121,64 @@ fn what_a_version_without_slot_state_has_dropped_is_sent_again() {
         (scene, aggregate)
     });
     as_of_the_first_version(&scene);
-    scene.init().finish().expect_code(0);
+    let lists = "were not sent again yet";
+    budget::new_slot(&scene);
+    assert!(is_widened(&scene));
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("events of a dropped slot were not sent again yet");
-    scene
-        .replay(&["--dropped-slots", "--yes"])
-        .finish()
-        .expect_code(0);
+    walpost.wait_for_log(lists);
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
+    walpost.terminate().expect_code(0);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_ids(&scene.history());
+    assert_eq!(walpost.logged(lists), 0);
+    walpost.terminate().expect_code(0);
+}
+
+/// A record of what is lost must not fail for the word that it has.
+fn slot_that_is_dropped_with_a_journal_of_the_first_version_is_recorded_in_its_words(
+    exactly_once: bool,
+) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    as_of_the_first_version(&scene);
+    let dropped = |action: &str| {
+        scene.db.number(&format!(
+            "SELECT count(*) FROM walpost.journal WHERE action = '{action}'"
+        ))
+    };
+    scene.insert(&aggregate, "k");
+    budget::drop_slot(&scene);
+    assert_eq!((dropped("let go"), dropped("drop slot")), (1, 0));
+    let versions =
+        "SELECT bool_and(detail ->> 'version' = '1') FROM walpost.journal WHERE action = 'let go'";
+    assert!(scene.db.is_true(versions), "an earlier one reads it");
+    let mut walpost = {
+        budget::new_slot(&scene);
+        scene.start()
+    };
+    assert!(is_widened(&scene));
+    walpost.wait_for_log("were not sent again yet");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "k");
+    budget::drop_slot(&scene);
+    assert_eq!((dropped("let go"), dropped("drop slot")), (1, 1));
+    // One replay covers both.
+    budget::new_slot(&scene);
+    let walpost = scene.start();
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    scene.wait_for_ids(&scene.history());
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay
+        .finish()
+        .expect_code(2)
+        .expect_says(&["has no dropped slot"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -149,13 +226,13 @@ fn journal_that_a_newer_version_has_written_halts() {
             "UPDATE walpost.journal SET detail = detail || '{{\"version\": {version}}}'"
         ));
     };
-    set(2);
+    set(3);
     let before = scene.confirmed();
     scene
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["is of version 2", "a newer one has written it"]);
+        .expect_says(&["is of version 3", "a newer one has written it"]);
     assert_eq!(scene.confirmed(), before);
     set(1);
     let walpost = scene.start();

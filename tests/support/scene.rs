@@ -324,7 +324,7 @@ impl<'a> Scene<'a> {
     pub(crate) fn file(&self, settings: &str) -> PathBuf {
         let outbox = match self.events {
             Writer::Table(_) => "table",
-            Writer::Messages(_) => "log",
+            Writer::Messages(_) => "messages",
         };
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\

@@ -1,7 +1,7 @@
 //! The built binary as a process.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -58,6 +58,27 @@ pub(crate) fn with_previous<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// The argument as the binary knows it that is invoked: an earlier one is of version 0.1.
+fn known(argument: &OsStr) -> OsString {
+    const OF_FIRST: [(&str, &str); 4] = [
+        ("--wal-budget-max", "--lag-max"),
+        ("--wal-budget-on-max", "--lag-at-max"),
+        ("drop-slot", "let-go"),
+        ("--dropped-slots", "--let-go"),
+    ];
+    let mut names = OF_FIRST.iter();
+    let first = names.find(|(name, _)| argument == *name);
+    match first.filter(|_| is_previous()) {
+        Some((_, first)) => first.into(),
+        None => argument.to_owned(),
+    }
+}
+
+/// An earlier binary is invoked.
+pub(crate) fn is_previous() -> bool {
+    IS_PREVIOUS.get() && std::env::var_os("WALPOST_TEST_PREVIOUS").is_some()
+}
+
 impl Invocation {
     /// `walpost <arguments>`, with nothing of this process's environment that Walpost reads.
     pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
@@ -86,13 +107,12 @@ impl Invocation {
     }
 
     pub(crate) fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
-        self.command.arg(argument);
+        self.command.arg(known(argument.as_ref()));
         self
     }
 
-    pub(crate) fn args<S: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = S>) -> Self {
-        self.command.args(arguments);
-        self
+    pub(crate) fn args<S: AsRef<OsStr>>(self, arguments: impl IntoIterator<Item = S>) -> Self {
+        arguments.into_iter().fold(self, Self::arg)
     }
 
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {

@@ -62,11 +62,9 @@ fn it_is_read_as_it_was_written() {
     }
 }
 
-/// `tests/integration/upgrade.rs` writes the file.
-#[test]
-fn those_of_earlier_versions_are_read_and_written_alike() {
-    let mut found = Vec::new();
-    for line in include_str!("../../../tests/golden/at_rest.jsonl").lines() {
+/// The values of one kind that a version has left; `tests/integration/upgrade.rs` writes the files.
+fn checkpoints_at_rest(file: &str) -> Vec<&str> {
+    let checkpoint = |line| {
         #[derive(serde::Deserialize)]
         struct Line<'l> {
             kind: &'l str,
@@ -74,18 +72,45 @@ fn those_of_earlier_versions_are_read_and_written_alike() {
             value: &'l serde_json::value::RawValue,
         }
         let line: Line<'_> = serde_json::from_str(line).expect("a line");
-        if line.kind == "checkpoint" {
-            let text = line.value.get();
-            let checkpoint = Checkpoint::decode(text.as_bytes()).expect(text);
-            assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), text);
-            found.push((checkpoint.delivered, checkpoint.snapshot.is_some()));
+        (line.kind == "checkpoint").then_some(line.value.get())
+    };
+    file.lines().filter_map(checkpoint).collect()
+}
+
+#[test]
+fn those_of_earlier_versions_are_read_and_written_in_the_words_of_this_one() {
+    let first = checkpoints_at_rest(include_str!("../../../tests/golden/at_rest_0.1.jsonl"));
+    let present = checkpoints_at_rest(include_str!("../../../tests/golden/at_rest.jsonl"));
+    assert_eq!(first.len(), present.len());
+    let mut found = Vec::new();
+    for (first, present) in first.into_iter().zip(present) {
+        let checkpoint = Checkpoint::decode(first.as_bytes()).expect(first);
+        assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), present);
+        let again = Checkpoint::decode(present.as_bytes());
+        assert_eq!(again.as_ref(), Ok(&checkpoint));
+        if checkpoint.snapshot.is_none() {
+            assert_eq!(first, present, "an earlier version reads it");
         }
+        found.push((checkpoint.delivered, checkpoint.snapshot));
     }
+    let (_, copied) = found
+        .iter()
+        .find(|(_, copied)| copied.is_some())
+        .expect("a copy");
+    let copied = copied.as_ref().expect("it has one");
+    assert_eq!(copied.rows, 20);
+    assert_eq!(copied.key, ["created_at", "id"]);
+    let [chunk] = &copied.chunks[..] else {
+        panic!("{:?}", copied.chunks);
+    };
+    assert_eq!(chunk.snapshot_lsn, Lsn(0x01DF_51C8));
+    let upto = chunk.upto.as_deref().expect("it is amid the table");
+    assert_eq!(upto[1], "b7a7b5af-c416-4ad9-b4bc-ca69c3454870");
     let is_found = |wanted: &dyn Fn(&Option<Delivered>, bool) -> bool| {
         assert!(
             found
                 .iter()
-                .any(|(delivered, copied)| wanted(delivered, *copied))
+                .any(|(delivered, copied)| wanted(delivered, copied.is_some()))
         );
     };
     is_found(&|delivered, _| delivered.is_none());
@@ -97,8 +122,8 @@ fn those_of_earlier_versions_are_read_and_written_alike() {
 fn what_is_none_is_refused() {
     let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
     assert_eq!(
-        error(r#"{"version": 2, "x": 1}"#),
-        CheckpointError::Version(2)
+        error(r#"{"version": 3, "x": 1}"#),
+        CheckpointError::Version(3)
     );
     for text in ["", "[]", "{}", r#"{"version": 1}"#, r#"{"version": -1}"#] {
         assert!(
@@ -106,6 +131,27 @@ fn what_is_none_is_refused() {
             "{text}"
         );
     }
+    // Each version has its own words.
+    let copied = CopyProgress {
+        key: vec!["id".to_owned()],
+        rows: 1,
+        chunks: vec![Chunk {
+            snapshot_lsn: SAFE,
+            upto: None,
+        }],
+    };
+    let copied = Checkpoint {
+        snapshot: Some(copied),
+        ..checkpoint()
+    };
+    let second = String::from_utf8(copied.encode()).expect("text");
+    let first = second
+        .replace("\"version\":2", "\"version\":1")
+        .replace("\"chunks\"", "\"pieces\"")
+        .replace("\"snapshot_lsn\"", "\"border\"");
+    assert_eq!(Checkpoint::decode(first.as_bytes()), Ok(copied));
+    error(&first.replace("\"version\":1", "\"version\":2"));
+    error(&second.replace("\"version\":2", "\"version\":1"));
     let good = String::from_utf8(checkpoint().encode()).expect("text");
     error(&good.replace("0/500", "500"));
     error(&good.replace("\"epoch\"", "\"epoche\""));

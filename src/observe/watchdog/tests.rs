@@ -179,7 +179,7 @@ fn standstill_is_told_after_five_minutes_where_log_waits() {
     assert_eq!(scene.said, []);
     scene.pass(10);
     assert_eq!(scene.said, [(300, "begins", Kind::NoProgress)]);
-    assert!(scene.last.contains("16.0 MiB of log"), "{}", scene.last);
+    assert!(scene.last.contains("16.0 MiB of WAL"), "{}", scene.last);
     assert!(scene.last.contains("slot_name = 's'"), "{}", scene.last);
     // Rows arrive again, though nothing is confirmed before their end.
     scene.totals.delivered += 1;

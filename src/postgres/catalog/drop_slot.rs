@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::model::dropped_slot::DroppedSlot;
 
-use super::journal::{Action, Entry, Written};
+use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, Written};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
@@ -39,8 +39,13 @@ const IDS: u64 = 1 << 32;
 
 /// The text of the condition that an entry `j` of the journal is of a slot that was dropped and not
 /// replayed.
-const OPEN: &str = "j.action = 'let go' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
-     AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> 'let_go' @> to_jsonb(j.id))";
+fn open() -> String {
+    format!(
+        "j.action IN {DROP_SLOT_NAMES} AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
+         AND c.id > j.id AND c.detail ->> 'state' = 'done' AND (c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id) \
+         OR c.detail -> 'let_go' @> to_jsonb(j.id)))"
+    )
+}
 
 /// What came of dropping it.
 #[derive(Debug)]
@@ -113,7 +118,7 @@ impl Catalog {
         target: &Target,
         whose: &str,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        let condition = format!("({whose}) AND {OPEN}");
+        let condition = format!("({whose}) AND {}", open());
         let entries = self.entries(target, &condition).await?;
         Ok(entries.into_iter().map(DroppedSlot::from).collect())
     }
@@ -167,7 +172,7 @@ impl Catalog {
         let table = target.outbox.table().map(TableName::to_string);
         if said == SnapshotRecord::Nothing {
             // Before a new slot the whole table would be copied.
-            let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "let go" });
+            let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, why))
                 .await?;
         }
@@ -187,7 +192,7 @@ impl Catalog {
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": slot_position.cluster,
                 "restart": slot_position.restart,
-                "kept_bytes": slot_position.end.bytes_since(slot_position.restart),
+                "retained_bytes": slot_position.end.bytes_since(slot_position.restart),
                 "max_bytes": max_bytes,
             });
             self.write_journal(&entry(

@@ -39,11 +39,17 @@ impl Action {
         match self {
             Self::Snapshot => "snapshot",
             Self::Skip => "skip",
-            Self::DropSlot => "let go",
+            Self::DropSlot => "drop slot",
             Self::Replay => "replay",
         }
     }
 }
+
+/// What [`Action::DropSlot`] is called in entries of version 0.1, and where the table's CHECK is of that version.
+const DROP_SLOT_BEFORE: &str = "let go";
+
+/// The list in SQL of all names that [`Action::DropSlot`] has in the table.
+pub(super) const DROP_SLOT_NAMES: &str = "('drop slot', 'let go')";
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +61,10 @@ impl FromStr for Action {
     type Err = CatalogError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.into_iter().find(|action| action.name() == text);
+        let found = match text {
+            DROP_SLOT_BEFORE => Some(Self::DropSlot),
+            _ => Self::ALL.into_iter().find(|action| action.name() == text),
+        };
         found.ok_or_else(|| CatalogError::Unexpected(format!("walpost.journal.action: {text:?}")))
     }
 }
@@ -77,6 +86,19 @@ pub struct Entry<'e> {
     pub detail: Value,
 }
 
+impl Entry<'_> {
+    /// The lowest version that can say it.
+    fn version(&self) -> u64 {
+        let has_slots = |of: &Value| of.get(DROPPED_SLOTS).is_some();
+        let plan = self.detail.get("plan");
+        match self.action {
+            Action::DropSlot => 2,
+            Action::Replay if has_slots(&self.detail) || plan.is_some_and(has_slots) => 2,
+            Action::Snapshot | Action::Skip | Action::Replay => 1,
+        }
+    }
+}
+
 /// What was written, with what the server added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
@@ -96,29 +118,56 @@ pub struct Written {
     pub detail: Value,
 }
 
-/// Of the entries' format, in `detail`. Those without are of the first.
-const VERSION: u64 = 1;
+/// The newest version of an entry's format, in `detail`. Those without one are of the first.
+///
+/// An entry has the lowest version that can say it: 2 where it is about a dropped slot, whose action and member of
+/// `detail` had other names in version 1. So an earlier Walpost reads on until there is one, and then refuses it with
+/// the version instead of overlooking it.
+const VERSION: u64 = 2;
+
+/// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers; version 1
+/// has it as `let_go`.
+pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
 /// Read with [`Catalog::entries`].
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
 impl Catalog {
-    /// Adds an entry, and returns its id.
+    /// Adds an entry, and returns its id. Where the table's CHECK is of version 0.1, a dropped slot has the action that
+    /// it had then: the entry must not be missing for its name.
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be trusted.
     pub async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
+        let action = entry.action;
+        match self.insert(entry, action.name(), entry.version()).await {
+            // check_violation
+            Err(CatalogError::Server(error))
+                if action == Action::DropSlot && error.code == "23514" =>
+            {
+                self.insert(entry, DROP_SLOT_BEFORE, 1).await
+            }
+            written => written,
+        }
+    }
+
+    async fn insert(
+        &self,
+        entry: &Entry<'_>,
+        action: &str,
+        version: u64,
+    ) -> Result<i64, CatalogError> {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let mut detail = entry.detail.clone();
         if let Some(detail) = detail.as_object_mut() {
-            detail.insert("version".to_owned(), VERSION.into());
+            detail.insert("version".to_owned(), version.into());
         }
         let insert = format!(
             "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
              VALUES ({}, {}, {}, {}, {}, {}) RETURNING id",
             escape_literal(entry.pipeline),
             escape_literal(&entry.target.slot),
-            escape_literal(entry.action.name()),
+            escape_literal(action),
             lsn(entry.from),
             lsn(entry.to),
             escape_literal(&detail.to_string()),
@@ -247,14 +296,23 @@ mod tests {
 
     #[test]
     fn actions_are_those_that_the_table_allows() {
-        let file = include_str!("../../../sql/journal.sql");
+        // One of the lists is in a text.
+        let file = include_str!("../../../sql/journal.sql").replace("''", "'");
         let (_, rest) = file.split_once("CHECK (action IN (").expect("a CHECK");
         let (list, _) = rest.split_once("))").expect("its end");
-        let allowed: Vec<_> = list
+        let mut allowed: Vec<_> = list
             .split(", ")
             .map(|text| text.trim_matches('\''))
             .collect();
+        // Entries of version 0.1 stay.
+        allowed.retain(|name| *name != DROP_SLOT_BEFORE);
         assert_eq!(allowed, Action::ALL.map(Action::name));
+        let widened = file.matches(list).count();
+        assert_eq!(widened, 2, "in a new table, and in one that is there");
+        assert_eq!(
+            DROP_SLOT_BEFORE.parse::<Action>().expect("for ever"),
+            Action::DropSlot
+        );
         for action in Action::ALL {
             assert_eq!(
                 action.name().parse::<Action>().expect("one of them"),

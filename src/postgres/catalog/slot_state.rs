@@ -6,7 +6,7 @@ use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tracing::{debug, warn};
 
-use super::journal::{Action, Entry};
+use super::journal::{Action, DROP_SLOT_NAMES, Entry};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::provision;
@@ -283,7 +283,7 @@ impl Catalog {
                 from: Some(before),
                 to: Some(created),
                 detail: json!({
-                    "reason": "slot made anew",
+                    "reason": "slot re-created",
                     "table": TableName::to_string(table),
                     "system_id": of.system_id,
                 }),
@@ -337,10 +337,9 @@ impl Catalog {
     ) -> Result<bool, CatalogError> {
         let condition = format!(
             "j.slot = {} AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
-             OR j.action = '{}' AND j.to_lsn >= '{confirmed}')",
+             OR j.action IN {DROP_SLOT_NAMES} AND j.to_lsn >= '{confirmed}')",
             escape_literal(&target.slot),
             Action::Skip.name(),
-            Action::DropSlot.name(),
         );
         match self.entries(target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),
