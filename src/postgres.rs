@@ -8,6 +8,7 @@ pub mod connect;
 pub mod provision;
 pub mod replication;
 pub(crate) mod sql;
+mod sql_lsn;
 pub mod table;
 pub mod target;
 pub mod wire;

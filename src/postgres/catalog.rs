@@ -13,6 +13,7 @@ use super::connect::dial::{DialError, ServerError, SqlLimits};
 use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
+use crate::model::lsn::Lsn;
 
 pub use self::everybody::Everybody;
 pub use self::limits::Limit;
@@ -427,7 +428,7 @@ impl Catalog {
         let found = self
             .client
             .query_opt(
-                "SELECT s.plugin::text, s.database::text, s.active_pid, s.confirmed_flush_lsn::text, \
+                "SELECT s.plugin::text, s.database::text, s.active_pid, s.confirmed_flush_lsn, \
                  s.wal_status, s.temporary, s.two_phase, \
                  pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason', \
                  coalesce(pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'synced' = 'true', false), \
@@ -438,9 +439,6 @@ impl Catalog {
             )
             .await?;
         let Some(row) = found else { return Ok(None) };
-        let confirmed = row
-            .try_get::<_, Option<String>>(3)?
-            .unwrap_or_else(|| "0/0".to_owned());
         Ok(Some(ObservedSlot {
             plugin: row.try_get(0)?,
             database: row.try_get(1)?,
@@ -453,9 +451,7 @@ impl Catalog {
                 }),
                 None => None,
             },
-            confirmed: confirmed.parse().map_err(|error| {
-                CatalogError::Unexpected(format!("confirmed_flush_lsn: {error}"))
-            })?,
+            confirmed: row.try_get::<_, Option<Lsn>>(3)?.unwrap_or_default(),
             wal_status: row.try_get(4)?,
             temporary: row.try_get(5)?,
             two_phase: row.try_get(6)?,

@@ -247,7 +247,7 @@ impl Catalog {
             .client()
             .query_opt(
                 &format!(
-                    "SELECT s.active_pid, s.confirmed_flush_lsn::text, s.restart_lsn::text, pg_current_wal_lsn()::text, \
+                    "SELECT s.active_pid, s.confirmed_flush_lsn, s.restart_lsn, pg_current_wal_lsn(), \
                      n.next - (n.next - s.catalog_xmin::text::int8) % {IDS}, \
                      (SELECT system_identifier::text FROM pg_control_system()) FROM pg_replication_slots s \
                      CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) n \
@@ -259,9 +259,9 @@ impl Catalog {
         let Some(row) = found else { return Ok(None) };
         Ok(Some(SlotPosition {
             active_pid: row.try_get(0)?,
-            confirmed: lsn(row.try_get(1)?)?,
-            restart: lsn(row.try_get(2)?)?,
-            end: lsn(row.try_get(3)?)?,
+            confirmed: row.try_get(1)?,
+            restart: row.try_get(2)?,
+            end: row.try_get(3)?,
             catalog_xmin: row.try_get(4)?,
             cluster: row.try_get(5)?,
         }))
@@ -273,8 +273,8 @@ impl Catalog {
             .client()
             .query_opt(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 \
-                 AND NOT active AND confirmed_flush_lsn = $2::text::pg_lsn",
-                &[&slot, &confirmed.to_string()],
+                 AND NOT active AND confirmed_flush_lsn = $2",
+                &[&slot, &confirmed],
             )
             .await?;
         Ok(dropped.is_some())
@@ -322,11 +322,6 @@ impl From<Written> for DroppedSlot {
             to: entry.to,
         }
     }
-}
-
-fn lsn(text: &str) -> Result<Lsn, CatalogError> {
-    text.parse()
-        .map_err(|error| CatalogError::Unexpected(format!("an LSN: {error}")))
 }
 
 #[cfg(test)]

@@ -30,11 +30,10 @@ impl Catalog {
         if let Outbox::Messages { .. } = target.outbox {
             options.extend(["messages", "true"]);
         }
-        let upto = upto.to_string();
         let rows = self
             .client()
             .query_raw(
-                "SELECT data FROM pg_logical_slot_peek_binary_changes($1::text::name, $2::text::pg_lsn, NULL, \
+                "SELECT data FROM pg_logical_slot_peek_binary_changes($1::text::name, $2, NULL, \
                  VARIADIC $3::text[])",
                 [
                     &target.slot as &(dyn tokio_postgres::types::ToSql + Sync),
@@ -55,9 +54,9 @@ impl Catalog {
     pub async fn log_end(&self) -> Result<Lsn, CatalogError> {
         let row = self
             .client()
-            .query_one("SELECT pg_current_wal_flush_lsn()::text", &[])
+            .query_one("SELECT pg_current_wal_flush_lsn()", &[])
             .await?;
-        read_lsn(row.try_get(0)?)
+        Ok(row.try_get(0)?)
     }
 
     /// Moves the slot forward, from where it is expected to be; false, and nothing is changed, where
@@ -69,15 +68,15 @@ impl Catalog {
         let moved = self
             .client()
             .query_opt(
-                "SELECT moved.end_lsn::text FROM pg_replication_slots s \
-                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3::text::pg_lsn) AS moved \
-                 WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2::text::pg_lsn",
-                &[&slot, &from.to_string(), &to.to_string()],
+                "SELECT moved.end_lsn FROM pg_replication_slots s \
+                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3) AS moved \
+                 WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2",
+                &[&slot, &from, &to],
             )
             .await?;
         match moved {
             None => Ok(false),
-            Some(row) => Ok(read_lsn(row.try_get(0)?)? >= to),
+            Some(row) => Ok(row.try_get::<_, Lsn>(0)? >= to),
         }
     }
 }
@@ -96,9 +95,4 @@ impl Peek {
             }
         }
     }
-}
-
-fn read_lsn(text: &str) -> Result<Lsn, CatalogError> {
-    text.parse()
-        .map_err(|error| CatalogError::Unexpected(format!("{error}")))
 }

@@ -154,7 +154,7 @@ impl Catalog {
         let row = self
             .client()
             .query_opt(
-                "SELECT created_lsn::text, begun, confirmed_lsn::text FROM walpost.slot_state WHERE slot = $1 \
+                "SELECT created_lsn, begun, confirmed_lsn FROM walpost.slot_state WHERE slot = $1 \
                  AND version = $2 AND system_id = $3 AND timeline = $4::int8::int4 \
                  AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
                 &[
@@ -175,16 +175,10 @@ impl Catalog {
         let Some(row) = row else {
             return Ok(FoundState::State(None));
         };
-        let lsn = |text: &str| -> Result<Lsn, CatalogError> {
-            text.parse().map_err(|error| {
-                CatalogError::Unexpected(format!("walpost.slot_state: an LSN: {error}"))
-            })
-        };
-        let created: Option<String> = row.try_get(0)?;
         Ok(FoundState::State(Some(SlotState {
-            created: created.as_deref().map(lsn).transpose()?,
+            created: row.try_get(0)?,
             begun: row.try_get(1)?,
-            confirmed: lsn(row.try_get(2)?)?,
+            confirmed: row.try_get(2)?,
         })))
     }
 

@@ -88,18 +88,14 @@ async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()
         .query_one(
-            "SELECT pg_current_wal_insert_lsn()::text, current_setting('wal_block_size')::int8, \
+            "SELECT pg_current_wal_insert_lsn(), current_setting('wal_block_size')::int8, \
              pg_size_bytes(current_setting('wal_segment_size'))",
             &[],
         )
         .await?;
-    let (lsn, page, segment): (String, i64, i64) =
-        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let next = lsn
-        .parse()
-        .map_err(|error| CatalogError::Unexpected(format!("pg_current_wal_insert_lsn: {error}")))?;
+    let (page, segment): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
     Ok(end_of_record(
-        next,
+        row.try_get(0)?,
         page.unsigned_abs(),
         segment.unsigned_abs(),
     ))
