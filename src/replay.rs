@@ -42,9 +42,9 @@ use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::delivery::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::copy::{self, CopyError, Key};
+use crate::postgres::catalog::copy::{self, CopyError};
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
@@ -356,7 +356,7 @@ pub struct Plan<'s> {
     table: &'s TableName,
     columns: Vec<String>,
     mapping: Mapping,
-    key: Key,
+    order: RowOrder,
     /// Reads the rows, in a transaction of its own.
     reader: Catalog,
     /// Writes the journal.
@@ -404,10 +404,10 @@ impl<'s> Plan<'s> {
         let rows = Table {
             name: plan.table,
             columns: &plan.columns,
-            key: &plan.key,
+            order: &plan.order,
         };
         let selected = selection.look_up(settings, &plan.reader, &rows).await?;
-        let condition = selected.sql(&plan.key);
+        let condition = selected.sql(&plan.order);
         plan.planned.selected = Some(selected);
         plan.counted(condition).await
     }
@@ -508,7 +508,7 @@ impl<'s> Plan<'s> {
             key.as_ref()
                 .is_some_and(|key| key.len() != planned.order.len())
         };
-        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.key) {
+        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.order) {
             let order = planned.order.join(", ");
             let reason = format!("until, last, from and to have to be values of {order}");
             return Err(entry.unreadable(reason));
@@ -517,7 +517,7 @@ impl<'s> Plan<'s> {
             if let Some(condition) = condition {
                 condition::examine(&plan.reader, table, condition).await?;
             }
-            selected.sql(&plan.key)
+            selected.sql(&plan.order)
         } else {
             let condition =
                 dropped_slots::condition(settings, &plan.writer, &planned.dropped_slots).await?;
@@ -559,8 +559,10 @@ impl<'s> Plan<'s> {
             .collect();
         let mapping = Mapping::bind(outbox, &table.to_string(), &typed)?;
         reader.examine_table(table, Statement::Select).await?;
-        let key = reader.key(table).await?;
-        let key = key.ok_or_else(|| ReplayError::NoKey(table.clone()))?;
+        let order = reader.row_order(table, CreatedAt::First).await?;
+        if order.is_empty() {
+            return Err(ReplayError::NoKey(table.clone()));
+        }
         copy::prepare(reader.client()).await?;
         // All rows are as of one moment, and nothing is written by mistake. What functions of a condition
         // can do in spite of it, `condition` has.
@@ -576,14 +578,14 @@ impl<'s> Plan<'s> {
                 table: table.to_string(),
                 selected: None,
                 condition: None,
-                order: key.columns.clone(),
+                order: order.names().map(str::to_owned).collect(),
                 until: None,
                 topic: outbox.topic.to_string(),
                 rows: 0,
                 dropped_slots: Vec::new(),
             },
             rows_condition: String::new(),
-            key,
+            order,
             reader,
             writer,
             run,
@@ -650,10 +652,10 @@ impl<'s> Plan<'s> {
         }
         // A run that is resumed has another snapshot than when it began.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
-            all.push(self.key.compared("<=", until));
+            all.push(self.order.compared("<=", until));
         }
         if let Some(behind) = &self.behind {
-            all.push(self.key.compared(">", behind));
+            all.push(self.order.compared(">", behind));
         }
         all.join(" AND ")
     }
@@ -680,9 +682,9 @@ impl<'s> Plan<'s> {
     async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
         let sql = format!(
             "SELECT {}{} ORDER BY {} LIMIT 1",
-            self.key.texts(),
+            self.order.texts(),
             self.from(),
-            self.key.order(" DESC")
+            self.order.sql(" DESC")
         );
         let row = self.reader.client().query_opt(&sql, &[]).await;
         let Some(row) = row.map_err(CatalogError::from)? else {

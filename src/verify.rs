@@ -29,7 +29,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::journal::Action;
-use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows};
 use crate::postgres::table::{TableName, identifier};
 use crate::progress::Progress;
 
@@ -314,17 +314,21 @@ impl DatabaseReader<'_> {
             }));
         };
         let plan = table::Plan::new(settings, table, found, &self.options.range)?;
-        if !catalog.may_read(table).await? {
+        if catalog.select_grant(table).await?.is_some() {
             return Err(VerifyError::Denied {
                 role: observed.user,
                 table: table.clone(),
             });
         }
-        let total = match self.options.range.is_bounded() {
-            true => 0,
-            false => catalog.estimate(table).await?,
+        let rows = match self.options.range.is_bounded() {
+            true => Rows::None,
+            false => catalog.rows(table).await?,
         };
-        let progress = Progress::new("rows read", Some(total).filter(|&total| total > 0));
+        let total = match rows {
+            Rows::About(rows) => Some(rows),
+            Rows::None | Rows::Denied { .. } => None,
+        };
+        let progress = Progress::new("rows read", total);
         let read = plan.read(catalog, progress, entries, reporter).await?;
         let gaps_after = self.note_what_is_left_out(&observed, reporter);
         let (delivered, confirmed) = self.wait(catalog, read.after, reporter).await?;

@@ -20,7 +20,8 @@ pub use self::limits::Limit;
 pub use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
 };
-pub use self::snapshot_history::{KeyColumn, Rows, SnapshotHistory, SnapshotRecord};
+pub use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
+pub use self::table::{CreatedAt, RowOrder, Rows};
 
 pub mod copy;
 pub mod drop_slot;
@@ -32,6 +33,7 @@ pub mod peek;
 pub mod slot_state;
 pub mod snapshot;
 mod snapshot_history;
+mod table;
 mod vitals;
 
 /// What is to be done with a table.

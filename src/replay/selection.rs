@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{ReplayError, condition, position};
 use crate::model::lsn::Position;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::copy::Key;
+use crate::postgres::catalog::RowOrder;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 
@@ -120,7 +120,7 @@ pub(super) enum Edge {
 
 impl Selected {
     /// The condition in SQL; empty for all rows.
-    pub(super) fn sql(&self, key: &Key) -> String {
+    pub(super) fn sql(&self, order: &RowOrder) -> String {
         let mut all = Vec::new();
         for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
             match edge {
@@ -128,7 +128,7 @@ impl Selected {
                 Some(Edge::CreatedAt(time)) => {
                     all.push(format!("created_at {operator} {}", escape_literal(time)));
                 }
-                Some(Edge::Key(values)) => all.push(key.compared(operator, values)),
+                Some(Edge::Key(values)) => all.push(order.compared(operator, values)),
             }
         }
         if !self.aggregates.is_empty() {
@@ -154,9 +154,9 @@ impl Selected {
     }
 
     /// The ends of the range have another number of values than the key has columns.
-    pub(super) fn is_of_other_key(&self, key: &Key) -> bool {
+    pub(super) fn is_of_other_key(&self, order: &RowOrder) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
-        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key.columns.len()))
+        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != order.len()))
     }
 }
 
@@ -164,7 +164,7 @@ impl Selected {
 pub(super) struct Table<'t> {
     pub(super) name: &'t TableName,
     pub(super) columns: &'t [String],
-    pub(super) key: &'t Key,
+    pub(super) order: &'t RowOrder,
 }
 
 impl Selection {
@@ -248,10 +248,10 @@ async fn key_of(
     table.expect("id", flag)?;
     let sql = format!(
         "SELECT {} FROM {} WHERE id = {} ORDER BY {} LIMIT 1",
-        table.key.texts(),
+        table.order.texts(),
         table.name.quoted(),
         escape_literal(id),
-        table.key.order(""),
+        table.order.sql(""),
     );
     let row = catalog.client().query_opt(&sql, &[]).await;
     let row = row.map_err(|error| match catalog.denied_select(error, table.name) {

@@ -116,42 +116,6 @@ fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
     }
 }
 
-impl Catalog {
-    /// How many rows the table has, as far as its statistics know; zero if they don't.
-    ///
-    /// # Errors
-    /// The server can't be asked.
-    pub async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
-        let row = self
-            .client()
-            .query_one(
-                "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c \
-                 WHERE c.relkind = 'r' AND (c.oid = $1::text::regclass OR c.oid IN \
-                 (SELECT relid FROM pg_partition_tree($1::text::regclass)))",
-                &[&table.quoted()],
-            )
-            .await?;
-        Ok(u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0))
-    }
-
-    /// Whether we may read the table.
-    ///
-    /// # Errors
-    /// The server can't be asked.
-    pub async fn may_read(&self, table: &TableName) -> Result<bool, CatalogError> {
-        let row = self
-            .client()
-            .query_one(
-                "SELECT has_schema_privilege($1, 'USAGE') AND \
-                 coalesce(has_table_privilege((SELECT c.oid FROM pg_class c JOIN pg_namespace n \
-                 ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2), 'SELECT'), false)",
-                &[&table.schema, &table.name],
-            )
-            .await?;
-        Ok(row.try_get(0)?)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
