@@ -144,7 +144,7 @@ pub(crate) async fn run<S: Sink>(
                         let error = with_reason(error, core).await;
                         isolates = match &error {
                             PipelineError::Delivery(failure) => {
-                                isolation.failed(failure, core.watermark.in_flight())
+                                isolation.failed(failure, core.delivery.watermark.in_flight())
                             }
                             PipelineError::Passed { .. } => {
                                 isolation.passed();
@@ -235,7 +235,7 @@ pub(crate) async fn run<S: Sink>(
                 }
                 if remedy == Remedy::RebuildSink {
                     let left_alone = carrier.core.left_alone();
-                    let watermark = &carrier.core.watermark;
+                    let watermark = &carrier.core.delivery.watermark;
                     let (taken, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
                     if exactly_once && !isolates && recovery::kind(&error) == ErrorKind::Kafka {
@@ -282,8 +282,8 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
         return error;
     }
     // In vain where nothing but the connection is broken: then all is in flight until it times out.
-    let _ = timeout(REASON, core.watermark.empty()).await;
-    match core.watermark.deliveries().failure() {
+    let _ = timeout(REASON, core.delivery.watermark.empty()).await;
+    match core.delivery.watermark.deliveries().failure() {
         Some(failure) => PipelineError::Delivery(failure),
         None => error,
     }

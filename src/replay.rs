@@ -40,6 +40,7 @@ use crate::outbox::dead_letter::SOURCE_TABLE;
 use crate::outbox::route::RouteError;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::dead_letters::DeadLetters;
+use crate::pipeline::decode::delivery::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::copy::{self, CopyError, Key};
 use crate::postgres::catalog::journal::{Action, Entry};
@@ -315,6 +316,22 @@ pub enum ReplayError {
     /// A defect.
     #[error("rows of the replay came out of order: {0}")]
     Order(#[from] OrderError),
+}
+
+impl ReplayError {
+    /// Of a row that was not handed over; `row` is for a person.
+    fn of(error: Undelivered, row: impl FnOnce() -> String) -> Self {
+        match error {
+            Undelivered::Route(error) => Self::Route { row: row(), error },
+            Undelivered::Produce(error) => Self::Produce { row: row(), error },
+            Undelivered::DeadLetter { error, reason } => Self::DeadLetter {
+                row: row(),
+                error: Box::new(error),
+                reason,
+            },
+            Undelivered::Order(error) => Self::Order(error),
+        }
+    }
 }
 
 impl ReplayError {

@@ -172,7 +172,7 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
             connection.consume();
             // Here, and not once a read: how much a read brings differs from run to run, and with it
             // would how many transactions the watermark has to have room for.
-            core.watermark.confirmed();
+            core.delivery.watermark.confirmed();
             left -= 1;
         }
         if left > 0 {
@@ -213,7 +213,7 @@ fn produced(stream: &Stream) {
         produce(&mut core, &mut sink, bodies).await;
         assert_allocated_at_most(ROWS as u64 / 4, profiler);
     });
-    assert_eq!(core.watermark.confirmed().lsn(), stream.end());
+    assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());
 }
 
 /// Hands over, and waits until all is delivered.
@@ -225,12 +225,12 @@ async fn produce<'s>(
     for body in bodies {
         let frame = Frame::decode(body).unwrap();
         while core.frame(&frame, sink).unwrap() == Step::Full {
-            core.watermark.room().await;
+            core.delivery.watermark.room().await;
         }
         sink.flush(true).unwrap();
     }
     sink.flush(false).unwrap();
-    core.watermark.empty().await;
+    core.delivery.watermark.empty().await;
 }
 
 /// A server that streams `bytes` to the first who asks.
@@ -261,5 +261,5 @@ fn read_message(socket: &mut UnixStream) {
 /// The rows did go all the way: the end of the stream can be confirmed.
 fn assert_delivered(core: &mut Core, sink: &mut NullSink, stream: &Stream) {
     sink.deliver();
-    assert_eq!(core.watermark.confirmed().lsn(), stream.end());
+    assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());
 }

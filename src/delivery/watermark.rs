@@ -230,6 +230,28 @@ impl Watermark {
         Ok(())
     }
 
+    /// The next row of a table begins. Rows that are read from a table stand in no log: each is durable by itself, and
+    /// its number has the place that an LSN has in a stream. A watermark is of a stream or of such rows.
+    ///
+    /// # Errors
+    /// The row before it has not ended.
+    pub fn begin_row(&mut self) -> Result<(), OrderError> {
+        self.begin(self.received)
+    }
+
+    /// That row is complete: its record was taken, or a dead letter.
+    ///
+    /// # Errors
+    /// None has begun.
+    pub fn end_row(&mut self) -> Result<(), OrderError> {
+        self.commit(self.received, Lsn(self.received.0 + 1))
+    }
+
+    /// How many rows are durable, with all before them.
+    pub fn durable_rows(&mut self) -> u64 {
+        self.confirmed().lsn().0
+    }
+
     /// When the transaction was committed that is open, in microseconds since 1970.
     pub fn committed_at(&mut self, micros: u64) {
         self.begun_micros = micros;

@@ -8,6 +8,7 @@ use tracing::warn;
 pub use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
 use self::dead_letters::DeadLetters;
+use self::delivery::Delivery;
 use self::message_source::MessageSource;
 use self::table_source::TableSource;
 use super::error::PipelineError;
@@ -19,29 +20,23 @@ use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::time::of_postgres;
-use crate::outbox::Record;
-use crate::outbox::columns::{Mapping, MappingError, Row};
+use crate::outbox::columns::MappingError;
 use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
-use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::{LogicalHead, Message, Relation, Tuple};
-use crate::sink::{Produced, Sink, SinkError};
+use crate::sink::Sink;
 
 mod ahead;
 pub(crate) mod copied_rows;
 pub mod dead_letters;
+pub mod delivery;
 pub(crate) mod message_source;
 pub mod preview;
 pub(crate) mod table_source;
-
-/// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
-/// keeps for each message and for each header, and what the allocator has left over beside them.
-const RECORD_OVERHEAD: usize = 384;
-const HEADER_OVERHEAD: usize = 64;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
 pub struct Core {
@@ -49,7 +44,6 @@ pub struct Core {
     /// Names of relations that are not the outbox, by their OID: its partitions are described too,
     /// although their rows come under the root's OID.
     others: HashMap<u32, String>,
-    router: Router,
     /// Where the next row message is; `None` outside a transaction.
     position: Option<Position>,
     warned_of_update: bool,
@@ -57,12 +51,8 @@ pub struct Core {
     snapshot: Option<SnapshotRows>,
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
-    /// Exactly-once: what is left out and what was dealt with.
-    duplicate_filter: Option<DuplicateFilter>,
-    /// None where every event that can't be delivered halts the pipeline.
-    dead_letters: Option<DeadLetters>,
-    /// Deliveries in any order to one confirmed LSN.
-    pub watermark: Watermark,
+    /// What every row goes through.
+    pub delivery: Delivery,
 }
 
 /// Where events come from.
@@ -115,14 +105,11 @@ impl Core {
         Ok(Self {
             source: Source::new(outbox, settings)?,
             others: HashMap::new(),
-            router: Router::default(),
             position: None,
             warned_of_update: false,
             snapshot: None,
             suspects: None,
-            duplicate_filter: None,
-            dead_letters: None,
-            watermark,
+            delivery: Delivery::new(watermark),
         })
     }
 
@@ -133,26 +120,27 @@ impl Core {
             Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
             Source::Messages(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
         };
-        self.dead_letters = DeadLetters::new(pipeline, source, settings);
+        self.delivery.dead_letters = DeadLetters::new(pipeline, source, settings);
     }
 
     /// How many dead letters there were; nothing where there can be none.
     #[must_use]
     pub fn dead_letters(&self) -> Option<DeadLetterCounts> {
-        self.dead_letters.as_ref().map(DeadLetters::counts)
+        self.delivery.dead_letters.as_ref().map(DeadLetters::counts)
     }
 
     /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
     /// where everything that ends at or before `safe` was dealt with, and keeps books of the rest. Comes
     /// after [`Core::reconnected`].
     pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
-        self.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
+        self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
     /// The log has proved to be the one that was published, or nothing depends on that.
     #[must_use]
     pub fn is_proved(&self) -> bool {
-        self.duplicate_filter
+        self.delivery
+            .duplicate_filter
             .as_ref()
             .is_none_or(DuplicateFilter::is_proved)
     }
@@ -160,7 +148,8 @@ impl Core {
     /// The last event that was delivered since [`Core::leave_out`].
     #[must_use]
     pub fn last(&self) -> Option<Last> {
-        self.duplicate_filter
+        self.delivery
+            .duplicate_filter
             .as_ref()
             .and_then(DuplicateFilter::last)
     }
@@ -173,7 +162,7 @@ impl Core {
         self.others.clear();
         self.position = None;
         self.snapshot = None;
-        self.watermark.reconnected(resume);
+        self.delivery.watermark.reconnected(resume);
     }
 
     /// Rows of a snapshot come first. Comes after [`Core::reconnected`].
@@ -183,7 +172,8 @@ impl Core {
     pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
         let rows = SnapshotRows::new(from);
         let position = rows.position();
-        self.watermark
+        self.delivery
+            .watermark
             .begin_copy(position.commit, rows.snapshot_lsn())?;
         self.position = Some(position);
         self.snapshot = Some(rows);
@@ -209,13 +199,7 @@ impl Core {
             table: source.table().clone(),
             error,
         })?;
-        let event = Event { at, mapping, row };
-        let step = event.hand_over(
-            &mut self.router,
-            &mut self.dead_letters,
-            &mut self.watermark,
-            sink,
-        )?;
+        let step = self.delivery.row(at, mapping, &row, sink)?;
         if step == Step::Done {
             snapshot.taken(line);
         }
@@ -229,7 +213,9 @@ impl Core {
     pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
         let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
         let commit = snapshot.position().commit;
-        self.watermark.commit(commit, snapshot.snapshot_lsn())?;
+        self.delivery
+            .watermark
+            .commit(commit, snapshot.snapshot_lsn())?;
         self.position = None;
         self.leave_out_copied(snapshot.all());
         Ok(())
@@ -271,7 +257,7 @@ impl Core {
         if let (Source::Messages(source), Some(before)) = (&mut self.source, left_alone) {
             source.left_alone = before;
         }
-        if let (Some(letters), Some(before)) = (&mut self.dead_letters, dead_letters) {
+        if let (Some(letters), Some(before)) = (&mut self.delivery.dead_letters, dead_letters) {
             letters.go_on_counting(before);
         }
     }
@@ -293,9 +279,9 @@ impl Core {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
             Some(position) => position > suspects.end().in_copy_of(position),
-            None => self.watermark.received() > suspects.end().commit,
+            None => self.delivery.watermark.received() > suspects.end().commit,
         };
-        (is_past && self.watermark.in_flight().records == 0).then_some(suspects)
+        (is_past && self.delivery.watermark.in_flight().records == 0).then_some(suspects)
     }
 
     /// To be called when the next row has its position.
@@ -303,7 +289,7 @@ impl Core {
     fn suspect(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
             let start = suspects.start().in_copy_of(*position);
-            self.watermark.one_at_a_time(start <= *position);
+            self.delivery.watermark.one_at_a_time(start <= *position);
         }
     }
 
@@ -321,13 +307,13 @@ impl Core {
                 wal_end,
                 reply_requested,
             } => {
-                self.watermark.idle(wal_end);
+                self.delivery.watermark.idle(wal_end);
                 let open = self.position.map(|position| position.commit);
-                if let Some(duplicate_filter) = &mut self.duplicate_filter
+                if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter
                     && open.is_none_or(|commit| wal_end <= commit)
                     && let Some(safe) = duplicate_filter.idle(wal_end)?
                 {
-                    self.watermark.checkpointed_at_least(safe);
+                    self.delivery.watermark.checkpointed_at_least(safe);
                 }
                 Ok(if reply_requested {
                     Step::Answer
@@ -353,9 +339,11 @@ impl Core {
     ) -> Result<Step, PipelineError> {
         match message {
             Message::Begin(begin) => {
-                self.watermark.begin(begin.commit)?;
-                self.watermark.committed_at(of_postgres(begin.time_micros));
-                if let Some(duplicate_filter) = &mut self.duplicate_filter {
+                self.delivery.watermark.begin(begin.commit)?;
+                self.delivery
+                    .watermark
+                    .committed_at(of_postgres(begin.time_micros));
+                if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter {
                     duplicate_filter.begin(begin)?;
                 }
                 self.position = Some(Position {
@@ -365,12 +353,12 @@ impl Core {
                 self.suspect();
             }
             Message::Commit(commit) => {
-                self.watermark.commit(commit.commit, commit.end)?;
+                self.delivery.watermark.commit(commit.commit, commit.end)?;
                 if let (Some(duplicate_filter), Some(position)) =
-                    (&mut self.duplicate_filter, self.position)
+                    (&mut self.delivery.duplicate_filter, self.position)
                     && let Some(safe) = duplicate_filter.commit(position, commit.end)?
                 {
-                    self.watermark.checkpointed_at_least(safe);
+                    self.delivery.watermark.checkpointed_at_least(safe);
                 }
                 self.position = None;
             }
@@ -419,14 +407,7 @@ impl Core {
             }
         }
         let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
-        let event = Event { at, mapping, row };
-        let step = event.deliver(
-            &mut self.duplicate_filter,
-            &mut self.router,
-            &mut self.dead_letters,
-            &mut self.watermark,
-            sink,
-        )?;
+        let step = self.delivery.event(at, mapping, &row, sink)?;
         self.counted(step)
     }
 
@@ -449,21 +430,18 @@ impl Core {
             source.left_alone.foreign += 1;
             return self.counted(Step::Done);
         }
-        let envelope = match source.event(at, content) {
+        let envelope = match source.event(content) {
             Ok(envelope) => envelope,
-            Err(error) => return self.unreadable(error, at, Remains::Bytes(content), sink),
+            Err(error) => {
+                let remains = Remains::Bytes(content);
+                let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
+                return self.counted(step);
+            }
         };
         let mut texts = Texts::default();
         let mapping = source.mapping();
         let row = envelope.row(mapping, &mut texts);
-        let event = Event { at, mapping, row };
-        let step = event.deliver(
-            &mut self.duplicate_filter,
-            &mut self.router,
-            &mut self.dead_letters,
-            &mut self.watermark,
-            sink,
-        )?;
+        let step = self.delivery.event(at, mapping, &row, sink)?;
         self.counted(step)
     }
 
@@ -501,34 +479,9 @@ impl Core {
                 max,
             });
         }
-        let error = PipelineError::Envelope {
-            at,
-            prefix: prefix.to_owned(),
-            error: EnvelopeError::Large(content_bytes),
-        };
-        self.unreadable(error, at, Remains::Unread(content_bytes), sink)
-    }
-
-    /// A message with our prefix that is no event.
-    fn unreadable(
-        &mut self,
-        error: PipelineError,
-        at: Position,
-        remains: Remains<'_>,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        if let Some(duplicate_filter) = &mut self.duplicate_filter
-            && duplicate_filter.has(at, || None)?
-        {
-            return self.counted(Step::Done);
-        }
-        let Some(dead_letters) = &mut self.dead_letters else {
-            return Err(error);
-        };
-        let step = dead_letters.deliver(error, at, remains, &mut self.watermark, sink)?;
-        if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
-            duplicate_filter.delivered(at, None);
-        }
+        let error = EnvelopeError::Large(content_bytes);
+        let remains = Remains::Unread(content_bytes);
+        let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
         self.counted(step)
     }
 
@@ -582,115 +535,9 @@ impl Core {
     pub fn place(&self) -> String {
         match self.position {
             Some(position) => position.to_string(),
-            None => format!("after {}", self.watermark.received()),
+            None => format!("after {}", self.delivery.watermark.received()),
         }
     }
-}
-
-/// A row with its meaning, from either source.
-struct Event<'e> {
-    at: Position,
-    mapping: &'e Mapping,
-    row: Row<'e>,
-}
-
-impl Event<'_> {
-    /// Hands it over, or a dead letter of it, unless the duplicate filter says that Kafka has it.
-    fn deliver(
-        &self,
-        duplicate_filter: &mut Option<DuplicateFilter>,
-        router: &mut Router,
-        dead_letters: &mut Option<DeadLetters>,
-        watermark: &mut Watermark,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let id = || self.mapping.id(&self.row);
-        if let Some(duplicate_filter) = duplicate_filter
-            && duplicate_filter.has(self.at, id)?
-        {
-            return Ok(Step::Done);
-        }
-        let step = self.hand_over(router, dead_letters, watermark, sink)?;
-        if let (Some(duplicate_filter), Step::Done) = (duplicate_filter, &step) {
-            duplicate_filter.delivered(self.at, id());
-        }
-        Ok(step)
-    }
-
-    /// Hands it over, or a dead letter of it.
-    fn hand_over(
-        &self,
-        router: &mut Router,
-        dead_letters: &mut Option<DeadLetters>,
-        watermark: &mut Watermark,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        match self.record(router, watermark, sink) {
-            Err(error) => match dead_letters {
-                Some(dead_letters) => {
-                    let remains = Remains::Row(self.mapping, &self.row);
-                    dead_letters.deliver(error, self.at, remains, watermark, sink)
-                }
-                None => Err(error),
-            },
-            step => step,
-        }
-    }
-
-    /// Makes a record of it and gives that to the sink.
-    #[inline]
-    fn record(
-        &self,
-        router: &mut Router,
-        watermark: &mut Watermark,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let Self { at, mapping, row } = self;
-        let record =
-            router
-                .route(mapping, row, &at.text())
-                .map_err(|error| PipelineError::Route {
-                    at: *at,
-                    row: mapping.describe(row),
-                    error,
-                })?;
-        give(&record, watermark, sink)?.map_err(|error| PipelineError::Produce {
-            at: *at,
-            row: mapping.describe(row),
-            error,
-        })
-    }
-}
-
-/// Counts a record and gives it to the sink. The inner error is the sink's refusal.
-#[inline]
-pub(crate) fn give(
-    record: &Record<'_>,
-    watermark: &mut Watermark,
-    sink: &mut impl Sink,
-) -> Result<Result<Step, SinkError>, OrderError> {
-    let Some(tag) = watermark.reserve(cost(record))? else {
-        return Ok(Ok(Step::Full));
-    };
-    let step = match sink.produce(record, tag) {
-        Ok(Produced::Taken) => return Ok(Ok(Step::Done)),
-        Ok(Produced::Full) => Ok(Step::Full),
-        Ok(Produced::NewTopic) => Ok(Step::NewTopic(record.topic.to_owned())),
-        Err(error) => Err(error),
-    };
-    watermark.release(tag);
-    Ok(step)
-}
-
-/// What a record takes of the window, in bytes.
-fn cost(record: &Record<'_>) -> u64 {
-    let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
-    let headers = record
-        .headers
-        .iter()
-        .map(|(name, value)| name.len() + of(value) + HEADER_OVERHEAD)
-        .sum::<usize>();
-    (of(record.key) + of(record.payload) + headers + RECORD_OVERHEAD) as u64
 }
 
 #[cfg(any(test, fuzzing))]

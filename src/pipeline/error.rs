@@ -115,7 +115,7 @@ pub enum PipelineError {
     SlotDropped(Box<SlotDropped>),
     /// The slot may be dropped, and the rows could not be sent again.
     #[error(
-        "table {table} has no primary key, and wal_budget.on_max is \"let-go\": the events of a dropped slot are sent again from the table, \
+        "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
          which requires one. Add it, or set wal_budget.on_max = \"hold\""
     )]
     NoKey {

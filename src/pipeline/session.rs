@@ -33,6 +33,7 @@ pub(super) use self::startup::open;
 
 mod drain;
 mod keepalive;
+mod link;
 mod monitor;
 mod startup;
 pub(super) mod state;
@@ -87,7 +88,7 @@ impl Session<'_> {
         session_state: &mut SessionState,
         orders: &mut watch::Receiver<Order>,
     ) -> Result<Instant, PipelineError> {
-        let deliveries = core.watermark.deliveries();
+        let deliveries = core.delivery.watermark.deliveries();
         let mut wait = Wait::Nothing;
         let mut drain_until: Option<Instant> = None;
         loop {
@@ -102,13 +103,13 @@ impl Session<'_> {
                 });
             }
             if takes {
-                core.watermark.tick(unix_micros());
+                core.delivery.watermark.tick(unix_micros());
                 wait = match self.is_copying() {
                     true => self.rows(core, sink)?,
                     false => self.frames(core, sink, drain_until.is_some())?,
                 };
             }
-            let many = core.watermark.in_flight().records > BUSY_IN_FLIGHT;
+            let many = core.delivery.watermark.in_flight().records > BUSY_IN_FLIGHT;
             let busy = many || self.pace.is_fast(Instant::now());
             if takes {
                 sink.flush(busy)?;
@@ -140,9 +141,10 @@ impl Session<'_> {
             let (confirmed, mut next) = self
                 .keep_in_touch(core, session_state, now, has_more)
                 .await?;
-            let waits = has_more || self.is_committing() || core.watermark.in_flight().records > 0;
-            let stats = core.watermark.stats();
-            stats.progressed(&core.watermark.progress(confirmed, waits));
+            let waits =
+                has_more || self.is_committing() || core.delivery.watermark.in_flight().records > 0;
+            let stats = core.delivery.watermark.stats();
+            stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
             stats.received_bytes(self.connection.take_received());
             self.end_copy(core, database, session_state).await;
             sink.tend();
@@ -161,8 +163,8 @@ impl Session<'_> {
             tokio::select! {
                 biased;
                 () = drain_ordered(orders), if drain_until.is_none() => {
-                    info!(pipeline = self.settings.name, in_flight = core.watermark.in_flight().records, "draining");
-                    core.watermark.stats().entered(State::Draining);
+                    info!(pipeline = self.settings.name, in_flight = core.delivery.watermark.in_flight().records, "draining");
+                    core.delivery.watermark.stats().entered(State::Draining);
                     drain_until = Some(Instant::now() + self.settings.drain_timeout);
                 }
                 Some(Ok(event)) = self.slot_monitor.join_next(), if !self.slot_monitor.is_empty() => {
@@ -185,11 +187,11 @@ impl Session<'_> {
                 }
                 committed = committed(&mut self.committer) => {
                     let committed = committed?;
-                    core.watermark.checkpointed(committed.safe);
+                    core.delivery.watermark.checkpointed(committed.safe);
                     session_state.adaptive_window.committed(committed.in_flight, committed.took);
-                    core.watermark.allow(session_state.adaptive_window.window());
+                    core.delivery.watermark.allow(session_state.adaptive_window.window());
                 }
-                () = core.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
+                () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 prepared = wait.topic() => {
                     let (topic, partitions) = prepared?;
                     sink.prepared(topic, partitions)?;
@@ -253,7 +255,7 @@ impl Session<'_> {
                 Read::Nothing => return Ok(Wait::Nothing),
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
-                    info!(pipeline = self.settings.name, slot, from = %core.watermark.received(), host, "streaming");
+                    info!(pipeline = self.settings.name, slot, from = %core.delivery.watermark.received(), host, "streaming");
                     // The stream was read meanwhile.
                     sink.read_more();
                     return Ok(Wait::Nothing);
@@ -278,7 +280,7 @@ impl Session<'_> {
             && copying.is_durable(told.lsn())
         {
             session_state.snapshot_done = true;
-            let stats = core.watermark.stats();
+            let stats = core.delivery.watermark.stats();
             stats.snapshot_entered(SnapshotPhase::Done, None);
             copying.note(self.settings, database).await;
             self.copying = None;

@@ -476,7 +476,7 @@ impl Snapshot {
             key,
             before,
         })?;
-        let stats = core.watermark.stats();
+        let stats = core.delivery.watermark.stats();
         stats.snapshot_entered(SnapshotPhase::Copying, about);
         info!(
             pipeline, snapshot_lsn = %self.snapshot_lsn, rows = about, host = self.connection.host,
@@ -584,7 +584,7 @@ impl Copying {
             Some(CopyOut::End) => {
                 core.end_snapshot()?;
                 self.count(core);
-                let stats = core.watermark.stats();
+                let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);
                 // With it go the temporary slot and the snapshot.
                 self.connection = None;
@@ -607,7 +607,7 @@ impl Copying {
     fn count(&mut self, core: &Core) {
         let more = self.rows - self.counted;
         self.counted = self.rows;
-        core.watermark.stats().copied(more);
+        core.delivery.watermark.stats().copied(more);
         if let Some(progress) = &mut self.progress {
             progress.advance(more);
         }

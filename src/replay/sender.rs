@@ -11,12 +11,11 @@ use super::run::State;
 use super::{Ended, Plan, ReplayError};
 use crate::delivery::watermark::Watermark;
 use crate::model::dead_letters::DeadLetterCounts;
-use crate::model::lsn::Lsn;
 use crate::outbox::columns::Row;
-use crate::outbox::dead_letter::Remains;
-use crate::outbox::route::{REPLAY_HEADER, Router};
-use crate::pipeline::decode::dead_letters::{DeadLetters, Failure};
-use crate::pipeline::decode::{Step, give};
+use crate::outbox::route::REPLAY_HEADER;
+use crate::pipeline::decode::Step;
+use crate::pipeline::decode::dead_letters::DeadLetters;
+use crate::pipeline::decode::delivery::Delivery;
 use crate::postgres::catalog::copy::{Copied, Query};
 use crate::sink::Sink;
 
@@ -34,10 +33,7 @@ const BURST: Duration = Duration::from_millis(100);
 pub(super) struct Sender<'p, S, F> {
     plan: &'p Plan<'p>,
     sink: &'p mut S,
-    /// Each row counts as a transaction, whose LSN is its number.
-    watermark: Watermark,
-    router: Router,
-    dead_letters: Option<DeadLetters>,
+    delivery: Delivery,
     /// How many rows the sink has taken.
     taken: u64,
     /// The key of the last of them.
@@ -63,12 +59,12 @@ enum Waited {
 impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     pub(super) fn new(plan: &'p Plan<'p>, sink: &'p mut S, watermark: Watermark, told: F) -> Self {
         let now = Instant::now();
+        let mut delivery = Delivery::new(watermark);
+        delivery.dead_letters = plan.dead_letters();
         Self {
             plan,
             sink,
-            watermark,
-            router: Router::default(),
-            dead_letters: plan.dead_letters(),
+            delivery,
             taken: 0,
             latest: vec![String::new(); plan.key.columns.len()],
             marks: VecDeque::new(),
@@ -138,13 +134,13 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         copied: &Copied<'_>,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<Waited, ReplayError> {
-        self.watermark.begin(Lsn(self.taken))?;
+        self.delivery.watermark.begin_row()?;
         loop {
-            check(&self.watermark)?;
+            check(&self.delivery.watermark)?;
             match self.hand_over(&copied.row)? {
                 Step::Done | Step::Answer => break,
                 Step::Full => {
-                    if let Waited::Stop = room(&self.watermark, self.sink, stop).await? {
+                    if let Waited::Stop = room(&self.delivery.watermark, self.sink, stop).await? {
                         return Ok(Waited::Stop);
                     }
                 }
@@ -163,8 +159,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                 }
             }
         }
-        self.watermark
-            .commit(Lsn(self.taken), Lsn(self.taken + 1))?;
+        self.delivery.watermark.end_row()?;
         self.taken += 1;
         Ok(Waited::Enough)
     }
@@ -173,36 +168,9 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         let mapping = &self.plan.mapping;
         let mut run = Uuid::encode_buffer();
         let run = self.plan.run.hyphenated().encode_lower(&mut run).as_bytes();
-        let described = || mapping.describe(row);
-        let (failure, error) = match self.router.route_with(mapping, row, REPLAY_HEADER, run) {
-            Ok(record) => match give(&record, &mut self.watermark, self.sink)? {
-                Ok(step) => return Ok(step),
-                Err(error) => {
-                    let row = described();
-                    let failure = Failure::of_record(&error);
-                    (failure, ReplayError::Produce { row, error })
-                }
-            },
-            Err(error) => {
-                let row = described();
-                let failure = Some(Failure::unroutable(&error));
-                (failure, ReplayError::Route { row, error })
-            }
-        };
-        let (Some(letters), Some(failure)) = (&mut self.dead_letters, failure) else {
-            return Err(error);
-        };
-        if !letters.are_for(&failure) {
-            return Err(error);
-        }
-        let remains = Remains::Row(mapping, row);
         let mark = (REPLAY_HEADER, run);
-        let sent = letters.send(&failure, mark, remains, &mut self.watermark, self.sink)?;
-        sent.map_err(|error| ReplayError::DeadLetter {
-            row: described(),
-            error: Box::new(error),
-            reason: failure.reason().to_owned(),
-        })
+        let handed = self.delivery.hand_over(mapping, row, mark, self.sink);
+        handed.map_err(|error| ReplayError::of(error, || mapping.describe(row)))
     }
 
     /// Remembers the row now and then, and tells the journal how far we are.
@@ -230,7 +198,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
 
     /// Looks how far Kafka is.
     pub(super) fn look(&mut self) {
-        let acknowledged = self.watermark.confirmed().lsn().0;
+        let acknowledged = self.delivery.watermark.durable_rows();
         (self.told)(acknowledged - self.acknowledged);
         self.acknowledged = acknowledged;
         while self
@@ -249,7 +217,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
 
     /// How many dead letters the sink has taken.
     pub(super) fn dead_letters(&self) -> DeadLetterCounts {
-        let letters = self.dead_letters.as_ref();
+        let letters = self.delivery.dead_letters.as_ref();
         letters.map(DeadLetters::counts).unwrap_or_default()
     }
 
@@ -260,7 +228,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     ) -> Result<Waited, ReplayError> {
         self.sink.flush(false)?;
         loop {
-            check(&self.watermark)?;
+            check(&self.delivery.watermark)?;
             tokio::select! {
                 biased;
                 () = stopped(stop) => return Ok(Waited::Stop),
@@ -274,15 +242,15 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     async fn drained(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Waited, ReplayError> {
         self.sink.flush(false)?;
         loop {
-            check(&self.watermark)?;
+            check(&self.delivery.watermark)?;
             self.look();
-            if self.watermark.in_flight().records == 0 {
+            if self.delivery.watermark.in_flight().records == 0 {
                 return Ok(Waited::Enough);
             }
             tokio::select! {
                 biased;
                 () = stopped(stop) => return Ok(Waited::Stop),
-                () = self.watermark.empty() => {}
+                () = self.delivery.watermark.empty() => {}
                 () = sleep(TEND) => self.sink.tend(),
             }
         }

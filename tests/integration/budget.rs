@@ -491,6 +491,18 @@ fn what_can_not_be_is_refused() {
         &["--wal-budget-max", "0"],
         &["wal_budget.max", "more than 0"],
     );
+    refused(
+        &["--wal-budget-warn", "2GiB", "--wal-budget-max", "1GiB"],
+        &["wal_budget.warn", "more than wal_budget.max"],
+    );
+    refused(
+        &["--wal-budget-on-max", "drop-slot"],
+        &["wal_budget.on_max", "no wal_budget.max"],
+    );
+    refused(
+        &["--wal-budget-on-max", "drop"],
+        &["possible values: hold, drop-slot"],
+    );
     let of_messages = [&DROP_SLOT[..], &["--outbox", "messages"]].concat();
     refused(
         &of_messages,

@@ -271,9 +271,9 @@ pub(crate) fn play<'s>(
         let frame = Frame::decode(body).expect("a frame");
         assert_eq!(core.frame(&frame, sink).expect("goes on"), Step::Done);
         if n % FRAMES_A_READ == 0 {
-            core.watermark.tick(unix_micros());
+            core.delivery.watermark.tick(unix_micros());
             sink.flush(true).expect("flushes");
-            std::hint::black_box(core.watermark.confirmed());
+            std::hint::black_box(core.delivery.watermark.confirmed());
         }
     }
 }

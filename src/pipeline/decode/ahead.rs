@@ -43,7 +43,7 @@ impl Core {
                         ..
                     }),
                 ) if source.is_ours(prefix) => {
-                    if let Ok(envelope) = source.event(at, content) {
+                    if let Ok(envelope) = source.event(content) {
                         let mut texts = Texts::default();
                         let mapping = source.mapping();
                         topics.note(mapping, &envelope.row(mapping, &mut texts));

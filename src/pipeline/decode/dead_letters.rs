@@ -1,18 +1,16 @@
 //! Events that can't be delivered as they are: a dead letter in their place, or a halt.
 
-use std::fmt::Display;
 use std::time::Instant;
 
 use tracing::{debug, warn};
 
-use super::{Step, give};
+use super::Step;
+use super::delivery::{Mark, Undelivered, give};
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
-use crate::model::lsn::Position;
 use crate::model::outage::{Outage, Say};
 use crate::outbox::dead_letter::{ERROR, ERROR_MESSAGE, PIPELINE, Remains, Writer};
-use crate::outbox::route::POSITION_HEADER;
-use crate::pipeline::error::PipelineError;
+use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::sink::{Sink, SinkError};
 
@@ -28,22 +26,14 @@ enum Kind {
 }
 
 /// What keeps an event from being delivered.
-pub(crate) struct Failure {
+pub(super) struct Failure {
     kind: Kind,
     reason: String,
 }
 
 impl Failure {
-    /// No record can be made of it.
-    pub(crate) fn unroutable(error: &impl Display) -> Self {
-        Self {
-            kind: Kind::Unroutable,
-            reason: error.to_string(),
-        }
-    }
-
     /// The sink does not take its record; `None` where that is not for the record's sake.
-    pub(crate) fn of_record(error: &SinkError) -> Option<Self> {
+    fn of_record(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
             | SinkError::RecordRefused {
@@ -58,20 +48,28 @@ impl Failure {
         })
     }
 
-    fn of_event(error: &PipelineError) -> Option<Self> {
+    /// The message is no event.
+    pub(super) fn malformed(error: &EnvelopeError) -> Self {
+        Self {
+            kind: Kind::Malformed,
+            reason: error.to_string(),
+        }
+    }
+
+    /// What a dead letter says of it; `None` where that is not for the event's sake.
+    pub(super) fn of(error: &Undelivered) -> Option<Self> {
         match error {
-            PipelineError::Route { error, .. } => Some(Self::unroutable(error)),
-            PipelineError::Envelope { error, .. } => Some(Self {
-                kind: Kind::Malformed,
+            Undelivered::Route(error) => Some(Self {
+                kind: Kind::Unroutable,
                 reason: error.to_string(),
             }),
-            PipelineError::Produce { error, .. } => Self::of_record(error),
-            _ => None,
+            Undelivered::Produce(error) => Self::of_record(error),
+            Undelivered::DeadLetter { .. } | Undelivered::Order(_) => None,
         }
     }
 
     /// Why, or the beginning of that.
-    pub(crate) fn reason(&self) -> &str {
+    fn reason(&self) -> &str {
         let text = &self.reason;
         let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
         let end = ends.find(|&end| text.is_char_boundary(end));
@@ -117,7 +115,7 @@ impl DeadLetters {
     }
 
     /// Whether such a failure calls for a dead letter.
-    pub(crate) fn are_for(&self, failure: &Failure) -> bool {
+    pub(super) fn are_for(&self, failure: &Failure) -> bool {
         let becomes = match failure.kind {
             Kind::Oversize => self.settings.oversize,
             Kind::Unroutable => self.settings.unroutable,
@@ -126,26 +124,18 @@ impl DeadLetters {
         becomes == Undeliverable::DeadLetter
     }
 
-    /// Delivers a dead letter of what remains of the event at this position, which `error` kept from
-    /// being delivered. The error comes back where the settings have it halt.
-    pub(crate) fn deliver(
+    /// Delivers a dead letter of what remains of the event with the header `mark`.
+    pub(super) fn deliver(
         &mut self,
-        error: PipelineError,
-        at: Position,
+        failure: &Failure,
+        mark: Mark<'_>,
         remains: Remains<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let failure = Failure::of_event(&error);
-        let Some(failure) = failure.filter(|failure| self.are_for(failure)) else {
-            return Err(error);
-        };
-        let mark = (POSITION_HEADER, &at.text()[..]);
-        let sent = self.send(&failure, mark, remains, watermark, sink)?;
-        let step = sent.map_err(|error| PipelineError::DeadLetter {
-            at,
-            row: describe(remains),
-            error: Box::new(error),
+    ) -> Result<Step, Undelivered> {
+        let sent = self.send(failure, mark, remains, watermark, sink)?;
+        let step = sent.map_err(|error| Undelivered::DeadLetter {
+            error,
             reason: failure.reason().to_owned(),
         })?;
         if step == Step::Done {
@@ -155,10 +145,10 @@ impl DeadLetters {
     }
 
     /// Hands over a dead letter with the header `mark`. The inner error is the sink's refusal.
-    pub(crate) fn send(
+    fn send(
         &mut self,
         failure: &Failure,
-        mark: (&str, &[u8]),
+        mark: Mark<'_>,
         remains: Remains<'_>,
         watermark: &mut Watermark,
         sink: &mut impl Sink,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::*;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
+use crate::outbox::Record;
 use crate::pipeline::recovery::{Remedy, remedy};
 use crate::pipeline::settings::Undeliverable;
-use crate::sink::SinkError;
+use crate::sink::{Produced, SinkError};
 
 const RESUME: Lsn = Lsn(0x100);
 const WINDOW: Window = Window {
@@ -217,9 +218,9 @@ impl Stream {
 
     /// What has to be so at any time.
     fn hold(&mut self) {
-        let confirmed = self.core.watermark.confirmed().lsn();
+        let confirmed = self.core.delivery.watermark.confirmed().lsn();
         assert!(confirmed >= self.confirmed, "it never goes back");
-        assert!(confirmed <= self.core.watermark.received());
+        assert!(confirmed <= self.core.delivery.watermark.received());
         // A transaction ends after its commit record, and the one after it is beyond its end.
         let held = self.sink.held.iter().filter_map(|(_, position)| *position);
         let first = held.map(|position| position.commit).min();
@@ -227,7 +228,7 @@ impl Stream {
             first.is_none_or(|first| confirmed <= first),
             "{confirmed} is ahead"
         );
-        let in_flight = self.core.watermark.in_flight();
+        let in_flight = self.core.delivery.watermark.in_flight();
         assert_eq!(in_flight.records, self.sink.held.len() as u64);
         assert!(in_flight.records <= WINDOW.records);
         assert!(in_flight.bytes <= WINDOW.bytes || in_flight.records == 1);
@@ -238,7 +239,7 @@ impl Stream {
     fn end(&mut self) {
         self.step(&mut &b"a"[..]);
         self.hold();
-        assert_eq!(self.confirmed, self.core.watermark.received());
+        assert_eq!(self.confirmed, self.core.delivery.watermark.received());
     }
 }
 

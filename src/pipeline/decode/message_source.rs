@@ -3,11 +3,9 @@
 use tracing::warn;
 
 use super::LeftAlone;
-use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, MappingError};
-use crate::outbox::envelope::Envelope;
+use crate::outbox::envelope::{Envelope, EnvelopeError};
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::error::PipelineError;
 
 /// The messages of one prefix.
 pub(crate) struct MessageSource {
@@ -40,16 +38,8 @@ impl MessageSource {
     }
 
     /// The event of a message with our prefix.
-    pub(crate) fn event<'a>(
-        &self,
-        at: Position,
-        content: &'a [u8],
-    ) -> Result<Envelope<'a>, PipelineError> {
-        Envelope::decode(content).map_err(|error| PipelineError::Envelope {
-            at,
-            prefix: self.prefix.clone(),
-            error,
-        })
+    pub(crate) fn event<'a>(&self, content: &'a [u8]) -> Result<Envelope<'a>, EnvelopeError> {
+        Envelope::decode(content)
     }
 
     /// A message has come that belongs to no transaction.

@@ -287,14 +287,11 @@ fn event(
     at: Position,
     content: &[u8],
 ) -> (String, Result<String, String>) {
-    match source.event(at, content) {
+    match source.event(content) {
         Ok(envelope) => {
             let mut texts = Texts::default();
             let row = envelope.row(source.mapping(), &mut texts);
             fate(router, source.mapping(), &row, at)
-        }
-        Err(PipelineError::Envelope { error, .. }) => {
-            ("message".to_owned(), Err(error.to_string()))
         }
         Err(error) => ("message".to_owned(), Err(error.to_string())),
     }

@@ -4,7 +4,8 @@ use super::*;
 use crate::delivery::chunks::Chunk;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
-use crate::sink::SinkError;
+use crate::outbox::Record;
+use crate::sink::{Produced, SinkError};
 
 mod ahead;
 mod dead_letters;
@@ -117,7 +118,7 @@ impl Scene {
     }
 
     fn confirmed(&mut self) -> Lsn {
-        self.core.watermark.confirmed().lsn()
+        self.core.delivery.watermark.confirmed().lsn()
     }
 }
 
@@ -404,7 +405,7 @@ fn a_frame_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
         scene.taken(),
         ["outbox.event.order key a 00000000/00000200:0000000000"]
     );
-    assert_eq!(scene.core.watermark.in_flight().records, 1);
+    assert_eq!(scene.core.delivery.watermark.in_flight().records, 1);
     scene.done(&commit(0x200));
     scene.deliver_all();
     assert_eq!(scene.confirmed(), Lsn(0x210));
@@ -432,7 +433,7 @@ fn a_keepalive_confirms_an_idle_outbox_and_is_answered_when_it_asks() {
             reply_requested,
         };
         let step = scene.core.frame(&frame, &mut scene.sink).expect("goes on");
-        (step, scene.core.watermark.confirmed().lsn())
+        (step, scene.core.delivery.watermark.confirmed().lsn())
     };
     assert_eq!(keepalive(0x900, false), (Step::Done, Lsn(0x900)));
     assert_eq!(keepalive(0x900, true), (Step::Answer, Lsn(0x900)));
@@ -548,7 +549,7 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
     ] {
         assert!(text.contains(word), "{word:?} in {text:?}");
     }
-    assert_eq!(scene.core.watermark.in_flight().records, 0);
+    assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
 }
 
 #[test]

@@ -53,18 +53,20 @@ impl TransactionCommitter {
         let delivered = resume.delivered.clone();
         core.leave_out(delivered, resume.safe_lsn, server.confirmed);
         // What the checkpoint covers counts when the log has proved to be the one that was published.
-        core.watermark.checkpointed(match core.is_proved() {
-            true => resume.safe_lsn,
-            false => server.confirmed,
-        });
+        core.delivery
+            .watermark
+            .checkpointed(match core.is_proved() {
+                true => resume.safe_lsn,
+                false => server.confirmed,
+            });
         if let Some(copied) = resume.snapshot.clone().filter(CopyProgress::is_complete) {
             core.leave_out_copied(copied);
         }
         Self {
             checkpoint: checkpoint.resumed(server, resume),
-            schedule: CommitSchedule::new(now, core.watermark.sent()),
+            schedule: CommitSchedule::new(now, core.delivery.watermark.sent()),
             under_way: None,
-            stats: Arc::clone(core.watermark.stats()),
+            stats: Arc::clone(core.delivery.watermark.stats()),
         }
     }
 
@@ -90,7 +92,9 @@ impl TransactionCommitter {
             return None;
         }
         let moved = self.has_moved(core);
-        let due = self.schedule.due(now, core.watermark.sent(), moved, busy)?;
+        let due = self
+            .schedule
+            .due(now, core.delivery.watermark.sent(), moved, busy)?;
         if due > now {
             return Some(due);
         }
@@ -100,8 +104,8 @@ impl TransactionCommitter {
 
     /// Begins a commit of everything up to here.
     pub(crate) fn begin(&mut self, core: &Core, sink: &mut impl Sink, now: Instant) {
-        self.schedule.begin(now, core.watermark.sent());
-        let received = core.watermark.received();
+        self.schedule.begin(now, core.delivery.watermark.sent());
+        let received = core.delivery.watermark.received();
         // What is sent again at first ends before that.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
         let last = core.last().map(Delivered::UpTo);
@@ -112,7 +116,7 @@ impl TransactionCommitter {
         self.under_way = Some(UnderWay {
             safe: self.checkpoint.safe_lsn,
             since: now,
-            in_flight: core.watermark.in_flight(),
+            in_flight: core.delivery.watermark.in_flight(),
             commit,
         });
     }
@@ -144,13 +148,13 @@ impl TransactionCommitter {
 
     /// There is something that was not committed.
     pub(crate) fn is_behind(&self, core: &Core) -> bool {
-        self.has_moved(core) || self.schedule.has_records(core.watermark.sent())
+        self.has_moved(core) || self.schedule.has_records(core.delivery.watermark.sent())
     }
 
     /// More may be confirmed after the next checkpoint than after the last one. Nothing is said of a log
     /// that has not proved itself.
     fn has_moved(&self, core: &Core) -> bool {
-        core.is_proved() && core.watermark.received() > self.checkpoint.safe_lsn
+        core.is_proved() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
     }
 
     /// Resolves when the commit that is under way has succeeded; never without one.

@@ -28,8 +28,8 @@ impl Session<'_> {
         if let Ok(Err(error)) = &settled {
             warn!(pipeline, %error, "the last Kafka transaction was not committed");
         }
-        let left = core.watermark.in_flight().records;
-        if core.watermark.deliveries().failed() {
+        let left = core.delivery.watermark.in_flight().records;
+        if core.delivery.watermark.deliveries().failed() {
             warn!(
                 pipeline,
                 left,
@@ -44,11 +44,11 @@ impl Session<'_> {
                 "not all records were acknowledged in time; they will be sent again at the next start"
             );
         }
-        let durable = core.watermark.confirmed();
+        let durable = core.delivery.watermark.confirmed();
         let last = timeout(LAST_WORD, self.confirms.last(durable)).await;
         let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
-        let stats = core.watermark.stats();
-        stats.progressed(&core.watermark.progress(confirmed, false));
+        let stats = core.delivery.watermark.stats();
+        stats.progressed(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);
         let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
         let closed = match told {
@@ -67,17 +67,19 @@ async fn settle(
     core: &mut Core,
     sink: &mut impl Sink,
 ) -> Result<(), SinkError> {
-    core.watermark.empty().await;
+    core.delivery.watermark.empty().await;
     let Some(committer) = committer else {
         return Ok(());
     };
     if committer.is_committing() {
-        core.watermark
+        core.delivery
+            .watermark
             .checkpointed(committer.committed().await?.safe);
     }
-    if committer.is_behind(core) && !core.watermark.deliveries().failed() {
+    if committer.is_behind(core) && !core.delivery.watermark.deliveries().failed() {
         committer.begin(core, sink, Instant::now());
-        core.watermark
+        core.delivery
+            .watermark
             .checkpointed(committer.committed().await?.safe);
     }
     Ok(())

@@ -38,9 +38,9 @@ impl Session<'_> {
         if now.duration_since(self.connection.last_heard()) > limit {
             return Err(ConnectionError::Silent(limit).into());
         }
-        let durable = core.watermark.confirmed();
-        let in_flight = core.watermark.in_flight().records > 0;
-        let (carried, copies) = (core.watermark.carried(), self.copying.is_some());
+        let durable = core.delivery.watermark.confirmed();
+        let in_flight = core.delivery.watermark.in_flight().records > 0;
+        let (carried, copies) = (core.delivery.watermark.carried(), self.copying.is_some());
         let events = |written| copies || carried > written;
         let (confirmed, worth) = self.confirms.may(durable, events, now);
         if (in_flight || has_more || confirmed < durable)

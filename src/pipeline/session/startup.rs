@@ -1,124 +1,37 @@
-//! From the checks of what a pipeline needs to a connection that streams.
-
-use std::time::Duration;
+//! From the checks of what a pipeline needs to a connection that streams, in phases: each is a type that owns what is
+//! known by then, and a method of it leads to the next.
+//!
+//! ```text
+//! Checked ──▶ Connected ──▶ Planned ──▶ SlotTaken ──▶ Session
+//! ```
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
-use tracing::{error, info, warn};
+use tokio::time::Instant;
+use tracing::{error, info};
 
 use super::Session;
-use super::keepalive::status_pause;
+use super::link::{Link, hold, with_users};
 use super::monitor::{monitor_slot, monitor_until_lost};
 use super::state::SessionState;
 use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
-use crate::delivery::watermark::Confirmed;
 use crate::model::lifecycle::{SnapshotPhase, State};
 use crate::model::lsn::Lsn;
-use crate::pipeline::confirms::Confirms;
+use crate::pipeline::confirms::{Confirms, Writer};
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::decode::Core;
-use crate::pipeline::error::PipelineError;
-use crate::pipeline::error::SnapshotError;
+use crate::pipeline::error::{PipelineError, SnapshotError};
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::pipeline::snapshot;
 use crate::pipeline::snapshot::pace::Pace;
-use crate::pipeline::snapshot::{Known, Planned, Snapshot};
+use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::pipeline::wal_budget::slot_monitor;
+use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
-use crate::postgres::catalog::{Observed, Problem};
-use crate::postgres::replication::{Connection, ConnectionError, Identity};
-use crate::postgres::target::Outbox;
+use crate::postgres::replication::Identity;
 use crate::sink::Sink;
-
-/// A connection that is to stream, and then a session's.
-struct Link {
-    connection: Connection,
-    identity: Identity,
-    /// The server process on the other side.
-    walsender: i32,
-    /// Where the slot stands, once it is ours.
-    resume: Option<Lsn>,
-}
-
-impl Link {
-    async fn open(
-        settings: &PipelineSettings,
-        database: &impl Database,
-        catalog: &impl CatalogQueries,
-        session_state: &mut SessionState,
-    ) -> Result<Self, PipelineError> {
-        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
-        let mut connection = match database.connect(limit, row_bytes).await {
-            Ok(connection) => connection,
-            Err(error) => return Err(with_users(error.into(), catalog).await),
-        };
-        session_state.access.granted();
-        let identity = connection.identify().await?;
-        session_state.check_cluster(&identity)?;
-        let walsender = connection.process_id().await?;
-        Ok(Self {
-            connection,
-            identity,
-            walsender,
-            resume: None,
-        })
-    }
-
-    /// Starts replication, and gives where the slot stands: only once it is ours does nobody else move it.
-    async fn take_slot(
-        &mut self,
-        settings: &PipelineSettings,
-        catalog: &impl CatalogQueries,
-        from: Lsn,
-    ) -> Result<Lsn, PipelineError> {
-        let target = &settings.target;
-        let messages = matches!(target.outbox, Outbox::Messages { .. });
-        self.connection
-            .start(&target.slot, from, &target.publication, messages)
-            .await?;
-        let slot = catalog.look(target).await?.slot;
-        let slot = slot.ok_or_else(|| Problem::NoSlot {
-            slot: target.slot.clone(),
-            init: target.outbox.init(),
-        })?;
-        // An address can go over to another server between two connections, and what that one's slot has
-        // confirmed says nothing of this one's.
-        if slot.active_pid != Some(self.walsender) {
-            let (walsender, found) = (self.walsender, slot.active_pid);
-            return Err(PipelineError::two_servers(target, walsender, found));
-        }
-        self.resume = Some(slot.confirmed);
-        Ok(slot.confirmed)
-    }
-}
-
-/// Keeps the slot of a link that has it, reading nothing, until the link is lost. `confirmed` is where the
-/// slot stands.
-async fn hold(
-    link: &mut Option<Link>,
-    confirmed: Confirmed,
-    link_timeout: Duration,
-) -> ConnectionError {
-    let Some(link) = link.as_mut().filter(|link| link.resume.is_some()) else {
-        return std::future::pending().await;
-    };
-    loop {
-        // The link is read on when the slot is no longer only held.
-        link.connection.pause();
-        sleep(status_pause(link_timeout)).await;
-        if let Err(error) = link
-            .connection
-            .confirm(confirmed, false, link_timeout)
-            .await
-        {
-            return error;
-        }
-    }
-}
 
 /// Checks what the pipeline needs, connects, and starts replication. Nothing if told to drain
 /// meanwhile.
@@ -130,253 +43,438 @@ pub(in crate::pipeline) async fn open<'s>(
     session_state: &mut SessionState,
     orders: &mut watch::Receiver<Order>,
 ) -> Result<Option<Session<'s>>, PipelineError> {
+    let start = async {
+        let mut start = Startup {
+            settings,
+            database,
+            core,
+            session_state,
+        };
+        let checked = Checked::by(&mut start).await?;
+        let connected = checked.connect(&mut start, sink).await?;
+        let planned = connected.plan(&mut start).await?;
+        let slot_taken = planned.take_slot(&mut start).await?;
+        slot_taken.stream(start).await
+    };
     tokio::select! {
         biased;
         () = drain_ordered(orders) => Ok(None),
-        session = start(settings, database, core, sink, session_state) => session.map(Some),
+        session = start => session.map(Some),
     }
 }
 
-async fn start<'s>(
+/// What every phase works with.
+struct Startup<'a, 's, D> {
     settings: &'s PipelineSettings,
-    database: &impl Database,
-    core: &mut Core,
-    sink: &mut impl Sink,
-    session_state: &mut SessionState,
-) -> Result<Session<'s>, PipelineError> {
-    let target = &settings.target;
-    let mut catalog = database.catalog().await?;
-    session_state.access.accepted();
-    let observed = catalog.look(target).await?;
-    if let Some(problem) = observed.problems(target).into_iter().next() {
-        return Err(slot_monitor::explain(settings, &catalog, problem).await);
-    }
-    settings.check_drop_slot(&observed)?;
-    if !session_state.has_reminded {
-        slot_monitor::remind(settings, &catalog).await?;
-        session_state.has_reminded = true;
-    }
-    // As the table is now; rows say again what it was like when they were written.
-    settings.check_columns(&observed)?;
-    if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
-        session_state.access.granted();
-        return Err(PipelineError::SlotInUse {
-            slot: target.slot.clone(),
-            pid,
-        });
+    database: &'a D,
+    core: &'a mut Core,
+    session_state: &'a mut SessionState,
+}
+
+impl<D: Database> Startup<'_, '_, D> {
+    async fn link(&mut self, catalog: &D::Catalog) -> Result<Link, PipelineError> {
+        Link::open(self.settings, self.database, catalog, self.session_state).await
     }
 
-    let mut link = None;
-    let checkpoint = match &settings.delivery {
-        Delivery::AtLeastOnce => None,
-        Delivery::ExactlyOnce(checkpoint) => {
-            // What the slot has sent says later that nothing is to be copied.
-            if !session_state.copies
-                && snapshot::has_nothing_to_copy(settings, &catalog, &observed).await
-            {
-                let mut open = Link::open(settings, database, &catalog, session_state).await?;
-                let resume = open.take_slot(settings, &catalog, Lsn::ZERO).await?;
-                core.reconnected(resume);
-                link = Some(open);
-            }
-            // Whoever had the slot before can't produce from here on; only then is it known what it has
-            // produced.
-            let found = tokio::select! {
-                found = sink.take_over() => found?,
-                // It waits for Kafka, for as long as that is away.
-                error = monitor_until_lost(&mut catalog, &session_state.watched) => return Err(error),
-                error = hold(&mut link, core.watermark.confirmed(), settings.link_timeout) => return Err(error.into()),
-            };
-            Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
-                pipeline: settings.name.clone(),
-                topic: checkpoint.topic.clone(),
-                slot: target.slot.clone(),
-            }))
+    async fn take_slot(
+        &mut self,
+        link: &mut Link,
+        catalog: &D::Catalog,
+        from: Lsn,
+    ) -> Result<Lsn, PipelineError> {
+        let resume = link.take_slot(self.settings, catalog, from).await?;
+        self.core.reconnected(resume);
+        Ok(resume)
+    }
+}
+
+/// The database has what the pipeline needs, and nobody has the slot.
+struct Checked<C> {
+    catalog: C,
+    observed: Observed,
+}
+
+impl<C: CatalogQueries> Checked<C> {
+    async fn by<D: Database<Catalog = C>>(
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<Self, PipelineError> {
+        let (settings, target) = (start.settings, &start.settings.target);
+        let catalog = start.database.catalog().await?;
+        start.session_state.access.accepted();
+        let observed = catalog.look(target).await?;
+        if let Some(problem) = observed.problems(target).into_iter().next() {
+            return Err(slot_monitor::explain(settings, &catalog, problem).await);
         }
-    };
+        settings.check_drop_slot(&observed)?;
+        if !start.session_state.has_reminded {
+            slot_monitor::remind(settings, &catalog).await?;
+            start.session_state.has_reminded = true;
+        }
+        // As the table is now; rows say again what it was like when they were written.
+        settings.check_columns(&observed)?;
+        if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
+            start.session_state.access.granted();
+            return Err(PipelineError::SlotInUse {
+                slot: target.slot.clone(),
+                pid,
+            });
+        }
+        Ok(Self { catalog, observed })
+    }
 
-    let mut link = match link {
-        Some(link) => link,
-        None => Link::open(settings, database, &catalog, session_state).await?,
+    /// Opens the connection that will stream. Exactly-once first sees to it that nobody else produces, which takes
+    /// Kafka, and finds out what is in it.
+    async fn connect<D: Database<Catalog = C>>(
+        mut self,
+        start: &mut Startup<'_, '_, D>,
+        sink: &mut impl Sink,
+    ) -> Result<Connected<C>, PipelineError> {
+        let settings = start.settings;
+        let mut taken = None;
+        let found = match &settings.delivery {
+            Delivery::AtLeastOnce => None,
+            Delivery::ExactlyOnce(checkpoint) => {
+                // What the slot has sent says later that nothing is to be copied.
+                if !start.session_state.copies
+                    && snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed).await
+                {
+                    let mut link = start.link(&self.catalog).await?;
+                    start.take_slot(&mut link, &self.catalog, Lsn::ZERO).await?;
+                    taken = Some(link);
+                }
+                // Whoever had the slot before can't produce from here on; only then is it known what it has
+                // produced.
+                let confirmed = start.core.delivery.watermark.confirmed();
+                let found = tokio::select! {
+                    found = sink.take_over() => found?,
+                    // It waits for Kafka, for as long as that is away.
+                    error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error),
+                    error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
+                };
+                Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
+                    pipeline: settings.name.clone(),
+                    topic: checkpoint.topic.clone(),
+                    slot: settings.target.slot.clone(),
+                }))
+            }
+        };
+        let mut link = match taken {
+            Some(link) => link,
+            None => start.link(&self.catalog).await?,
+        };
+        link.connection.pause();
+        let of = start.session_state.note_server(settings, &link.identity);
+        let Self { catalog, observed } = self;
+        let checkpoint = match found {
+            Some(Err(missing)) => {
+                let identity = &link.identity;
+                let first =
+                    first_checkpoint(&catalog, &of, &observed, identity, start.session_state);
+                Some(first.await?.ok_or(missing)?)
+            }
+            found => found.transpose()?,
+        };
+        Ok(Connected {
+            catalog,
+            observed,
+            link,
+            of,
+            checkpoint,
+        })
+    }
+}
+
+/// There is a connection that can stream, and of exactly-once it is known what is in Kafka.
+struct Connected<C> {
+    catalog: C,
+    observed: Observed,
+    link: Link,
+    of: SlotOf,
+    checkpoint: Option<Checkpoint>,
+}
+
+impl<C: CatalogQueries> Connected<C> {
+    /// Decides about rows that are older than the slot, and makes their snapshot.
+    async fn plan<D: Database<Catalog = C>>(
+        self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<Planned<C>, PipelineError> {
+        let settings = start.settings;
+        let identity = &self.link.identity;
+        let history = match &self.checkpoint {
+            Some(checkpoint) if checkpoint.timeline != identity.timeline => {
+                // The first one may stream already.
+                let mut beside = start.link(&self.catalog).await?;
+                let timeline = identity.timeline;
+                beside.connection.timeline_history(timeline).await?
+            }
+            _ => Vec::new(),
+        };
+        let server = ServerState {
+            system_id: identity.system_id.clone(),
+            timeline: identity.timeline,
+            history,
+            slot: settings.target.slot.clone(),
+            confirmed: self.link.resume.unwrap_or_default(),
+            flushed: identity.flushed,
+        };
+        let known = match &self.checkpoint {
+            None => None,
+            Some(checkpoint) => Some(Known {
+                has_delivered: checkpoint.delivered.is_some(),
+                copied: checkpoint.copied_on(&server)?,
+            }),
+        };
+        // A checkpoint knows better, here too.
+        let planned = match start.session_state.snapshot_done && known.is_none() {
+            true => snapshot::Planned::Nothing,
+            false => {
+                let known = known.as_ref();
+                snapshot::plan(settings, &self.catalog, &self.observed, known).await?
+            }
+        };
+        start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
+        if start.session_state.copies && self.link.resume.is_some() {
+            // The stream has to begin elsewhere.
+            return Err(SnapshotError::Outrun.into());
+        }
+        let older = match planned {
+            snapshot::Planned::Nothing => OlderRows::Nothing,
+            snapshot::Planned::Settled(why) => OlderRows::Settled(why),
+            snapshot::Planned::Copy(plan) => {
+                let stats = start.core.delivery.watermark.stats();
+                stats.snapshot_entered(SnapshotPhase::Making, None);
+                let catalog = &self.catalog;
+                match Snapshot::make(settings, start.database, catalog, identity, plan).await {
+                    Ok(snapshot) => OlderRows::Copy(snapshot),
+                    Err(error) => return Err(with_users(error, catalog).await),
+                }
+            }
+        };
+        Ok(Planned {
+            catalog: self.catalog,
+            link: self.link,
+            of: self.of,
+            checkpoint: self.checkpoint,
+            server,
+            older,
+        })
+    }
+}
+
+/// What becomes of rows that are older than the slot.
+enum OlderRows {
+    /// They are dealt with, and that is known.
+    Nothing,
+    /// They are, and that is to be recorded, for this reason.
+    Settled(&'static str),
+    /// They come first.
+    Copy(Snapshot),
+}
+
+/// It is known where the stream has to begin.
+struct Planned<C> {
+    catalog: C,
+    link: Link,
+    of: SlotOf,
+    checkpoint: Option<Checkpoint>,
+    server: ServerState,
+    older: OlderRows,
+}
+
+impl<C: CatalogQueries> Planned<C> {
+    /// Starts replication where it has not begun yet, and compares where the slot is with what is known of it.
+    async fn take_slot<D: Database<Catalog = C>>(
+        mut self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<SlotTaken<C>, PipelineError> {
+        let resume = match self.link.resume {
+            Some(resume) => resume,
+            None => {
+                // The server itself leaves out what the snapshot has.
+                let from = match &self.older {
+                    OlderRows::Copy(snapshot) => snapshot.stream_from(),
+                    OlderRows::Nothing | OlderRows::Settled(_) => Lsn::ZERO,
+                };
+                start.take_slot(&mut self.link, &self.catalog, from).await?
+            }
+        };
+        let state = slot_state(&self.catalog, &self.of, start.session_state).await?;
+        if self.checkpoint.is_none() {
+            // A checkpoint knows better than our memory, which another instance may have outrun.
+            let begun = state.flatten().filter(|state| state.begun);
+            let recorded = begun.map(|state| state.confirmed);
+            if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
+                let target = &start.settings.target;
+                match recorded {
+                    Some(recorded)
+                        if self
+                            .catalog
+                            .is_accounted_for(target, recorded, resume)
+                            .await? => {}
+                    _ => return Err(moved),
+                }
+            }
+        }
+        Ok(SlotTaken {
+            catalog: self.catalog,
+            link: self.link,
+            of: self.of,
+            checkpoint: self.checkpoint,
+            server: ServerState {
+                confirmed: resume,
+                ..self.server
+            },
+            older: self.older,
+            state,
+        })
+    }
+}
+
+/// The slot is ours, and nobody else moves it.
+struct SlotTaken<C> {
+    catalog: C,
+    link: Link,
+    of: SlotOf,
+    checkpoint: Option<Checkpoint>,
+    server: ServerState,
+    older: OlderRows,
+    /// What was recorded of the slot; nothing where that can't be done.
+    state: Option<Option<SlotState>>,
+}
+
+impl<C: CatalogQueries> SlotTaken<C> {
+    /// Begins the copy or the stream.
+    async fn stream<'s, D: Database<Catalog = C>>(
+        mut self,
+        start: Startup<'_, 's, D>,
+    ) -> Result<Session<'s>, PipelineError> {
+        let Startup {
+            settings,
+            database,
+            core,
+            session_state,
+        } = start;
+        let resume = self.server.confirmed;
+        let now = Instant::now();
+        let committer = match self.checkpoint.take() {
+            None => None,
+            Some(checkpoint) => Some(resume_from(
+                checkpoint,
+                &self.server,
+                settings,
+                core,
+                session_state,
+                now,
+            )?),
+        };
+        // A slot that was re-created is beyond a consistent point that nothing was delivered up to.
+        session_state.snapshot_done |= !matches!(self.older, OlderRows::Copy(_));
+        if let OlderRows::Settled(why) = self.older {
+            snapshot::settle(settings, &self.catalog, resume, why).await;
+        }
+        let copying = match self.older {
+            OlderRows::Copy(snapshot) => {
+                Some(snapshot.copy(settings, &self.catalog, resume, core).await?)
+            }
+            OlderRows::Nothing | OlderRows::Settled(_) => {
+                let (slot, host) = (&settings.target.slot, &self.link.connection.host);
+                info!(pipeline = settings.name, slot, from = %resume, host, "streaming");
+                None
+            }
+        };
+        let (confirms, writer) = confirms(
+            &self.catalog,
+            self.of,
+            self.state,
+            core,
+            session_state,
+            resume,
+            now,
+        )
+        .await?;
+        let mut slot_monitor = JoinSet::new();
+        core.delivery.watermark.stats().entered(State::Streaming);
+        slot_monitor.spawn(monitor_slot(
+            database.clone(),
+            session_state.watched.clone(),
+            self.catalog,
+            self.link.walsender,
+            writer,
+        ));
+        Ok(Session {
+            settings,
+            connection: self.link.connection,
+            resume,
+            slot_monitor,
+            committer,
+            confirms,
+            told: None,
+            told_at: now,
+            status_due: now,
+            stopping_since: None,
+            pace: Pace::new(now),
+            copying,
+        })
+    }
+}
+
+/// Exactly-once goes on from `checkpoint`, if the log of this server does.
+fn resume_from(
+    checkpoint: Checkpoint,
+    server: &ServerState,
+    settings: &PipelineSettings,
+    core: &mut Core,
+    session_state: &mut SessionState,
+    now: Instant,
+) -> Result<TransactionCommitter, PipelineError> {
+    let resume = match checkpoint.resume(server) {
+        Ok(resume) => resume,
+        Err(error) => return Err(session_state.doubt(checkpoint, error)),
     };
-    link.connection.pause();
-    let identity = link.identity.clone();
-    if session_state.system_id.is_some() && session_state.timeline != identity.timeline {
-        let (from, to) = (session_state.timeline, identity.timeline);
-        warn!(
-            pipeline = settings.name,
-            from, to, "PostgreSQL has a new timeline: a standby was promoted"
+    if let Some(Phantom { from, to }) = resume.phantom {
+        error!(
+            pipeline = settings.name, %from, %to, epoch = resume.epoch,
+            "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
+             positions are in Kafka and never happened in the database"
         );
     }
-    session_state.system_id = Some(identity.system_id.clone());
-    session_state.timeline = identity.timeline;
-    let of = SlotOf {
-        pipeline: settings.name.clone(),
-        target: target.clone(),
-        system_id: identity.system_id.clone(),
-        timeline: identity.timeline,
-    };
-    let checkpoint = match checkpoint {
-        Some(Err(missing)) => {
-            let first =
-                first_checkpoint(&catalog, &of, &observed, &identity, session_state).await?;
-            Some(first.ok_or(missing)?)
-        }
-        found => found.transpose()?,
-    };
-    let history = match &checkpoint {
-        Some(checkpoint) if checkpoint.timeline != identity.timeline => {
-            // The first one may stream already.
-            let mut beside = Link::open(settings, database, &catalog, session_state).await?;
-            let timeline = identity.timeline;
-            beside.connection.timeline_history(timeline).await?
-        }
-        _ => Vec::new(),
-    };
+    Ok(TransactionCommitter::open(
+        &checkpoint,
+        server,
+        &resume,
+        core,
+        now,
+    ))
+}
 
-    let server = ServerState {
-        system_id: identity.system_id.clone(),
-        timeline: identity.timeline,
-        history,
-        slot: target.slot.clone(),
-        confirmed: Lsn::ZERO,
-        flushed: identity.flushed,
+/// How what is durable becomes what may be confirmed, and who records it before.
+async fn confirms(
+    catalog: &impl CatalogQueries,
+    of: SlotOf,
+    state: Option<Option<SlotState>>,
+    core: &mut Core,
+    session_state: &mut SessionState,
+    resume: Lsn,
+    now: Instant,
+) -> Result<(Confirms, Option<Writer>), PipelineError> {
+    let Some(before) = state else {
+        return Ok((Confirms::unwritten(), None));
     };
-    let known = match &checkpoint {
-        None => None,
-        Some(checkpoint) => Some(Known {
-            has_delivered: checkpoint.delivered.is_some(),
-            copied: checkpoint.copied_on(&server)?,
-        }),
-    };
-    // A checkpoint knows better, here too.
-    let planned = match session_state.snapshot_done && known.is_none() {
-        true => Planned::Nothing,
-        false => snapshot::plan(settings, &catalog, &observed, known.as_ref()).await?,
-    };
-    let (plan, settled) = match planned {
-        Planned::Nothing => (None, None),
-        Planned::Settled(why) => (None, Some(why)),
-        Planned::Copy(plan) => (Some(plan), None),
-    };
-    session_state.copies = plan.is_some();
-    if session_state.copies && link.resume.is_some() {
-        // The stream has to begin elsewhere.
-        return Err(SnapshotError::Outrun.into());
+    match catalog.write_slot_state(&of, resume).await {
+        Ok(()) => {
+            let confirmed = core.delivery.watermark.confirmed();
+            let (confirms, writer) = Confirms::written(of, confirmed, now);
+            Ok((confirms, Some(writer)))
+        }
+        // What is there would be taken for all that was confirmed.
+        Err(error) if before.is_some() => Err(error.into()),
+        Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
+            session_state.warn_unwritten(&of, &error.to_string());
+            Ok((Confirms::unwritten(), None))
+        }
+        Err(error) => Err(error.into()),
     }
-    let snapshot = match plan {
-        Some(plan) => {
-            let stats = core.watermark.stats();
-            stats.snapshot_entered(SnapshotPhase::Making, None);
-            match Snapshot::make(settings, database, &catalog, &identity, plan).await {
-                Ok(snapshot) => Some(snapshot),
-                Err(error) => return Err(with_users(error, &catalog).await),
-            }
-        }
-        None => None,
-    };
-    let resume = match link.resume {
-        Some(resume) => resume,
-        None => {
-            // The server itself leaves out what the snapshot has.
-            let from = snapshot.as_ref().map_or(Lsn::ZERO, Snapshot::stream_from);
-            let resume = link.take_slot(settings, &catalog, from).await?;
-            core.reconnected(resume);
-            resume
-        }
-    };
-    let state = slot_state(&catalog, &of, session_state).await?;
-    if checkpoint.is_none() {
-        // A checkpoint knows better than our memory, which another instance may have outrun.
-        let begun = state.flatten().filter(|state| state.begun);
-        let written = begun.map(|state| state.confirmed);
-        if let Err(moved) = session_state.check_slot(&of, written, resume) {
-            match written {
-                Some(written) if catalog.is_accounted_for(target, written, resume).await? => {}
-                _ => return Err(moved),
-            }
-        }
-    }
-    let now = Instant::now();
-    let committer = match checkpoint {
-        None => None,
-        Some(checkpoint) => {
-            let server = ServerState {
-                confirmed: resume,
-                ..server
-            };
-            let resume = match checkpoint.resume(&server) {
-                Ok(resume) => resume,
-                Err(error) => return Err(session_state.doubt(checkpoint, error)),
-            };
-            if let Some(Phantom { from, to }) = resume.phantom {
-                error!(
-                    pipeline = settings.name, %from, %to, epoch = resume.epoch,
-                    "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
-                     positions are in Kafka and never happened in the database"
-                );
-            }
-            Some(TransactionCommitter::open(
-                &checkpoint,
-                &server,
-                &resume,
-                core,
-                now,
-            ))
-        }
-    };
-    // A slot that was re-created stands beyond a consistent point that nothing was delivered up to.
-    session_state.snapshot_done |= snapshot.is_none();
-    if let Some(why) = settled {
-        snapshot::settle(settings, &catalog, resume, why).await;
-    }
-    let copying = match snapshot {
-        Some(snapshot) => Some(snapshot.copy(settings, &catalog, resume, core).await?),
-        None => {
-            info!(pipeline = settings.name, slot = target.slot, from = %resume, host = link.connection.host, "streaming");
-            None
-        }
-    };
-
-    let (confirms, writer) = match state {
-        None => (Confirms::unwritten(), None),
-        Some(before) => match catalog.write_slot_state(&of, resume).await {
-            Ok(()) => {
-                let (confirms, writer) = Confirms::written(of, core.watermark.confirmed(), now);
-                (confirms, Some(writer))
-            }
-            // What is there would be taken for all that was confirmed.
-            Err(error) if before.is_some() => return Err(error.into()),
-            Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
-                session_state.warn_unwritten(&of, &error.to_string());
-                (Confirms::unwritten(), None)
-            }
-            Err(error) => return Err(error.into()),
-        },
-    };
-    let mut slot_monitor = JoinSet::new();
-    core.watermark.stats().entered(State::Streaming);
-    slot_monitor.spawn(monitor_slot(
-        database.clone(),
-        session_state.watched.clone(),
-        catalog,
-        link.walsender,
-        writer,
-    ));
-    Ok(Session {
-        settings,
-        connection: link.connection,
-        resume,
-        slot_monitor,
-        committer,
-        confirms,
-        told: None,
-        told_at: now,
-        status_due: now,
-        stopping_since: None,
-        pace: Pace::new(now),
-        copying,
-    })
 }
 
 /// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the
@@ -425,14 +523,4 @@ async fn slot_state(
             Ok(None)
         }
     }
-}
-
-/// The error, with who has the walsenders or slots if the server has no more.
-async fn with_users(mut error: PipelineError, catalog: &impl CatalogQueries) -> PipelineError {
-    if let PipelineError::Connection(error) = &mut error
-        && let Some(error) = error.server_mut()
-    {
-        catalog.name_users(error).await;
-    }
-    error
 }

@@ -9,6 +9,7 @@ use crate::model::window::Window;
 use crate::pipeline::access::Access;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
+use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::replication::Identity;
@@ -98,6 +99,25 @@ impl SessionState {
                 expected: expected.clone(),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// The server that will stream: whose slot that is from here on.
+    pub(super) fn note_server(&mut self, settings: &PipelineSettings, found: &Identity) -> SlotOf {
+        if self.system_id.is_some() && self.timeline != found.timeline {
+            let (from, to) = (self.timeline, found.timeline);
+            warn!(
+                pipeline = settings.name,
+                from, to, "PostgreSQL has a new timeline: a standby was promoted"
+            );
+        }
+        self.system_id = Some(found.system_id.clone());
+        self.timeline = found.timeline;
+        SlotOf {
+            pipeline: settings.name.clone(),
+            target: settings.target.clone(),
+            system_id: found.system_id.clone(),
+            timeline: found.timeline,
         }
     }
 

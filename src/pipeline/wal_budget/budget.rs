@@ -25,12 +25,10 @@ pub struct WalBudget {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMax {
-    /// It is kept, with an error in the log.
+    /// It is kept, and said.
     #[default]
     Hold,
-    /// The slot is dropped, and the journal says what it had not delivered.
-    #[serde(rename = "drop-slot")]
-    #[value(name = "drop-slot")]
+    /// The slot is dropped, and the journal says what was lost with it.
     DropSlot,
 }
 

@@ -167,7 +167,7 @@ fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
         ] {
             assert!(text.contains(word), "{word:?} in {text:?}");
         }
-        assert_eq!(scene.core.watermark.in_flight().records, 0);
+        assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
         assert_eq!(scene.counts(), (0, 0));
     }
 
@@ -189,7 +189,7 @@ fn a_dead_letter_that_has_to_wait_is_counted_once() {
     assert_eq!(scene.counts(), (0, 0));
     scene.done(&lost("a"));
     assert_eq!(scene.counts(), (0, 1));
-    assert_eq!(scene.core.watermark.in_flight().records, 1);
+    assert_eq!(scene.core.delivery.watermark.in_flight().records, 1);
 
     // The core is re-created with its sink.
     let mut next = Scene::new().with_dead_letters(true, true);

@@ -1,0 +1,115 @@
+//! A connection for replication before it streams.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::keepalive::status_pause;
+use super::state::SessionState;
+use crate::delivery::watermark::Confirmed;
+use crate::model::lsn::Lsn;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::Problem;
+use crate::postgres::replication::{Connection, ConnectionError, Identity};
+use crate::postgres::target::Outbox;
+
+/// A connection that is to stream, and then a session's.
+pub(super) struct Link {
+    pub(super) connection: Connection,
+    pub(super) identity: Identity,
+    /// The server process on the other side.
+    pub(super) walsender: i32,
+    /// Where the slot stands, once it is ours.
+    pub(super) resume: Option<Lsn>,
+}
+
+impl Link {
+    pub(super) async fn open(
+        settings: &PipelineSettings,
+        database: &impl Database,
+        catalog: &impl CatalogQueries,
+        session_state: &mut SessionState,
+    ) -> Result<Self, PipelineError> {
+        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+        let mut connection = match database.connect(limit, row_bytes).await {
+            Ok(connection) => connection,
+            Err(error) => return Err(with_users(error.into(), catalog).await),
+        };
+        session_state.access.granted();
+        let identity = connection.identify().await?;
+        session_state.check_cluster(&identity)?;
+        let walsender = connection.process_id().await?;
+        Ok(Self {
+            connection,
+            identity,
+            walsender,
+            resume: None,
+        })
+    }
+
+    /// Starts replication, and gives where the slot stands: only once it is ours does nobody else move it.
+    pub(super) async fn take_slot(
+        &mut self,
+        settings: &PipelineSettings,
+        catalog: &impl CatalogQueries,
+        from: Lsn,
+    ) -> Result<Lsn, PipelineError> {
+        let target = &settings.target;
+        let messages = matches!(target.outbox, Outbox::Messages { .. });
+        self.connection
+            .start(&target.slot, from, &target.publication, messages)
+            .await?;
+        let slot = catalog.look(target).await?.slot;
+        let slot = slot.ok_or_else(|| Problem::NoSlot {
+            slot: target.slot.clone(),
+            init: target.outbox.init(),
+        })?;
+        // An address can go over to another server between two connections, and what that one's slot has
+        // confirmed says nothing of this one's.
+        if slot.active_pid != Some(self.walsender) {
+            let (walsender, found) = (self.walsender, slot.active_pid);
+            return Err(PipelineError::two_servers(target, walsender, found));
+        }
+        self.resume = Some(slot.confirmed);
+        Ok(slot.confirmed)
+    }
+}
+
+/// Keeps the slot of a link that has it, reading nothing, until the link is lost. `confirmed` is where the
+/// slot stands.
+pub(super) async fn hold(
+    link: &mut Option<Link>,
+    confirmed: Confirmed,
+    link_timeout: Duration,
+) -> ConnectionError {
+    let Some(link) = link.as_mut().filter(|link| link.resume.is_some()) else {
+        return std::future::pending().await;
+    };
+    loop {
+        // The link is read on when the slot is no longer only held.
+        link.connection.pause();
+        sleep(status_pause(link_timeout)).await;
+        if let Err(error) = link
+            .connection
+            .confirm(confirmed, false, link_timeout)
+            .await
+        {
+            return error;
+        }
+    }
+}
+
+/// The error, with who has the walsenders or slots if the server has no more.
+pub(super) async fn with_users(
+    mut error: PipelineError,
+    catalog: &impl CatalogQueries,
+) -> PipelineError {
+    if let PipelineError::Connection(error) = &mut error
+        && let Some(error) = error.server_mut()
+    {
+        catalog.name_users(error).await;
+    }
+    error
+}
