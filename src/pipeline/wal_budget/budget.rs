@@ -25,10 +25,10 @@ pub struct WalBudget {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnMax {
-    /// It is kept, and said.
+    /// It is kept, with an error in the log.
     #[default]
     Hold,
-    /// The slot is dropped, and the journal says what was lost with it.
+    /// The slot is dropped, and the journal says what it had not delivered.
     DropSlot,
 }
 
