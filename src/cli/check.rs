@@ -29,7 +29,7 @@ use crate::sink::SinkError;
 
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
@@ -65,7 +65,7 @@ struct Finding {
 
 /// Checks the pipelines and prints what was found.
 #[must_use]
-pub fn run(args: &CheckArgs) -> Exit {
+pub(crate) fn run(args: &CheckArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),

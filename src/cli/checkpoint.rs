@@ -21,7 +21,7 @@ use crate::sink::{Sink, SinkError};
 
 /// What to do with a checkpoint.
 #[derive(Debug, Subcommand)]
-pub enum CheckpointCommand {
+pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint, and where the slot is
     Show(ShowArgs),
     /// Set a checkpoint at the slot's place: what is before it counts as delivered, what is after it
@@ -31,7 +31,7 @@ pub enum CheckpointCommand {
 
 /// Flags of `walpost checkpoint show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// The checkpoint as it is in Kafka, one JSON document a pipeline
     #[arg(long)]
     json: bool,
@@ -43,7 +43,7 @@ pub struct ShowArgs {
 
 /// Flags of `walpost checkpoint adopt`.
 #[derive(Debug, Args)]
-pub struct AdoptArgs {
+pub(crate) struct AdoptArgs {
     /// Don't ask
     #[arg(long)]
     yes: bool,
@@ -64,7 +64,7 @@ enum Failure {
 
 /// Shows or sets checkpoints.
 #[must_use]
-pub fn run(command: CheckpointCommand) -> Exit {
+pub(crate) fn run(command: CheckpointCommand) -> Exit {
     let (connection, mut records, action) = match command {
         CheckpointCommand::Show(args) => {
             let action = Action::Show { json: args.json };

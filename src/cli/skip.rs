@@ -38,7 +38,7 @@ const ROW_BYTES_MAX: usize = 1 << 30;
 
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
-pub struct SkipArgs {
+pub(crate) struct SkipArgs {
     /// Skip what is committed before this LSN; or the transaction of this position, and what is
     /// before it
     #[arg(long, value_name = "LSN|POSITION")]
@@ -153,7 +153,7 @@ struct Plan {
 
 /// Moves the slot of one pipeline.
 #[must_use]
-pub fn run(args: &SkipArgs) -> Exit {
+pub(crate) fn run(args: &SkipArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),

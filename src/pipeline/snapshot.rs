@@ -81,7 +81,6 @@ fn decide(
 
 /// What a start does about rows that are older than the slot.
 pub(super) enum Planned {
-    /// Nothing.
     Nothing,
     /// Nothing, and to write that down, for this reason, when it is certain whose slot it is.
     Settled(&'static str),
@@ -224,7 +223,7 @@ async fn decided(
 
 /// What a start would do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outlook {
+pub(crate) enum Outlook {
     /// Deliver about so many.
     Copies(u64),
     /// Nothing more.
@@ -247,7 +246,7 @@ impl fmt::Display for Outlook {
 ///
 /// # Errors
 /// The catalog can't be asked, or a start would halt.
-pub async fn outlook(
+pub(crate) async fn outlook(
     settings: &PipelineSettings,
     catalog: &Catalog,
     observed: &Observed,
@@ -484,7 +483,6 @@ fn is_outrun(
     record != planned || confirmed > stream_from
 }
 
-/// lock_not_available
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// A snapshot that is copied, or was and is not durable yet.

@@ -15,7 +15,7 @@ use crate::postgres::table::TableName;
 
 /// One end of a range of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub(crate) enum Bound {
     /// The start of the transaction that wrote the row, as `created_at` has it.
     Time(String),
     /// The row with this id.
@@ -50,7 +50,7 @@ impl FromStr for Bound {
 /// An aggregate type, or one aggregate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Aggregate {
+pub(crate) struct Aggregate {
     #[serde(rename = "type")]
     kind: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -77,7 +77,7 @@ impl FromStr for Aggregate {
 
 /// What a person says of the rows; all of it has to be true of a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selection {
+pub(crate) struct Selection {
     /// Rows from here on,
     pub from: Option<Bound>,
     /// up to and with these.

@@ -18,7 +18,6 @@ pub(crate) struct Outbox {
     /// It is partitioned in one of these ways, if it is.
     pub(crate) partitioning: Option<Partitioning>,
     pub(crate) default: Option<TableName>,
-    /// Its owner.
     pub(crate) owner: String,
     pub(crate) owner_is_superuser: bool,
     /// The role we are.

@@ -38,8 +38,7 @@ use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 
 /// Which rows, and what of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Query<'q> {
-    /// The table.
+pub(crate) struct Query<'q> {
     pub table: &'q TableName,
     /// Names of its columns: those that `mapping` was bound to, in the same order.
     pub columns: &'q [String],
@@ -55,7 +54,7 @@ pub struct Query<'q> {
 
 /// Rows can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum CopyError {
+pub(crate) enum CopyError {
     /// The server refuses, or is gone.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
@@ -75,7 +74,7 @@ pub enum CopyError {
 }
 
 /// The rows, one after the other.
-pub struct Reader {
+pub(crate) struct Reader {
     stream: Pin<Box<CopyOutStream>>,
     lines: Lines,
     /// The line that was read last.
@@ -88,11 +87,9 @@ pub struct Reader {
 
 /// One row.
 #[derive(Clone, Copy)]
-pub struct Copied<'r> {
+pub(crate) struct Copied<'r> {
     /// Its values, as the mapping wants them.
     pub row: Row<'r>,
-    /// How long it was on the wire.
-    pub bytes: usize,
     values: Values<'r>,
     mapped: usize,
 }
@@ -103,7 +100,7 @@ impl<'r> Copied<'r> {
     /// # Panics
     /// The key has fewer columns.
     #[must_use]
-    pub fn key(&self, index: usize) -> &'r [u8] {
+    pub(crate) fn key(&self, index: usize) -> &'r [u8] {
         // Its columns are not null.
         self.values.get(self.mapped + index).unwrap_or_default()
     }
@@ -113,7 +110,7 @@ impl<'r> Copied<'r> {
 ///
 /// # Errors
 /// The server can't be asked.
-pub async fn prepare(client: &Client) -> Result<(), CatalogError> {
+pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     let mut sql = String::new();
     for (name, value) in TEXT_FORMS {
         let _ = write!(sql, "SET {name} = {};", escape_literal(value));
@@ -140,7 +137,7 @@ impl Query<'_> {
 
 /// The statement that reads these columns of the rows that fulfil all conditions.
 #[must_use]
-pub fn statement(
+pub(crate) fn statement(
     columns: &[String],
     table: &TableName,
     conditions: &[String],
@@ -166,7 +163,11 @@ pub fn statement(
 
 impl Catalog {
     /// The error of a SELECT from the table, with the statement that mends it if we lack the right.
-    pub fn denied_select(&self, error: tokio_postgres::Error, table: &TableName) -> CatalogError {
+    pub(crate) fn denied_select(
+        &self,
+        error: tokio_postgres::Error,
+        table: &TableName,
+    ) -> CatalogError {
         self.with_grant(error, |role| format!("GRANT SELECT ON {table} TO {role}"))
     }
 
@@ -174,7 +175,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server refuses.
-    pub async fn copy(&self, query: &Query<'_>) -> Result<Reader, CopyError> {
+    pub(crate) async fn copy(&self, query: &Query<'_>) -> Result<Reader, CopyError> {
         let (sql, slots) = query.sql();
         let stream = self.client().copy_out(&sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, query.table))?;
@@ -194,7 +195,7 @@ impl Reader {
     ///
     /// # Errors
     /// The server breaks off, or sends what is no row.
-    pub async fn next(&mut self) -> Result<Option<Copied<'_>>, CopyError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Copied<'_>>, CopyError> {
         let Some(line) = self.stream.next().await else {
             return Ok(None);
         };
@@ -211,7 +212,6 @@ impl Reader {
         }
         Ok(Some(Copied {
             row,
-            bytes,
             values,
             mapped: self.slots.len(),
         }))

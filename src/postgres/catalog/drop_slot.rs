@@ -49,7 +49,7 @@ fn open() -> String {
 
 /// What came of dropping it.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The slot is gone.
     Dropped,
     /// Another process has it.
@@ -74,7 +74,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be read.
-    pub async fn dropped_slots(
+    pub(crate) async fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
@@ -97,7 +97,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be read.
-    pub async fn dropped_slots_of_table(
+    pub(crate) async fn dropped_slots_of_table(
         &self,
         target: &Target,
         table: &TableName,
@@ -130,7 +130,7 @@ impl Catalog {
     /// # Errors
     /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
     /// written; another attempt goes on with that.
-    pub async fn drop_slot_over_budget(
+    pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
         target: &Target,
@@ -237,7 +237,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn cluster(&self) -> Result<String, CatalogError> {
+    pub(crate) async fn cluster(&self) -> Result<String, CatalogError> {
         let sql = "SELECT system_identifier::text FROM pg_control_system()";
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
     }

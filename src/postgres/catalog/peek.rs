@@ -13,7 +13,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::target::{Outbox, Target};
 
 /// The messages of the plugin, one after the other.
-pub struct Peek {
+pub(crate) struct Peek {
     rows: Pin<Box<RowStream>>,
 }
 
@@ -23,7 +23,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server refuses: the slot is in use, or the role may not read it.
-    pub async fn peek(&self, target: &Target, upto: Lsn) -> Result<Peek, CatalogError> {
+    pub(crate) async fn peek(&self, target: &Target, upto: Lsn) -> Result<Peek, CatalogError> {
         // The value is a list of identifiers.
         let publication = escape_identifier(&target.publication);
         let mut options = vec!["proto_version", "1", "publication_names", &publication];
@@ -51,7 +51,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or is a standby.
-    pub async fn log_end(&self) -> Result<Lsn, CatalogError> {
+    pub(crate) async fn log_end(&self) -> Result<Lsn, CatalogError> {
         let row = self
             .client()
             .query_one("SELECT pg_current_wal_flush_lsn()", &[])
@@ -64,7 +64,12 @@ impl Catalog {
     ///
     /// # Errors
     /// The server refuses: the slot is in use, or the role may not move it.
-    pub async fn advance(&self, slot: &str, from: Lsn, to: Lsn) -> Result<bool, CatalogError> {
+    pub(crate) async fn advance(
+        &self,
+        slot: &str,
+        from: Lsn,
+        to: Lsn,
+    ) -> Result<bool, CatalogError> {
         let moved = self
             .client()
             .query_opt(
@@ -86,7 +91,7 @@ impl Peek {
     ///
     /// # Errors
     /// The server breaks off.
-    pub async fn next(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, CatalogError> {
+    pub(crate) async fn next(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, CatalogError> {
         match self.rows.next().await {
             None => Ok(false),
             Some(row) => {

@@ -12,7 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
 /// A transaction that sees the database as it was when it began.
-pub struct Snapshot<'c> {
+pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
     /// It has nothing that was committed at or after this.
     pub after: Lsn,
@@ -21,7 +21,7 @@ pub struct Snapshot<'c> {
 }
 
 /// Rows that come one by one, so that a large table takes no memory.
-pub struct Rows {
+pub(crate) struct Rows {
     stream: Pin<Box<SimpleQueryStream>>,
 }
 
@@ -30,7 +30,10 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The server can't be asked, or reading the table would run code of others.
-    pub async fn take(catalog: &'c Catalog, table: &TableName) -> Result<Self, CatalogError> {
+    pub(crate) async fn take(
+        catalog: &'c Catalog,
+        table: &TableName,
+    ) -> Result<Self, CatalogError> {
         catalog.examine_table(table, Statement::Select).await?;
         let client = catalog.client();
         copy::prepare(client).await?;
@@ -52,7 +55,7 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The server refuses the query.
-    pub async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
+    pub(crate) async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
         let stream = self.catalog.client().simple_query_raw(query).await?;
         Ok(Rows {
             stream: Box::pin(stream),
@@ -63,7 +66,7 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The connection is lost.
-    pub async fn end(self) -> Result<(), CatalogError> {
+    pub(crate) async fn end(self) -> Result<(), CatalogError> {
         Ok(self.catalog.client().batch_execute("COMMIT").await?)
     }
 }
@@ -73,7 +76,7 @@ impl Rows {
     ///
     /// # Errors
     /// The server ends the query with an error, or the connection is lost.
-    pub async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
         while let Some(message) = self.stream.try_next().await? {
             if let SimpleQueryMessage::Row(row) = message {
                 return Ok(Some(row));

@@ -9,7 +9,7 @@ use crate::postgres::target::Target;
 
 /// What is known of a pipeline's past.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotHistory {
+pub(crate) struct SnapshotHistory {
     /// What the journal says of it.
     pub record: SnapshotRecord,
     /// The slot has sent transactions, as far as the server's statistics reach back.
@@ -20,10 +20,9 @@ pub struct SnapshotHistory {
 
 /// What the journal says of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SnapshotRecord {
+pub(crate) enum SnapshotRecord {
     /// There is no journal.
     NoJournal,
-    /// Nothing.
     Nothing,
     /// One was begun that has what was committed before this.
     Begun(Lsn),
@@ -33,16 +32,16 @@ pub enum SnapshotRecord {
 
 impl SnapshotRecord {
     /// The key in an entry's detail.
-    pub const STATE: &'static str = "state";
+    pub(crate) const STATE: &'static str = "state";
     /// Its value in [`SnapshotRecord::Begun`].
-    pub const BEGUN: &'static str = "begun";
+    pub(crate) const BEGUN: &'static str = "begun";
     /// Its value in [`SnapshotRecord::Done`].
-    pub const DONE: &'static str = "done";
+    pub(crate) const DONE: &'static str = "done";
 
     /// Of entries in the order in which they were written. What is done stays done: an instance that was
     /// frozen may write later that it begins.
     #[must_use]
-    pub fn of(entries: &[Written]) -> Self {
+    pub(crate) fn of(entries: &[Written]) -> Self {
         let mut record = Self::Nothing;
         let of_snapshot = |entry: &&Written| entry.action == Action::Snapshot;
         for entry in entries.iter().filter(of_snapshot) {
@@ -60,7 +59,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or lets us not read the journal.
-    pub async fn snapshot_record(
+    pub(crate) async fn snapshot_record(
         &self,
         pipeline: &str,
         target: &Target,
@@ -76,7 +75,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn snapshot_history(
+    pub(crate) async fn snapshot_history(
         &self,
         pipeline: &str,
         target: &Target,

@@ -9,8 +9,7 @@ use crate::postgres::table::{TableName, identifier};
 
 /// The rows that are in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rows {
-    /// None.
+pub(crate) enum Rows {
     None,
     /// So many, as far as the planner knows.
     About(u64),
@@ -34,7 +33,7 @@ mod oid {
 
 /// Where `created_at` comes in the order of rows, in a table that has it as a time that is never null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CreatedAt {
+pub(crate) enum CreatedAt {
     /// First: a range of rows is one of times. Nothing is ordered without a primary key, which tells rows apart.
     First,
     /// First, unless the primary key rises with time by itself: then its index has the order.
@@ -43,7 +42,7 @@ pub enum CreatedAt {
 
 /// What rows are ordered by: columns that are never null, most significant first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RowOrder {
+pub(crate) struct RowOrder {
     columns: Vec<OrderColumn>,
     /// Texts are compared by their bytes, and not as the server would.
     by_bytes: bool,
@@ -62,7 +61,7 @@ struct OrderColumn {
 impl RowOrder {
     /// By columns of built-in types.
     #[must_use]
-    pub fn by(columns: impl IntoIterator<Item = (String, u32)>) -> Self {
+    pub(crate) fn by(columns: impl IntoIterator<Item = (String, u32)>) -> Self {
         let columns = columns.into_iter().map(|(name, type_oid)| OrderColumn {
             name,
             type_oid,
@@ -77,7 +76,7 @@ impl RowOrder {
 
     /// The same columns, with texts compared by their bytes: whoever compares keys beside the server does it so.
     #[must_use]
-    pub fn by_bytes(self) -> Self {
+    pub(crate) fn by_bytes(self) -> Self {
         Self {
             by_bytes: true,
             ..self
@@ -86,30 +85,30 @@ impl RowOrder {
 
     /// There is no column.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
 
     /// How many columns it has.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.columns.len()
     }
 
     /// Their names.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().map(|column| column.name.as_str())
     }
 
     /// Their names and types.
-    pub fn columns(&self) -> impl Iterator<Item = (&str, u32)> {
+    pub(crate) fn columns(&self) -> impl Iterator<Item = (&str, u32)> {
         let columns = self.columns.iter();
         columns.map(|column| (column.name.as_str(), column.type_oid))
     }
 
     /// The condition for rows whose key compares so with these values: `>` is behind it.
     #[must_use]
-    pub fn compared(&self, operator: &str, values: &[String]) -> String {
+    pub(crate) fn compared(&self, operator: &str, values: &[String]) -> String {
         let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
         if self
             .columns
@@ -140,13 +139,13 @@ impl RowOrder {
 
     /// What stands behind ORDER BY; `direction` is empty, or ` DESC` for the other way round.
     #[must_use]
-    pub fn sql(&self, direction: &str) -> String {
+    pub(crate) fn sql(&self, direction: &str) -> String {
         self.expressions(direction).join(", ")
     }
 
     /// The values as texts, for SELECT.
     #[must_use]
-    pub fn texts(&self) -> String {
+    pub(crate) fn texts(&self) -> String {
         let names = self
             .names()
             .map(|name| format!("{}::text", escape_identifier(name)));
@@ -174,7 +173,10 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn select_grant(&self, table: &TableName) -> Result<Option<String>, CatalogError> {
+    pub(crate) async fn select_grant(
+        &self,
+        table: &TableName,
+    ) -> Result<Option<String>, CatalogError> {
         let row = self
             .client()
             .query_one(
@@ -199,7 +201,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
+    pub(crate) async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
         let quoted = table.quoted();
         let found = self
             .client()
@@ -247,7 +249,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn row_order(
+    pub(crate) async fn row_order(
         &self,
         table: &TableName,
         created_at: CreatedAt,

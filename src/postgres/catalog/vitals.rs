@@ -60,7 +60,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {
+    pub(crate) async fn vitals(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vitals, CatalogError> {
         let (schema, name) = match target.outbox.table() {
             Some(table) => (table.schema.as_str(), table.name.as_str()),
             None => ("", ""),
