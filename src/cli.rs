@@ -23,7 +23,6 @@ use crate::config::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
 use crate::escape::Escaped;
 use crate::kafka::reader::ReadError;
-use crate::kafka::transaction::Checkpoints;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
@@ -179,11 +178,6 @@ fn load_to_ask(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
-}
-
-/// Where the pipeline's checkpoints are; nothing where it has none.
-fn checkpoints(settings: &PipelineSettings) -> Option<Checkpoints> {
-    Checkpoints::of(&settings.producer()?)
 }
 
 /// A runtime for one command, or a logged reason why there is none.

@@ -23,8 +23,8 @@
 //! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
 //!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
 //!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
-//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table held against the topics,
-//!   after the fact.
+//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table compared with the topics,
+//!   after the fact. [`skip`]: moves a slot over what a person leaves out.
 //! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
 //!   that it has taken off.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
@@ -125,6 +125,7 @@ mod progress;
 mod replay;
 mod retention;
 mod sink;
+mod skip;
 mod supervisor;
 mod verify;
 

@@ -3,7 +3,6 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::checkpoints;
 use super::load_to_ask;
 use super::out::{self, say};
 use crate::config::Given;
@@ -571,7 +570,7 @@ const EXACTLY_ONCE: &str = "exactly-once";
 
 /// What the mode needs beside what every pipeline needs.
 async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
-    let Some(checkpoints) = checkpoints(settings) else {
+    let Some(checkpoints) = settings.checkpoints() else {
         return;
     };
     let examined = match checkpoints.clone().examine().await {

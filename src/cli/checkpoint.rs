@@ -3,7 +3,6 @@
 use clap::{Args, Subcommand};
 use tracing::{error, info};
 
-use super::checkpoints;
 use super::out::{self, say};
 use super::{consent, load_to_ask};
 use crate::config::Given;
@@ -113,7 +112,7 @@ enum Action {
 }
 
 async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
-    let found = match checkpoints(settings) {
+    let found = match settings.checkpoints() {
         Some(checkpoints) => checkpoints.look().await.map_err(PipelineError::from)?,
         None => None,
     };

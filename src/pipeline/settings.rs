@@ -9,6 +9,7 @@ use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
 use crate::kafka::settings::{CheckpointSettings, ProducerSettings};
 use crate::kafka::topics::CreateTopics;
+use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{CatalogError, Observed};
@@ -75,6 +76,12 @@ impl PipelineSettings {
             wal_budget_warn_bytes: self.wal_budget.warn_bytes,
             wal_budget_max_bytes: self.wal_budget.max_bytes,
         }
+    }
+
+    /// Where the pipeline's checkpoints are; nothing where it has none.
+    #[must_use]
+    pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
+        Checkpoints::of(&self.producer()?)
     }
 
     /// What the producer is made from; nothing where records go elsewhere than to Kafka.
