@@ -27,11 +27,12 @@
 //!   after the fact. [`skip`]: moves a slot over what a person leaves out.
 //! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
 //!   that it has taken off.
-//! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
-//!   [`pipeline::decode`] turns frames into records (pure), [`pipeline::recovery`] maps every error to its remedy.
+//! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts and streams over one connection,
+//!   [`pipeline::decode`] turns frames into records (pure): [`pipeline::decode::delivery`] is the way of every row, also of one
+//!   that a replay sends. [`pipeline::error`] has what can go wrong, [`pipeline::recovery`] the remedy of each.
 //!   Features have rooms of their own: [`pipeline::snapshot`] copies rows that are older than the slot,
 //!   [`pipeline::exactly_once`] leaves out what is in Kafka already and commits with a checkpoint, [`pipeline::wal_budget`] says
-//!   what follows from the log that the slot keeps. `pipeline::sim`, of the tests alone, runs all of it against simulated
+//!   what follows from the WAL that the slot retains. `pipeline::sim`, of the tests alone, runs all of it against simulated
 //!   servers.
 //! - [`postgres`]: everything that knows PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] has pure
 //!   codecs, [`postgres::replication`] is the replication socket, [`postgres::catalog`] asks SQL questions and never streams,
@@ -64,15 +65,15 @@
 //!   metrics.
 //! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
 //!   [`pipeline::settings`] carries it.
-//! - A remedy: [`pipeline::recovery`], for every error that a pipeline can meet.
+//! - A remedy: [`pipeline::recovery`], for every error of [`pipeline::error`].
 //!
 //! # One event's way
 //!
 //! [`postgres::replication::Connection::fill`] reads from the socket,
 //! [`postgres::replication::Connection::peek`] finds a whole frame in the buffer,
 //! [`pipeline::decode::Core::frame`] decodes it ([`postgres::wire::pgoutput::Message::decode`]), lays its
-//! values out ([`outbox::columns::Mapping`]), makes a record of them
-//! ([`outbox::route::Router::route`]), counts it ([`delivery::watermark::Watermark::reserve`]) and
+//! values out ([`outbox::columns::Mapping`]) and gives them to [`pipeline::decode::delivery::Delivery`], which makes a record
+//! of them ([`outbox::route::Router::route_with`]), counts it ([`delivery::watermark::Watermark::reserve`]) and
 //! hands it over ([`sink::Sink::produce`]). Where no record can be made, or the sink finds
 //! it too large, that is an error, or by the settings a dead letter
 //! ([`outbox::dead_letter::Writer::write`]) that goes the same way. librdkafka copies it, sends it, and calls

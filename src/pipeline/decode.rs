@@ -9,8 +9,7 @@ pub(crate) use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
 use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
-use self::message_source::MessageSource;
-use self::table_source::TableSource;
+use self::source::{Meaning, Source};
 use super::error::PipelineError;
 use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
@@ -27,7 +26,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
-use crate::postgres::wire::pgoutput::{LogicalHead, Message, Relation, Tuple};
+use crate::postgres::wire::pgoutput::{Begin, Commit, LogicalHead, Message, Relation};
 use crate::sink::Sink;
 
 mod ahead;
@@ -36,6 +35,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod delivery;
 pub(crate) mod message_source;
 pub(crate) mod preview;
+mod source;
 pub(crate) mod table_source;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
@@ -53,21 +53,6 @@ pub struct Core {
     suspects: Option<RangeInclusive<Position>>,
     /// What every row goes through.
     pub delivery: Delivery,
-}
-
-/// Where events come from.
-enum Source {
-    Table(TableSource),
-    Messages(MessageSource),
-}
-
-impl Source {
-    fn new(outbox: Outbox, settings: OutboxSettings) -> Result<Self, MappingError> {
-        Ok(match outbox {
-            Outbox::Table(table) => Self::Table(TableSource::new(table, settings)),
-            Outbox::Messages { prefix } => Self::Messages(MessageSource::new(prefix, &settings)?),
-        })
-    }
 }
 
 /// Messages in the log that are no events of this outbox. What comes again is counted again.
@@ -129,7 +114,7 @@ impl Core {
     }
 
     /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
-    /// where everything that ends at or before `safe` was dealt with, and keeps books of the rest. Comes
+    /// where everything that ends at or before `safe` was dealt with, and remembers the last of the rest. Comes
     /// after [`Core::reconnected`].
     pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
@@ -336,43 +321,101 @@ impl Core {
         message: &Message<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, PipelineError> {
-        match message {
-            Message::Begin(begin) => {
-                self.delivery.watermark.begin(begin.commit)?;
-                self.delivery
-                    .watermark
-                    .committed_at(of_postgres(begin.time_micros));
-                if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter {
-                    duplicate_filter.begin(begin)?;
-                }
-                self.position = Some(Position {
-                    commit: begin.commit,
-                    index: 0,
-                });
-                self.suspect();
+        let step = match self.source.meaning(message) {
+            Meaning::Begin(begin) => return self.begin(begin),
+            Meaning::Commit(commit) => return self.commit(commit),
+            Meaning::Relation(relation) => {
+                self.relation(relation)?;
+                return Ok(Step::Done);
             }
-            Message::Commit(commit) => {
-                self.delivery.watermark.commit(commit.commit, commit.end)?;
-                if let (Some(duplicate_filter), Some(position)) =
-                    (&mut self.delivery.duplicate_filter, self.position)
-                    && let Some(safe) = duplicate_filter.commit(position, commit.end)?
-                {
-                    self.delivery.watermark.checkpointed_at_least(safe);
+            Meaning::Row {
+                source,
+                relation,
+                tuple,
+            } => {
+                let at = self.position.ok_or(OrderError::Stray)?;
+                // A row is large to move about, and this is seldom.
+                let is_copied = source.copied.is_some() && {
+                    source.row(at, relation, tuple, &self.others)?;
+                    source.has_copied(at, relation, tuple)?
+                };
+                match is_copied {
+                    true => Step::Done,
+                    false => {
+                        let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
+                        self.delivery.event(at, mapping, &row, sink)?
+                    }
                 }
-                self.position = None;
             }
-            Message::Relation(relation) => self.relation(relation)?,
-            Message::Insert { relation, new } => return self.insert(*relation, new, sink),
-            Message::Update { relation, .. } => return self.changed(*relation, true),
-            Message::Delete { relation, .. } => return self.changed(*relation, false),
-            Message::Logical {
-                transactional,
+            Meaning::Published {
+                source,
                 prefix,
                 content,
-                ..
-            } => return self.logical(*transactional, prefix, content, sink),
-            Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. } => {}
+            } => {
+                let at = self.position.ok_or(OrderError::Stray)?;
+                match source.event(content) {
+                    Ok(envelope) => {
+                        let mut texts = Texts::default();
+                        let mapping = source.mapping();
+                        let row = envelope.row(mapping, &mut texts);
+                        self.delivery.event(at, mapping, &row, sink)?
+                    }
+                    Err(error) => {
+                        let remains = Remains::Bytes(content);
+                        self.delivery.malformed(at, prefix, error, remains, sink)?
+                    }
+                }
+            }
+            Meaning::RowBeside { relation } => {
+                let at = self.position.ok_or(OrderError::Stray)?;
+                return Err(self.beside_messages(at, relation));
+            }
+            Meaning::Changed {
+                relation,
+                is_update,
+            } => return self.changed(relation, is_update),
+            Meaning::OutsideOfTransactions { prefix } => {
+                if let Source::Messages(source) = &mut self.source {
+                    source.outside_of_transactions(prefix);
+                }
+                return Ok(Step::Done);
+            }
+            Meaning::Foreign => {
+                self.position.ok_or(OrderError::Stray)?;
+                if let Source::Messages(source) = &mut self.source {
+                    source.left_alone.foreign += 1;
+                }
+                Step::Done
+            }
+            Meaning::Nothing => return Ok(Step::Done),
+        };
+        self.counted(step)
+    }
+
+    fn begin(&mut self, begin: &Begin) -> Result<Step, PipelineError> {
+        self.delivery.watermark.begin(begin.commit)?;
+        let committed = of_postgres(begin.time_micros);
+        self.delivery.watermark.committed_at(committed);
+        if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter {
+            duplicate_filter.begin(begin)?;
         }
+        self.position = Some(Position {
+            commit: begin.commit,
+            index: 0,
+        });
+        self.suspect();
+        Ok(Step::Done)
+    }
+
+    fn commit(&mut self, commit: &Commit) -> Result<Step, PipelineError> {
+        self.delivery.watermark.commit(commit.commit, commit.end)?;
+        if let (Some(duplicate_filter), Some(position)) =
+            (&mut self.delivery.duplicate_filter, self.position)
+            && let Some(safe) = duplicate_filter.commit(position, commit.end)?
+        {
+            self.delivery.watermark.checkpointed_at_least(safe);
+        }
+        self.position = None;
         Ok(Step::Done)
     }
 
@@ -386,62 +429,6 @@ impl Core {
             self.others.insert(relation.oid, name);
         }
         Ok(())
-    }
-
-    fn insert(
-        &mut self,
-        relation: u32,
-        tuple: &Tuple<'_>,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let at = self.position.ok_or(OrderError::Stray)?;
-        let Source::Table(source) = &self.source else {
-            return Err(self.beside_messages(at, relation));
-        };
-        // A row is large to move about, and this is seldom.
-        if source.copied.is_some() {
-            source.row(at, relation, tuple, &self.others)?;
-            if source.has_copied(at, relation, tuple)? {
-                return self.counted(Step::Done);
-            }
-        }
-        let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
-        let step = self.delivery.event(at, mapping, &row, sink)?;
-        self.counted(step)
-    }
-
-    fn logical(
-        &mut self,
-        transactional: bool,
-        prefix: &str,
-        content: &[u8],
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let Source::Messages(source) = &mut self.source else {
-            return Ok(Step::Done);
-        };
-        if !transactional {
-            source.outside_of_transactions(prefix);
-            return Ok(Step::Done);
-        }
-        let at = self.position.ok_or(OrderError::Stray)?;
-        if !source.is_ours(prefix) {
-            source.left_alone.foreign += 1;
-            return self.counted(Step::Done);
-        }
-        let envelope = match source.event(content) {
-            Ok(envelope) => envelope,
-            Err(error) => {
-                let remains = Remains::Bytes(content);
-                let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
-                return self.counted(step);
-            }
-        };
-        let mut texts = Texts::default();
-        let mapping = source.mapping();
-        let row = envelope.row(mapping, &mut texts);
-        let step = self.delivery.event(at, mapping, &row, sink)?;
-        self.counted(step)
     }
 
     /// A message that is larger than what is read, of which there is the beginning. It can hold up nothing:

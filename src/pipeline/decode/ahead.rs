@@ -3,7 +3,8 @@
 
 use std::collections::HashSet;
 
-use super::{Core, Source};
+use super::Core;
+use super::source::{Meaning, Source};
 use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, Row};
 use crate::outbox::envelope::Texts;
@@ -27,22 +28,23 @@ impl Core {
             let Ok(Frame::XLogData { data, .. }) = Frame::decode(body) else {
                 continue;
             };
-            match (&self.source, Message::decode(data)) {
-                (Source::Table(source), Ok(Message::Insert { relation, new })) => {
-                    let Ok((mapping, row)) = source.row(at, relation, &new, &self.others) else {
+            let Ok(message) = Message::decode(data) else {
+                break;
+            };
+            match self.source.meaning(&message) {
+                Meaning::Row {
+                    source,
+                    relation,
+                    tuple,
+                } => {
+                    let Ok((mapping, row)) = source.row(at, relation, tuple, &self.others) else {
                         break;
                     };
                     topics.note(mapping, &row);
                 }
-                (
-                    Source::Messages(source),
-                    Ok(Message::Logical {
-                        transactional: true,
-                        prefix,
-                        content,
-                        ..
-                    }),
-                ) if source.is_ours(prefix) => {
+                Meaning::Published {
+                    source, content, ..
+                } => {
                     if let Ok(envelope) = source.event(content) {
                         let mut texts = Texts::default();
                         let mapping = source.mapping();
@@ -50,7 +52,7 @@ impl Core {
                     }
                 }
                 // What comes behind it may have other columns.
-                (_, Ok(Message::Relation(_)) | Err(_)) => break,
+                Meaning::Relation(_) => break,
                 _ => {}
             }
         }

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use super::Source;
 use super::message_source::MessageSource;
+use super::source::{Meaning, Source};
 use crate::delivery::checkpoint::Delivered;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, Row};
@@ -135,8 +135,9 @@ impl Preview {
                 return true;
             }
         };
-        match message {
-            Message::Begin(begin) => {
+        let at = self.position.unwrap_or_default();
+        match self.source.meaning(&message) {
+            Meaning::Begin(begin) => {
                 let is_in = match self.until {
                     Until::Before(lsn) => begin.commit < lsn,
                     Until::Commit(lsn) => begin.commit <= lsn,
@@ -147,54 +148,38 @@ impl Preview {
                 });
                 return is_in;
             }
-            Message::Commit(commit) => {
+            Meaning::Commit(commit) => {
                 if let Some(position) = self.position.take()
                     && self.until == Until::Commit(commit.commit)
                 {
                     self.found.end = Some((commit.end, position.index));
                 }
             }
-            Message::Relation(relation) => self.relation(&relation),
-            Message::Insert { relation, new } => {
-                let at = self.position.unwrap_or_default();
-                let row = match &self.source {
-                    Source::Table(source) => Some(source.row(at, relation, &new, &self.others)),
-                    Source::Messages(_) => None,
-                };
-                match row {
-                    Some(Ok((mapping, row))) => {
-                        let (row, fate) = fate(&mut self.router, mapping, &row, at);
-                        self.counted(row, fate);
-                    }
-                    Some(Err(error)) if !matches!(error, PipelineError::ForeignTable { .. }) => {
-                        let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
-                        self.counted("row".to_owned(), Err(reason));
-                    }
-                    Some(Err(_)) | None => self.passed_over(),
+            Meaning::Relation(relation) => self.relation(relation),
+            Meaning::Row {
+                source,
+                relation,
+                tuple,
+            } => match source.row(at, relation, tuple, &self.others) {
+                Ok((mapping, row)) => {
+                    let (row, fate) = fate(&mut self.router, mapping, &row, at);
+                    self.counted(row, fate);
                 }
-            }
-            Message::Logical {
-                transactional: true,
-                prefix,
-                content,
-                ..
+                Err(PipelineError::ForeignTable { .. }) => self.passed_over(),
+                Err(error) => {
+                    let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
+                    self.counted("row".to_owned(), Err(reason));
+                }
+            },
+            Meaning::Published {
+                source, content, ..
             } => {
-                let at = self.position.unwrap_or_default();
-                match &self.source {
-                    Source::Messages(source) if source.is_ours(prefix) => {
-                        let (row, fate) = event(&mut self.router, source, at, content);
-                        self.counted(row, fate);
-                    }
-                    Source::Messages(_) => self.passed_over(),
-                    // A publication that is asked for none sends none.
-                    Source::Table(_) => {}
-                }
+                let (row, fate) = event(&mut self.router, source, at, content);
+                self.counted(row, fate);
             }
-            Message::Update { .. } | Message::Delete { .. } => self.next(),
-            Message::Logical { .. }
-            | Message::Truncate { .. }
-            | Message::Origin { .. }
-            | Message::Type { .. } => {}
+            Meaning::RowBeside { .. } | Meaning::Foreign => self.passed_over(),
+            Meaning::Changed { .. } => self.next(),
+            Meaning::OutsideOfTransactions { .. } | Meaning::Nothing => {}
         }
         true
     }
