@@ -2,7 +2,7 @@
 //! promise is broken, and each stands beside the code that it holds.
 //!
 //! `./dev fuzz` feeds them what libFuzzer makes up. The tests feed them `fuzz/corpus`, so that what
-//! was found once stays mended.
+//! was found once stays fixed.
 
 pub use crate::config::fuzz::config;
 pub use crate::outbox::envelope::fuzz::envelope;

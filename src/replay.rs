@@ -28,7 +28,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 pub(crate) use self::run::Begun;
-use self::run::{Note, Planned, State, Told, lock};
+use self::run::{Note, Planned, RecordedRun, State, lock};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 use crate::delivery::watermark::{DeliveryFailure, OrderError, Watermark};
@@ -444,9 +444,9 @@ impl<'s> Plan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        let told = Told::find(&writer, settings, run).await?;
+        let told = RecordedRun::find(&writer, settings, run).await?;
         lock(&writer, run).await?;
-        let Told {
+        let RecordedRun {
             entry,
             begun,
             planned,

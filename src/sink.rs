@@ -1,4 +1,4 @@
-//! Where records go: the border between the pipeline and Kafka.
+//! Where records go: the boundary between the pipeline and Kafka.
 
 pub(crate) mod stdout;
 

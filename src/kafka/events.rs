@@ -5,7 +5,7 @@
 //! deliveries are counted at once. The calls are librdkafka 2.12's, `src/rdkafka.h`.
 #![expect(
     unsafe_code,
-    reason = "librdkafka is a C library, and this is the border to it"
+    reason = "librdkafka is a C library, and this is the boundary to it"
 )]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -129,7 +129,7 @@ pub struct Problem {
     pub kind: Kind,
     /// What was found.
     pub what: String,
-    /// What tells more of it, or mends it.
+    /// What tells more of it, or fixes it.
     pub remedy: String,
 }
 

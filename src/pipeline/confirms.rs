@@ -61,7 +61,7 @@ pub(super) struct Writer {
 
 impl Confirms {
     /// Nothing is written down.
-    pub(super) fn unwritten() -> Self {
+    pub(super) fn unrecorded() -> Self {
         Self { writing: None }
     }
 
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn without_a_table_all_that_is_durable_may_be_confirmed() {
-        let mut confirms = Confirms::unwritten();
+        let mut confirms = Confirms::unrecorded();
         let now = Instant::now();
         let (may, due) = confirms.may(durable(7), |_| true, now);
         assert_eq!((may, due), (durable(7), None));

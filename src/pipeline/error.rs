@@ -139,7 +139,7 @@ pub enum PipelineError {
          second connection to the server that streams it: {reason}",
         elapsed = Elapsed(*lasts)
     )]
-    Unwritten {
+    Unrecorded {
         slot: String,
         /// For so long.
         lasts: Duration,

@@ -49,7 +49,7 @@ pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
         | PipelineError::Refused { .. }
         | PipelineError::SlotInUse { .. }
         | PipelineError::TwoServers { .. }
-        | PipelineError::Unwritten { .. }
+        | PipelineError::Unrecorded { .. }
         | PipelineError::ServerStopping => ErrorKind::Postgres,
         PipelineError::Problem(_)
         | PipelineError::NoKey { .. }
@@ -91,7 +91,7 @@ pub(crate) fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::SlotInUse { .. } => Remedy::StandBy,
         PipelineError::ServerStopping
         | PipelineError::TwoServers { .. }
-        | PipelineError::Unwritten { .. }
+        | PipelineError::Unrecorded { .. }
         | PipelineError::OverBudget { .. }
         | PipelineError::Problem(Problem::InRecovery { .. } | Problem::HeldByOther { .. }) => {
             Remedy::Reconnect

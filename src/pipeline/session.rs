@@ -43,7 +43,7 @@ pub(super) const VITALS: Duration = Duration::from_secs(5);
 /// With more records in flight than this, others have company anyway: times are busy.
 const BUSY_IN_FLIGHT: u64 = 100;
 /// So long the connection that confirmed LSNs are written down with may be away.
-const UNWRITTEN: Duration = Duration::from_secs(10);
+const UNRECORDED: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
 /// this much is kept meanwhile.
 const READ_AHEAD: usize = 4 << 20;
@@ -56,8 +56,8 @@ pub(super) struct Session<'s> {
     /// Looks at the database from the side; ended with the session.
     slot_monitor: JoinSet<MonitorEvent>,
     confirms: Confirms,
-    told: Option<Confirmed>,
-    told_at: Instant,
+    reported: Option<Confirmed>,
+    reported_at: Instant,
     status_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
@@ -171,10 +171,10 @@ impl Session<'_> {
                     match event {
                         MonitorEvent::Problem(problem) => return Err(problem.into()),
                         MonitorEvent::Stopping => self.stopping_since = Some(Instant::now()),
-                        MonitorEvent::Unwritten(reason) => {
-                            return Err(PipelineError::Unwritten {
+                        MonitorEvent::Unrecorded(reason) => {
+                            return Err(PipelineError::Unrecorded {
                                 slot: self.settings.target.slot.clone(),
-                                lasts: UNWRITTEN,
+                                lasts: UNRECORDED,
                                 reason,
                             });
                         }
@@ -276,8 +276,8 @@ impl Session<'_> {
         database: &impl Database,
         session_state: &mut SessionState,
     ) {
-        if let (Some(copying), Some(told)) = (&self.copying, self.told)
-            && copying.is_durable(told.lsn())
+        if let (Some(copying), Some(reported)) = (&self.copying, self.reported)
+            && copying.is_durable(reported.lsn())
         {
             session_state.snapshot_done = true;
             let stats = core.delivery.watermark.stats();
@@ -296,7 +296,8 @@ impl Session<'_> {
 
     /// Something was confirmed beyond where the session began.
     pub(super) fn has_progressed(&self) -> bool {
-        self.told.is_some_and(|told| told.lsn() > self.resume)
+        self.reported
+            .is_some_and(|reported| reported.lsn() > self.resume)
     }
 }
 

@@ -83,7 +83,7 @@ impl Planned {
 }
 
 /// What the journal says of a run.
-pub(super) struct Told {
+pub(super) struct RecordedRun {
     /// The entry that it began with.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
@@ -112,7 +112,7 @@ pub(crate) struct Begun {
     pub is_ours: bool,
 }
 
-impl Told {
+impl RecordedRun {
     /// The run as the role that began it wrote it down, and this session's. Others who may add to the
     /// journal can't change what a run sends, or make it look complete.
     pub(super) async fn find(

@@ -12,7 +12,7 @@ use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
 /// How long the last status update may take to be sent.
-const LAST_WORD: Duration = Duration::from_secs(2);
+const LAST_STATUS: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
     /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.
@@ -45,13 +45,13 @@ impl Session<'_> {
             );
         }
         let durable = core.delivery.watermark.confirmed();
-        let last = timeout(LAST_WORD, self.confirms.last(durable)).await;
+        let last = timeout(LAST_STATUS, self.confirms.last(durable)).await;
         let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
         let stats = core.delivery.watermark.stats();
         stats.progressed(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);
-        let told = self.connection.confirm(confirmed, false, LAST_WORD).await;
-        let closed = match told {
+        let reported = self.connection.confirm(confirmed, false, LAST_STATUS).await;
+        let closed = match reported {
             Ok(()) => self.connection.close().await,
             Err(error) => Err(error),
         };

@@ -12,7 +12,7 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
 use crate::postgres::replication::ConnectionError;
 
-/// A confirmed LSN that has risen is told at most this often: it bounds what a crash repeats.
+/// A confirmed LSN that has risen is reported at most this often: it bounds what a crash repeats.
 const CONFIRM: Duration = Duration::from_millis(100);
 /// The server hears from us at least this often.
 const STATUS_MAX: Duration = Duration::from_secs(10);
@@ -51,19 +51,19 @@ impl Session<'_> {
         {
             return Err(PipelineError::ServerStopping);
         }
-        let risen = self.told != Some(confirmed);
-        if now >= self.status_due || (risen && now >= self.told_at + CONFIRM) {
+        let risen = self.reported != Some(confirmed);
+        if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM) {
             let status = status_pause(limit);
             // Frequent status updates keep the server from asking us, so we ask it.
             let ask = now.duration_since(self.connection.last_heard()) >= status;
             self.connection.confirm(confirmed, ask, limit).await?;
             session_state.confirmed = Some(confirmed);
-            self.told = Some(confirmed);
-            self.told_at = now;
+            self.reported = Some(confirmed);
+            self.reported_at = now;
             self.status_due = now + status;
         }
-        let next = if self.told != Some(confirmed) {
-            self.told_at + CONFIRM
+        let next = if self.reported != Some(confirmed) {
+            self.reported_at + CONFIRM
         } else if in_flight {
             now + CONFIRM
         } else {
@@ -76,12 +76,19 @@ impl Session<'_> {
     /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to
     /// be given up. Reads and confirms nothing more.
     pub(in crate::pipeline) async fn hold(&mut self, ready: impl Future<Output = ()>) {
-        let Some(told) = self.told else { return };
+        let Some(reported) = self.reported else {
+            return;
+        };
         let limit = self.settings.link_timeout;
         let held = async {
             loop {
                 sleep_until(self.status_due).await;
-                if self.connection.confirm(told, false, limit).await.is_err() {
+                if self
+                    .connection
+                    .confirm(reported, false, limit)
+                    .await
+                    .is_err()
+                {
                     return;
                 }
                 self.status_due = Instant::now() + status_pause(limit);
@@ -92,7 +99,7 @@ impl Session<'_> {
                 if matches!(
                     event,
                     Ok(MonitorEvent::Stopping
-                        | MonitorEvent::Unwritten(_)
+                        | MonitorEvent::Unrecorded(_)
                         | MonitorEvent::OverBudget)
                 ) {
                     return;

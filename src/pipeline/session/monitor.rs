@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-use super::{UNWRITTEN, VITALS};
+use super::{UNRECORDED, VITALS};
 use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
@@ -26,7 +26,7 @@ pub(super) enum MonitorEvent {
     /// The server ends its sessions and takes no new ones.
     Stopping,
     /// Nothing can be written down, for this reason.
-    Unwritten(String),
+    Unrecorded(String),
     /// The slot keeps more of the log than it may, and is to be dropped.
     OverBudget,
 }
@@ -92,8 +92,8 @@ pub(super) async fn monitor_slot<D: Database>(
                 Err(error) => error.to_string(),
             };
             debug!(reason, "catalog query failed");
-            if writer.is_some() && since.elapsed() > UNWRITTEN {
-                return MonitorEvent::Unwritten(reason);
+            if writer.is_some() && since.elapsed() > UNRECORDED {
+                return MonitorEvent::Unrecorded(reason);
             }
             sleep(REOPEN).await;
         };

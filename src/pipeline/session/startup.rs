@@ -409,8 +409,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
             slot_monitor,
             committer,
             confirms,
-            told: None,
-            told_at: now,
+            reported: None,
+            reported_at: now,
             status_due: now,
             stopping_since: None,
             pace: Pace::new(now),
@@ -459,7 +459,7 @@ async fn confirms(
     now: Instant,
 ) -> Result<(Confirms, Option<Writer>), PipelineError> {
     let Some(before) = state else {
-        return Ok((Confirms::unwritten(), None));
+        return Ok((Confirms::unrecorded(), None));
     };
     match catalog.write_slot_state(&of, resume).await {
         Ok(()) => {
@@ -470,8 +470,8 @@ async fn confirms(
         // What is there would be taken for all that was confirmed.
         Err(error) if before.is_some() => Err(error.into()),
         Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
-            session_state.warn_unwritten(&of, &error.to_string());
-            Ok((Confirms::unwritten(), None))
+            session_state.warn_unrecorded(&of, &error.to_string());
+            Ok((Confirms::unrecorded(), None))
         }
         Err(error) => Err(error.into()),
     }
@@ -519,7 +519,7 @@ async fn slot_state(
     match catalog.slot_state(of).await? {
         FoundState::State(state) => Ok(Some(state)),
         FoundState::Unusable(why) => {
-            session_state.warn_unwritten(of, &why);
+            session_state.warn_unrecorded(of, &why);
             Ok(None)
         }
     }

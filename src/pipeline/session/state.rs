@@ -29,7 +29,7 @@ pub(crate) struct SessionState {
     /// Dropped slots were reported.
     pub(super) has_reminded: bool,
     /// It was said that what is confirmed is not written down.
-    pub(super) has_warned_unwritten: bool,
+    pub(super) has_warned_unrecorded: bool,
     /// Exactly-once: what may be in flight.
     pub(super) adaptive_window: AdaptiveWindow,
     /// Whether PostgreSQL accepts who we are.
@@ -49,7 +49,7 @@ impl SessionState {
             snapshot_done: false,
             copies: false,
             has_reminded: false,
-            has_warned_unwritten: false,
+            has_warned_unrecorded: false,
             adaptive_window: AdaptiveWindow::new(window),
             access: Access::default(),
             watched,
@@ -71,7 +71,7 @@ impl SessionState {
         self.adaptive_window.gave_up(in_flight);
     }
 
-    /// What was told to PostgreSQL last.
+    /// What was confirmed to PostgreSQL last.
     pub(crate) fn confirmed(&self) -> Option<Confirmed> {
         self.confirmed
     }
@@ -121,8 +121,8 @@ impl SessionState {
         }
     }
 
-    pub(super) fn warn_unwritten(&mut self, of: &SlotOf, why: &str) {
-        if !std::mem::replace(&mut self.has_warned_unwritten, true) {
+    pub(super) fn warn_unrecorded(&mut self, of: &SlotOf, why: &str) {
+        if !std::mem::replace(&mut self.has_warned_unrecorded, true) {
             warn!(
                 pipeline = of.pipeline,
                 slot = of.target.slot,

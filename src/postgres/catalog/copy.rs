@@ -162,7 +162,7 @@ pub(crate) fn statement(
 }
 
 impl Catalog {
-    /// The error of a SELECT from the table, with the statement that mends it if we lack the right.
+    /// The error of a SELECT from the table, with the statement that fixes it if we lack the right.
     pub(crate) fn denied_select(
         &self,
         error: tokio_postgres::Error,

@@ -236,7 +236,7 @@ impl Catalog {
         }
     }
 
-    /// With the command that mends it, where one would.
+    /// With the command that fixes it, where one would.
     fn journal_error(&self, error: tokio_postgres::Error) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

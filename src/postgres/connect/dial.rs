@@ -271,7 +271,7 @@ impl Attempt<'_> {
             }
             // What was kept from being sent says more than why there is no TLS.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
-            // The first refusal is the one to mend.
+            // The first refusal is the one to fix.
             Ok(Err(_)) | Err(_) => Err(error),
         }
     }
