@@ -23,7 +23,7 @@
 //! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
 //!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
 //!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
-//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table held against the topics,
+//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table compared with the topics,
 //!   after the fact.
 //! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
 //!   that it has taken off.
@@ -31,7 +31,7 @@
 //!   [`pipeline::decode`] turns frames into records (pure), [`pipeline::recovery`] maps every error to its remedy.
 //!   Features have rooms of their own: [`pipeline::snapshot`] copies rows that are older than the slot,
 //!   [`pipeline::exactly_once`] leaves out what is in Kafka already and commits with a checkpoint, [`pipeline::wal_budget`] says
-//!   what follows from the log that the slot keeps. `pipeline::sim`, of the tests alone, runs all of it against simulated
+//!   what follows from the WAL that the slot retains. `pipeline::sim`, of the tests alone, runs all of it against simulated
 //!   servers.
 //! - [`postgres`]: everything that knows PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] has pure
 //!   codecs, [`postgres::replication`] is the replication socket, [`postgres::catalog`] asks SQL questions and never streams,
@@ -41,7 +41,7 @@
 //! - [`sink`]: where records go: the trait, its errors, and the sink that is standard output. It is below [`kafka`], so that
 //!   Kafka's sink is the trait's implementation there, and its errors need no second form.
 //! - [`delivery`]: what was read and how far it is durable. [`delivery::watermark`] turns deliveries into confirmed LSNs (pure),
-//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's log goes on from there (pure),
+//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's WAL continues it (pure),
 //!   [`delivery::stats`] counts, without a word per row.
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
 //! - [`model`]: values that all rooms speak of.
@@ -95,7 +95,7 @@
 //! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before),
 //!    are never parsed, and never reach a log.
 //! 7. A slot, a publication or a topic is never dropped or moved without the word of a person: on
-//!    the command line, or for a slot that keeps more of the log than it may, in the configuration.
+//!    the command line, or for a slot that retains more WAL than it may, in the configuration.
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
 //!    nothing of the table is removed until then.
 

@@ -124,7 +124,7 @@ pub fn run(args: &ReplayArgs) -> Exit {
     };
     let [settings] = &pipelines[..] else {
         error!(
-            "each pipeline has a table of its own: say with --pipeline which of the file is meant"
+            "each pipeline has its own table: choose one with --pipeline"
         );
         return Exit::Usage;
     };

@@ -165,7 +165,7 @@ pub fn run(args: &SkipArgs) -> Exit {
     };
     let [settings] = &pipelines[..] else {
         error!(
-            "each pipeline has a log position of its own: say with --pipeline which of the file is meant"
+            "each pipeline has its own slot: choose one with --pipeline"
         );
         return Exit::Usage;
     };

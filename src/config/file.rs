@@ -122,7 +122,7 @@ pub struct FileCheckpoint {
     pub replication: Option<i32>,
 }
 
-/// How much of the log the slot may keep.
+/// How much WAL the slot may retain.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// What a look at the brokers gave.
 #[derive(Debug)]
 pub enum BrokerFinding {
-    /// No broker answers; the message says what mends it.
+    /// No broker answers; the message says what fixes it.
     Unreachable(String),
     /// They answer, and don't accept who we are, or we not who they are.
     Refused(SinkError),

@@ -36,9 +36,9 @@ pub enum Kind {
     EventLoopStalled,
     /// Events are in flight, and Kafka acknowledges none.
     DeliveryStuck,
-    /// Log waits, and nothing is delivered or confirmed.
+    /// WAL waits, and nothing is delivered or confirmed.
     NoProgress,
-    /// A transaction that is open for long keeps log that is delivered.
+    /// A transaction that is open for long retains WAL that is delivered.
     LongTransaction,
     /// There is no slot.
     SlotMissing,
@@ -130,7 +130,7 @@ pub struct Problem {
     pub kind: Kind,
     /// What was found.
     pub what: String,
-    /// What tells more of it, or mends it.
+    /// What tells more of it, or fixes it.
     pub remedy: String,
 }
 
@@ -227,7 +227,7 @@ pub fn unread(slot: &str) -> Problem {
 #[must_use]
 pub fn room(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
-    Some((safe, safe + vitals.kept_bytes()?))
+    Some((safe, safe + vitals.retained_bytes()?))
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Source {
     }
 }
 
-/// Messages in the log that are no events of this outbox. What comes again is counted again.
+/// Messages in WAL that are no events of this outbox. What comes again is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftAlone {
     /// Those of a transaction, with another prefix.
@@ -96,7 +96,7 @@ impl Core {
     /// For the events of `outbox`.
     ///
     /// # Errors
-    /// The settings name what an event in the log has not. What a table has is known later.
+    /// The settings name what an event in a message has not. What a table has is known later.
     pub fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -136,7 +136,7 @@ impl Core {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
-    /// The log has proved to be the one that was published, or nothing depends on that.
+    /// WAL has proved to be the one that was published, or nothing depends on that.
     #[must_use]
     pub fn is_proved(&self) -> bool {
         self.delivery
@@ -530,7 +530,7 @@ impl Core {
         }
     }
 
-    /// Where the next message is in the log, for people.
+    /// Where the next message is in WAL, for people.
     #[must_use]
     pub fn place(&self) -> String {
         match self.position {

@@ -164,7 +164,7 @@ impl Catalog {
         &self.client
     }
 
-    /// The error, with the statement that mends it if we lack a right; `grant` gives it for our role.
+    /// The error, with the statement that fixes it if we lack a right; `grant` gives it for our role.
     pub(super) fn with_grant(
         &self,
         error: tokio_postgres::Error,

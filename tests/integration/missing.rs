@@ -1,4 +1,4 @@
-//! What the database or Kafka has not, or has wrong: exit code 3, and the command that mends it.
+//! What the database or Kafka has not, or has wrong: exit code 3, and the command that fixes it.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};

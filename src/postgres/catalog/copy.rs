@@ -272,7 +272,7 @@ impl Catalog {
         Ok(Some(Key { columns, schemas }))
     }
 
-    /// The error of a SELECT from the table, with the statement that mends it if we lack the right.
+    /// The error of a SELECT from the table, with the statement that fixes it if we lack the right.
     pub fn denied_select(&self, error: tokio_postgres::Error, table: &TableName) -> CatalogError {
         self.with_grant(error, |role| format!("GRANT SELECT ON {table} TO {role}"))
     }

@@ -1,4 +1,4 @@
-//! The journal: what was done to a pipeline that the write-ahead log can't tell, in a table that
+//! The journal: what was done to a pipeline that WAL can't tell, in a table that
 //! `sql/journal.sql` makes. Entries are added, never changed.
 //!
 //! A trigger or a view in its place would run as us, so each statement about it goes through
@@ -236,7 +236,7 @@ impl Catalog {
         }
     }
 
-    /// With the command that mends it, where one would.
+    /// With the command that fixes it, where one would.
     fn journal_error(&self, error: tokio_postgres::Error) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

@@ -55,7 +55,7 @@ impl Limit {
 }
 
 impl Catalog {
-    /// Says of an error that the server gives for want of walsenders or slots who has them, and what mends
+    /// Says of an error that the server gives for want of walsenders or slots who has them, and what fixes
     /// it.
     pub async fn name_users(&self, error: &mut ServerError) {
         let Some(limit) = Limit::of(&error.code) else {
@@ -67,7 +67,7 @@ impl Catalog {
         }
     }
 
-    /// Who has all there is of it, and what mends that; nothing where there is more.
+    /// Who has all there is of it, and what fixes that; nothing where there is more.
     ///
     /// # Errors
     /// The server can't be asked.

@@ -297,7 +297,7 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
 }
 
 impl DialError {
-    /// With the statement that mends it, where one would.
+    /// With the statement that fixes it, where one would.
     pub(crate) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
         if let DialError::Server { error, .. } = &mut self
             && error.hint.is_none()
