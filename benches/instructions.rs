@@ -1,4 +1,4 @@
-//! How many instructions a row takes, from its frame to its record, held against stored figures:
+//! How many instructions a row takes, from its frame to its record, compared with stored figures:
 //! `./dev instructions`.
 //!
 //! Instructions are repeatable where times are not, so growth shows on any machine, also a busy

@@ -95,7 +95,7 @@ BEGIN
         RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
             USING HINT = 'Use another name for the partitioned table.';
     ELSIF current_setting('walpost.code_of_others') <> '' THEN
-        -- A new partition is held against the constraints of the table, which would run the code as us.
+        -- A new partition is checked against the constraints of the table, which would run the code as us.
         RAISE EXCEPTION 'table % has code of other roles that making partitions could run as %: %', outbox,
             quote_ident(current_user), current_setting('walpost.code_of_others')
             USING ERRCODE = 'invalid_object_definition',

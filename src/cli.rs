@@ -43,7 +43,7 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make outbox, role, publication and slot; what is there already stays as it is
+    /// Create outbox, role, publication and slot; what exists stays as it is
     ///
     /// Of a configuration file it makes what each pipeline needs, or each that is named. Where they are several, the URL is
     /// the connection of one administrator, and each pipeline keeps its own database.
@@ -53,9 +53,9 @@ pub(crate) enum Command {
     /// Show or set the position that exactly-once resumes from
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
-    /// Make partitions of the table ahead; drop those that are delivered and older than the retention
+    /// Create partitions of the table in advance; drop those that are delivered and older than the retention
     Maintain(maintain::MaintainArgs),
-    /// Carry the outbox to Kafka until SIGTERM or SIGINT
+    /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
     /// Send rows of the outbox table again: counts them, asks, and can be resumed
     Replay(replay::ReplayArgs),

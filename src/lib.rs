@@ -42,7 +42,7 @@
 //! - [`sink`]: where records go: the trait, its errors, and the sink that is standard output. It is below [`kafka`], so that
 //!   Kafka's sink is the trait's implementation there, and its errors need no second form.
 //! - [`delivery`]: what was read and how far it is durable. [`delivery::watermark`] turns deliveries into confirmed LSNs (pure),
-//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's log goes on from there (pure),
+//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's WAL continues it (pure),
 //!   [`delivery::stats`] counts, without a word per row.
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
 //! - [`model`]: values that all rooms speak of.
@@ -98,7 +98,7 @@
 //! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before),
 //!    are never parsed, and never reach a log.
 //! 7. A slot, a publication or a topic is never dropped or moved without the word of a person: on
-//!    the command line, or for a slot that keeps more of the log than it may, in the configuration.
+//!    the command line, or for a slot that retains more WAL than it may, in the configuration.
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
 //!    nothing of the table is removed until then.
 

@@ -50,7 +50,7 @@ use crate::sink::{Sink, SinkError};
 const REASON: Duration = Duration::from_secs(1);
 
 /// Goes on looking at the slot of a pipeline that has halted, for as long as the
-/// process runs for the sake of others. The slot is never let go: a person has been called, and
+/// process runs for the sake of others. The slot is never dropped: a person has been called, and
 /// it may be the wrong server's. Does not end by itself.
 pub(crate) async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     let watched = Watched::holding(settings, &stats);

@@ -1,12 +1,12 @@
 //! Sends rows of the outbox table again.
 //!
-//! [`Plan::new`] finds out which rows a [`Selection`] means, [`Plan::resume`] goes on with a run that
+//! [`Plan::new`] finds out which rows a [`Selection`] means, [`Plan::resume`] resumes a run that
 //! was cut short, and [`Plan::send`] sends them: read with [`copy`], mapped and
 //! routed as the stream's, in the table's order, through a window of records that Kafka has not
 //! acknowledged. It has a producer of its own and touches neither slot nor checkpoint, so the
 //! pipeline can run meanwhile.
 //!
-//! A row of the table does not say where it was in the log, so that its record has no
+//! A row of the table does not say where it was in WAL, so that its record has no
 //! `walpost-position`, and instead of that the header `walpost-replay` with the id of the run. One that
 //! can't be delivered becomes a dead letter where the settings have the stream's do so.
 //!
@@ -160,7 +160,7 @@ pub(crate) enum ReplayError {
     /// The run has reached its end.
     #[error("replay {0} is complete: there is nothing to resume")]
     Complete(Uuid),
-    /// Another process goes on with the run.
+    /// Another process resumes the run.
     #[error("replay {0} is being sent by another process")]
     Running(Uuid),
     /// A condition in SQL would have too many rights.
@@ -607,7 +607,7 @@ impl<'s> Plan<'s> {
         )
     }
 
-    /// The command that goes on with it.
+    /// The command that resumes it.
     #[must_use]
     pub(crate) fn resumption(&self) -> String {
         let selected = self.planned.selected();
@@ -771,7 +771,7 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     table.ok_or_else(|| ReplayError::NoTable(outbox.clone()))
 }
 
-/// The command that goes on with a run. What it is asked to give again stands there quoted.
+/// The command that resumes a run. What it is asked to give again stands there quoted.
 fn resumption(
     settings: &PipelineSettings,
     run: Uuid,

@@ -2,11 +2,11 @@
 //! delivered and old enough are detached and dropped. A table without partitions has its rows deleted
 //! by the same rule, where that is allowed.
 //!
-//! What is removed is decided by places in the log, never by time alone. A partition whose time is
-//! over is marked with the place where the log is then. When the slots have passed that, it is marked
+//! What is removed is decided by places in WAL, never by time alone. A partition whose time is
+//! over is marked with the place where WAL is then. When the slots have passed that, it is marked
 //! with the time: from then on it is kept as long as the retention says, which leaves as long to send
 //! events again when a slot was lost and another made in its place. Then it is detached, and marked
-//! with the place where the log is then: what a late transaction has put there since is before that.
+//! with the place where WAL is then: what a late transaction has put there since is before that.
 //! When the slots have passed that too, it is dropped. See [`mark`] for where marks are kept, and
 //! [`plan`] for what follows from them.
 //!

@@ -1,4 +1,4 @@
-//! The table held against the topics: which events are missing, repeated, misplaced or out of order.
+//! The table compared with the topics: which events are missing, repeated, misplaced or out of order.
 //!
 //! ```text
 //! table ──row──▶ spill ──┐                       ┌──▶ missing, repeated, misplaced
@@ -285,7 +285,7 @@ struct Database {
 /// What the journal says.
 #[derive(Default)]
 struct JournalFindings {
-    /// What was not to be delivered, for people. Of a row nobody knows its place in the log.
+    /// What was not to be delivered, for people. Of a row nobody knows its place in WAL.
     given_up: Vec<String>,
     /// The commits that copied rows have. A copy that began anew left a part of the one before.
     copies: Vec<Lsn>,

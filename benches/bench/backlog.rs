@@ -187,7 +187,7 @@ pub(crate) fn empty(bed: &Bed) {
     bed.db.run("CHECKPOINT");
 }
 
-/// Where the log ends, in bytes.
+/// Where WAL ends, in bytes.
 pub(crate) fn position(bed: &Bed) -> u64 {
     let position = bed
         .db

@@ -21,7 +21,7 @@ purchases() {
         ((seed % 4 != 1)) || echo "SELECT pay_order(:number);"
         ((seed % 7 != 2)) || echo "SAVEPOINT gift; SELECT place_order('anna', 'gift'); ROLLBACK TO gift;"
         if (((step + $1) % 6 == 5)); then echo "ROLLBACK;"; else echo "COMMIT;"; fi
-        # Customers look around, and whoever watches can follow.
+        # Customers look around, and whoever looks on can follow.
         echo "SELECT pg_sleep(random() * 0.8);"
     done
 }

@@ -288,7 +288,7 @@ async fn owners(
     }
 }
 
-/// What the lag budget takes, and what came of it before.
+/// What the WAL budget requires, and what came of it before.
 async fn budget(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -298,11 +298,11 @@ async fn budget(
     if settings.wal_budget.on_max == OnMax::DropSlot {
         match settings.check_drop_slot(observed) {
             Ok(()) => report.add(
-                "lag budget",
+                "WAL budget",
                 Outcome::Ok,
                 "the slot can be dropped, and its events sent again from the table",
             ),
-            Err(error) => report.add("lag budget", Outcome::Failure, error),
+            Err(error) => report.add("WAL budget", Outcome::Failure, error),
         }
     }
     if !observed.has_journal || settings.target.outbox.table().is_none() {
@@ -395,7 +395,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "journal",
             Outcome::Warning,
             format!(
-                "table walpost.journal is not there, so nothing can be skipped or sent again: that is written down in it. \
+                "table walpost.journal is not there, so nothing can be skipped or sent again: that is recorded in it. \
                  Create it: {}",
                 outbox.init()
             ),

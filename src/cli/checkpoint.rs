@@ -23,8 +23,8 @@ use crate::sink::{Sink, SinkError};
 pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint, and where the slot is
     Show(ShowArgs),
-    /// Set a checkpoint at the slot's place: what is before it counts as delivered, what is after it
-    /// will be delivered. For a first start, and after a history that exactly-once can't go on from
+    /// Set a checkpoint at the slot's position: what is before it counts as delivered, what is after it
+    /// will be delivered. For a first start, and after a history that exactly-once can't resume from
     Adopt(AdoptArgs),
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct InitArgs {
     /// Partition the table by day
     #[arg(long)]
     partitioned: bool,
-    /// The role to make for `walpost run`
+    /// The role to create for `walpost run`
     #[arg(
         long,
         env = "WALPOST_ROLE",
@@ -32,14 +32,14 @@ pub(crate) struct InitArgs {
         value_name = "NAME"
     )]
     role: String,
-    /// Make no role
+    /// Create no role
     #[arg(long)]
     no_role: bool,
-    /// The role that is to own the table, and is there already; whoever runs this can act as it [default:
+    /// The role that is to own the table. It has to exist, and whoever runs this can act as it [default:
     /// who runs this]
     #[arg(long, env = "WALPOST_OWNER", value_name = "NAME")]
     owner: Option<String>,
-    /// A role that may send events, and is there already; repeated, each of them
+    /// A role that may send events. It has to exist; repeated, each of them
     #[arg(
         long,
         env = "WALPOST_WRITER",

@@ -123,9 +123,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!(
-            "each pipeline has a table of its own: say with --pipeline which of the file is meant"
-        );
+        error!("each pipeline has its own table: choose one with --pipeline");
         return Exit::Usage;
     };
     let done = runtime.block_on(replay(settings, args));

@@ -26,7 +26,7 @@ pub(crate) struct RunArgs {
     /// Where metrics, health and status are shown: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// A further name by which it may be asked over HTTP, beside localhost and addresses; "*" for any
+    /// A further host name that HTTP requests may be for, beside localhost and addresses; "*" for any
     #[arg(
         long,
         env = "WALPOST_HTTP_HOST",
@@ -35,7 +35,7 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     http_host: Vec<String>,
-    /// First make what is missing of table or functions, publication and slot
+    /// First create what is missing of table or functions, publication and slot
     #[arg(long)]
     init: bool,
     #[command(flatten)]

@@ -54,9 +54,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!(
-            "each pipeline has a log position of its own: say with --pipeline which of the file is meant"
-        );
+        error!("each pipeline has its own slot: choose one with --pipeline");
         return Exit::Usage;
     };
     let done = runtime.block_on(skip(settings, args));

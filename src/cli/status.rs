@@ -36,10 +36,10 @@ const UNKNOWN: &str = "-";
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Where the connector listens: what `run` was given. off asks the database alone [default: 127.0.0.1:9464]
+    /// The HTTP address of the connector, as `run` has it. off queries the database alone [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// Ask again every second, until interrupted
+    /// Refresh every second, until interrupted
     #[arg(long)]
     watch: bool,
     /// One JSON document instead of a table

@@ -1,4 +1,4 @@
-//! `walpost verify`: the table held against the topics.
+//! `walpost verify`: the table compared with the topics.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -38,7 +38,7 @@ pub(crate) struct VerifyArgs {
     /// Read this topic too, although no row belongs there
     #[arg(long, value_name = "TOPIC")]
     also_topic: Vec<String>,
-    /// How long what the table has may take to be delivered, if somebody is at it
+    /// How long to wait for rows that are not delivered yet, while the slot is read
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     wait: String,
     /// Memory for rows and records; temporary files take the rest
@@ -53,11 +53,11 @@ pub(crate) struct VerifyArgs {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
-    /// Repeated events are counted, but no error: so it is without this flag where the delivery is at-least-once,
-    /// which allows them
+    /// Repeated events are counted, and are no error: the default with at-least-once, which allows
+    /// them
     #[arg(long, conflicts_with = "forbid_repeats")]
     allow_repeats: bool,
-    /// Repeated events are an error: so it is without this flag where the delivery is exactly-once
+    /// Repeated events are an error: the default with exactly-once
     #[arg(long)]
     forbid_repeats: bool,
     /// Records whose events are not in the table are an error

@@ -139,7 +139,7 @@ pub(crate) struct RecordArgs {
     /// The same as --delivery exactly-once
     #[arg(long, conflicts_with = "delivery", help_heading = heading::DELIVERY)]
     pub exactly_once: bool,
-    /// What becomes of an event that is larger than Kafka may be sent: halt, or dead-letter [default: halt]
+    /// What happens to an event that is larger than Kafka accepts: halt, or dead-letter [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_OVERSIZE",
@@ -148,7 +148,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_oversize: Option<Undeliverable>,
-    /// What becomes of an event that no record can be made of: halt, or dead-letter
+    /// What happens to an event that no record can be made of: halt, or dead-letter
     /// [default: halt]
     #[arg(
         long,
@@ -158,7 +158,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_unroutable: Option<Undeliverable>,
-    /// What becomes of a message that has the outbox's prefix and is no event:
+    /// What happens to a message that has the outbox's prefix and is no event:
     /// halt, or dead-letter [default: dead-letter]
     #[arg(
         long,
@@ -215,7 +215,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub null_payload: Option<NullPayload>,
-    /// Bytes that may be between reading and acknowledged [default: 16MiB]
+    /// Bytes that may be in flight: read, and not acknowledged by Kafka yet [default: 16MiB]
     #[arg(
         long,
         env = "WALPOST_WINDOW_BYTES",
@@ -224,7 +224,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub window_bytes: Option<String>,
-    /// Records that may be between reading and acknowledged [default: 100000]
+    /// Records that may be in flight: read, and not acknowledged by Kafka yet [default: 100000]
     #[arg(
         long,
         env = "WALPOST_WINDOW_RECORDS",
@@ -263,7 +263,7 @@ pub(crate) struct RecordArgs {
     /// What is kept of the table.
     #[command(flatten)]
     pub retention: RetentionArgs,
-    /// How much of the log the slot may keep.
+    /// How much WAL the slot may retain.
     #[command(flatten)]
     pub wal_budget: WalBudgetArgs,
 }
@@ -275,7 +275,7 @@ pub(crate) struct RetentionArgs {
     /// How long a partition of the table is kept after it was delivered. Without it, for ever
     #[arg(long, env = "WALPOST_RETENTION", value_name = "DURATION")]
     pub retention: Option<String>,
-    /// How many partitions of the table are made ahead [default: 7]
+    /// How many partitions of the table are created in advance [default: 7]
     #[arg(long, env = "WALPOST_PARTITIONS_AHEAD", value_name = "COUNT")]
     pub partitions_ahead: Option<u32>,
     /// Delete rows of a table that has no partitions
@@ -287,7 +287,7 @@ pub(crate) struct RetentionArgs {
     pub delete_rows: bool,
 }
 
-/// How much of the log the slot may keep.
+/// How much WAL the slot may retain.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
 pub(crate) struct WalBudgetArgs {

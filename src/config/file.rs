@@ -114,7 +114,7 @@ pub(crate) struct FileCheckpoint {
     pub replication: Option<i32>,
 }
 
-/// How much of the log the slot may keep.
+/// How much WAL the slot may retain.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileWalBudget {

@@ -1,4 +1,4 @@
-//! How far the records in Kafka reach, and whether the log that is there now goes on from it.
+//! How far the records in Kafka reach, and whether the WAL that is there now continues it.
 //!
 //! In exactly-once mode a checkpoint is written in the same Kafka transaction as the records it
 //! tells of, so that one can't be there without the other. It is what a start goes on from: the
@@ -107,7 +107,7 @@ pub struct Last {
 }
 
 impl Last {
-    /// Where it is in the log.
+    /// Where it is in WAL.
     #[must_use]
     pub fn position(&self) -> Position {
         Position {
@@ -117,7 +117,7 @@ impl Last {
     }
 }
 
-/// Where a server stands: what a checkpoint is held against.
+/// The state of a server: what a checkpoint is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerState {
     /// The cluster's system identifier.
@@ -128,7 +128,7 @@ pub struct ServerState {
     pub slot: String,
     /// What was confirmed to it.
     pub confirmed: Lsn,
-    /// The end of the log that is on disk, asked for after the checkpoint was read. A walsender sends
+    /// The end of the WAL that is on disk, queried after the checkpoint was read. A walsender sends
     /// nothing beyond it.
     pub flushed: Lsn,
 }
@@ -157,7 +157,7 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// The log that this goes on from ends there or later: it was read so far.
+    /// The WAL that this resumes from ends there or later: it was read so far.
     fn reach(&self) -> Lsn {
         let delivered = match &self.delivered {
             // The commit record was read to its end.
@@ -226,7 +226,7 @@ pub enum HistoryError {
         /// How far the checkpoint goes.
         safe: Lsn,
     },
-    /// The log ends before what was published of it.
+    /// WAL ends before what was published of it.
     #[error(
         "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \

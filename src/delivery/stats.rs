@@ -30,7 +30,7 @@ pub struct About {
     pub name: String,
     /// The database, without its password.
     pub database: String,
-    /// The table, or the prefix in the log.
+    /// The table, or the prefix in WAL.
     pub outbox: String,
     pub slot: String,
     /// Where records go.

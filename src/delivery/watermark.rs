@@ -116,7 +116,7 @@ struct Times {
     read: u64,
 }
 
-/// A stream that contradicts itself. Confirming anything after it could lose events.
+/// A stream that violates the protocol. Confirming anything after it could lose events.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
     /// A transaction begins inside another one.

@@ -93,7 +93,7 @@ impl Credentials {
                 }
             }
             Err(reason) => warn!(
-                "{} can't be read again, the password of before is used: {reason}",
+                "{} can't be read again, so the previous password is used: {reason}",
                 self.0.origin
             ),
         }

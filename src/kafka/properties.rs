@@ -165,7 +165,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // For whoever watches; as often as PostgreSQL is asked.
+    // For monitoring; as often as PostgreSQL is asked.
     config.set("statistics.interval.ms", "5000");
     for (name, value) in properties {
         config.set(name, value);

@@ -381,7 +381,7 @@ impl Refusals {
             true => (
                 REFUSAL_PATIENCE,
                 format!(
-                    "{reason}. It had accepted who Walpost is, and was tried for {} s since",
+                    "{reason}. It had accepted Walpost's credentials, and was retried for {} s since",
                     tried.as_secs()
                 ),
             ),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A place in the write-ahead log: a byte offset from the start of the log.
+/// A place in WAL: a byte offset from its start.
 ///
 /// Printed and parsed as PostgreSQL's `pg_lsn`: two hexadecimal halves of at most eight digits,
 /// separated by a slash (PostgreSQL 18, "8.20. pg_lsn Type").
@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for Lsn {
     }
 }
 
-/// Which row of the log an event is: its transaction's commit LSN, and its index among the row
+/// Which row of WAL an event is: its transaction's commit LSN, and its index among the row
 /// messages of that transaction.
 ///
 /// Printed as `00000000/016B3748:0000000002`: of fixed width, so that texts sort as positions do,
@@ -83,7 +83,7 @@ impl Position {
     /// Length of the printed form in bytes.
     pub const TEXT_LEN: usize = 28;
 
-    /// The row was copied from the table. The log has no record there: its records begin at multiples of eight.
+    /// The row was copied from the table. WAL has no record there: its records begin at multiples of eight.
     #[must_use]
     pub fn is_copied(self) -> bool {
         self.commit.0 % 8 == 7

@@ -3,10 +3,10 @@
 use super::dropped_slot::DroppedSlot;
 use super::lsn::Lsn;
 
-/// The end of the server's log, the slot, the outbox's partitions, and what holds the slot up.
+/// The end of the server's WAL, the slot, the outbox's partitions, and what holds the slot up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vitals {
-    /// The end of the server's log.
+    /// The end of the server's WAL.
     pub end: Lsn,
     /// The slot, if it is there.
     pub slot: Option<SlotVitals>,
@@ -23,7 +23,7 @@ pub struct Vitals {
 impl Vitals {
     /// Log that the server keeps for the slot, in bytes: from `restart_lsn` to its end.
     #[must_use]
-    pub fn kept_bytes(&self) -> Option<u64> {
+    pub fn retained_bytes(&self) -> Option<u64> {
         Some(self.end.bytes_since(self.slot.as_ref()?.restart?))
     }
 }
@@ -70,7 +70,7 @@ pub struct SlotVitals {
     pub active: bool,
     /// What was confirmed last.
     pub confirmed: Option<Lsn>,
-    /// Where the log begins that is kept for it.
+    /// Where the WAL begins that is retained for it.
     pub restart: Option<Lsn>,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,

@@ -148,7 +148,7 @@ pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= STUCK
 }
 
-/// The session of a pipeline that streams has not turned for long.
+/// The session of a pipeline that streams has been stalled for long.
 #[must_use]
 pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= STILL

@@ -36,9 +36,9 @@ pub enum Kind {
     EventLoopStalled,
     /// Events are in flight, and Kafka acknowledges none.
     DeliveryStuck,
-    /// Log waits, and nothing is delivered or confirmed.
+    /// WAL waits, and nothing is delivered or confirmed.
     NoProgress,
-    /// A transaction that is open for long keeps log that is delivered.
+    /// A transaction that is open for long retains WAL that is delivered.
     LongTransaction,
     /// There is no slot.
     SlotMissing,
@@ -226,7 +226,7 @@ pub(crate) fn unread(slot: &str) -> Problem {
 #[must_use]
 pub(crate) fn room(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
-    Some((safe, safe + vitals.kept_bytes()?))
+    Some((safe, safe + vitals.retained_bytes()?))
 }
 
 #[cfg(test)]

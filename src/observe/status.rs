@@ -56,7 +56,7 @@ pub struct PipelineStatus {
     pub recent: Recent,
     /// How far behind it is.
     pub lag: Lag,
-    /// Where it is in the log.
+    /// Where it is in WAL.
     pub positions: Positions,
     /// The slot; unknown until the database was asked.
     pub slot_health: Option<SlotHealth>,
@@ -127,16 +127,16 @@ pub struct Lag {
     pub retained_bytes: Option<u64>,
 }
 
-/// Where a pipeline is in the log.
+/// Where a pipeline is in WAL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Positions {
     /// What was received.
     pub received: Option<Lsn>,
     /// What is durable in Kafka.
     pub confirmed: Option<Lsn>,
-    /// The end of the server's log.
+    /// The end of the server's WAL.
     pub server: Option<Lsn>,
-    /// Where the log begins that the server keeps for the slot.
+    /// Where the WAL begins that the server retains for the slot.
     pub restart: Option<Lsn>,
     /// When the last event was committed that was read.
     pub last_event_at: Option<f64>,

@@ -27,14 +27,14 @@ const AWAY: Duration = Duration::from_secs(60);
 /// So long log may wait without anything being delivered or confirmed: PostgreSQL decodes a
 /// transaction of some gigabytes in that time.
 const STANDSTILL: Duration = Duration::from_secs(300);
-/// Less than this, which is a segment of the log, is nothing to wait for: an idle database writes
+/// Less than this, which is a segment of WAL, is nothing to wait for: an idle database writes
 /// some.
 const LAG: u64 = 16 << 20;
 /// What the database said longer ago says nothing of now.
 const FRESH: Duration = Duration::from_secs(30);
 /// A transaction that is open for so long is a long one,
 const LONG: Duration = Duration::from_secs(300);
-/// if so much log is kept for it that is delivered,
+/// if so much WAL is retained for it that is delivered,
 const HELD: u64 = 64 << 20;
 /// or so many transactions came after it.
 const HELD_TRANSACTIONS: i64 = 100_000_000;

@@ -1,4 +1,4 @@
-//! Settings held against the table that is there: which column is what.
+//! Settings compared with the table that is there: which column is what.
 
 use super::envelope;
 use super::settings::{HeadersColumn, NullPayload, OutboxSettings};
@@ -122,7 +122,7 @@ pub enum MappingError {
         /// Types that can serve.
         expected: &'static str,
     },
-    /// A named column is none of an event in the log.
+    /// A named column is none of an event in a message.
     #[error(
         "an event in a message has no column {column:?}, which {setting} names; it has: {found}. \
          Name one of these in {setting}"
@@ -197,7 +197,7 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns)
     }
 
-    /// Finds the columns that `settings` names among those of an event in the log.
+    /// Finds the columns that `settings` names among those of an event in a message.
     ///
     /// # Errors
     /// A named column is missing or of a type that can't serve.
@@ -331,7 +331,7 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 }
 
 struct Binder<'a> {
-    /// None for events in the log.
+    /// None for events in messages.
     table: Option<&'a str>,
     columns: &'a [TableColumn<'a>],
     slots: Vec<Option<u8>>,

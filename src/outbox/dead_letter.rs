@@ -15,7 +15,7 @@ pub const ERROR: &str = "walpost-error";
 pub const ERROR_MESSAGE: &str = "walpost-error-message";
 /// The header with the table that the event is a row of.
 pub const SOURCE_TABLE: &str = "walpost-source-table";
-/// The header with the prefix that the event has in the log.
+/// The header with the prefix that the event has in WAL.
 pub const SOURCE_PREFIX: &str = "walpost-source-prefix";
 /// The header with what the topic's template gave, be it the name of a topic or not.
 pub const SOURCE_TOPIC: &str = "walpost-source-topic";

@@ -1,4 +1,4 @@
-//! The envelope of an event in the log, version 1: what `walpost.publish` (`sql/publish.sql`) writes
+//! The envelope of an event in a message, version 1: what `walpost.publish` (`sql/publish.sql`) writes
 //! with `pg_logical_emit_message`. Pure: bytes to an [`Envelope`] that borrows from them.
 //!
 //! | Bytes | Field | Contents |
@@ -32,7 +32,7 @@ pub(crate) const PUBLISHED_MAX: usize = 16 << 20;
 /// The version of the envelope that is read.
 pub(crate) const VERSION: u8 = 1;
 
-/// The columns that an event in the log has, with the types of the outbox table that `init` makes.
+/// The columns that an event in a message has, with the types of the outbox table that `init` makes.
 /// A payload stands as the bytes it is, so that a bytea one needs no decoding.
 pub(crate) const COLUMNS: [TableColumn<'static>; 7] = [
     column("id", 2950),

@@ -8,7 +8,7 @@ use super::headers::{self, HeaderSpan, Headers};
 use super::settings::NullPayload;
 use super::timestamp;
 
-/// The header with the row's position in the log.
+/// The header with the row's position in WAL.
 pub(crate) const POSITION_HEADER: &str = "walpost-position";
 
 /// The header of a record that somebody sent again on purpose.

@@ -2,7 +2,7 @@
 //! that somebody else has moved, or made again, is noticed by whoever has it next.
 //!
 //! While events flow, each confirmed LSN is written. Writing makes log of its own, which may be confirmed
-//! too, and so on for ever; so where there are no events, the end of the log is written down only when
+//! too, and so on for ever; so where there are no events, the end of WAL is written down only when
 //! it is worth that.
 
 use std::time::Duration;

@@ -52,7 +52,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
     ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
 
-    /// Drops its slot, if that keeps more than `max_bytes` of the log; `copies` says whether rows
+    /// Drops its slot, if that retains more than `max_bytes` of WAL; `copies` says whether rows
     /// are delivered that are older.
     fn drop_slot_over_budget(
         &self,

@@ -55,7 +55,7 @@ pub struct Core {
     pub delivery: Delivery,
 }
 
-/// Messages in the log that are no events of this outbox. What comes again is counted again.
+/// Messages in WAL that are no events of this outbox. What comes again is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftAlone {
     /// Those of a transaction, with another prefix.
@@ -80,7 +80,7 @@ impl Core {
     /// For the events of `outbox`.
     ///
     /// # Errors
-    /// The settings name what an event in the log has not. What a table has is known later.
+    /// The settings name what an event in a message has not. What a table has is known later.
     pub fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -120,7 +120,7 @@ impl Core {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
-    /// The log has proved to be the one that was published, or nothing depends on that.
+    /// WAL has proved to be the one that was published, or nothing depends on that.
     #[must_use]
     pub fn is_proved(&self) -> bool {
         self.delivery
@@ -392,6 +392,7 @@ impl Core {
         self.counted(step)
     }
 
+    #[inline]
     fn begin(&mut self, begin: &Begin) -> Result<Step, PipelineError> {
         self.delivery.watermark.begin(begin.commit)?;
         let committed = of_postgres(begin.time_micros);
@@ -407,6 +408,7 @@ impl Core {
         Ok(Step::Done)
     }
 
+    #[inline]
     fn commit(&mut self, commit: &Commit) -> Result<Step, PipelineError> {
         self.delivery.watermark.commit(commit.commit, commit.end)?;
         if let (Some(duplicate_filter), Some(position)) =
@@ -516,7 +518,7 @@ impl Core {
         }
     }
 
-    /// Where the next message is in the log, for people.
+    /// Where the next message is in WAL, for people.
     #[must_use]
     pub fn place(&self) -> String {
         match self.position {

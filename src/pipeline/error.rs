@@ -97,7 +97,7 @@ pub enum PipelineError {
         /// What a person does then.
         then: String,
     },
-    /// The slot keeps more of the log than it may, and is to be dropped.
+    /// The slot retains more WAL than it may, and is to be dropped.
     #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
     OverBudget {
         slot: String,
@@ -159,7 +159,7 @@ pub enum PipelineError {
         /// What is wrong with it.
         error: DecodeError,
     },
-    /// The stream contradicts itself.
+    /// The stream violates the protocol.
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
     /// The outbox has not the columns that the settings expect.

@@ -30,7 +30,7 @@ impl Remedy {
     pub fn describe(self) -> &'static str {
         match self {
             Self::Reconnect => "Walpost connects again by itself",
-            Self::RebuildSink => "Walpost makes a new producer, and continues by itself",
+            Self::RebuildSink => "Walpost creates a new producer, and continues by itself",
             Self::StandBy => "Walpost takes over when the slot is free",
             Self::Halt => {
                 "Walpost has halted: do what the message says, then restart it. docs/troubleshooting.md has the \

@@ -67,7 +67,7 @@ pub(super) struct Session<'s> {
     committer: Option<TransactionCommitter>,
 }
 
-/// What the stream waits for before it goes on with the next frame.
+/// What the stream waits for before it reads the next frame.
 enum Wait {
     Nothing,
     Room,

@@ -47,7 +47,7 @@ pub(crate) struct PipelineSettings {
     pub drain_timeout: Duration,
     /// What is kept of the table.
     pub retention: Retention,
-    /// How much of the log the slot may keep.
+    /// How much WAL the slot may retain.
     pub wal_budget: WalBudget,
 }
 
@@ -204,7 +204,7 @@ pub struct DeadLetterSettings {
     pub oversize: Undeliverable,
     /// Of those that no record can be made of.
     pub unroutable: Undeliverable,
-    /// Of messages in the log that have the outbox's prefix and are no events. Of a row there is no such
+    /// Of messages in WAL that have the outbox's prefix and are no events. Of a row there is no such
     /// thing.
     pub malformed: Undeliverable,
     /// The topic for dead letters.

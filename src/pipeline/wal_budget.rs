@@ -1,4 +1,4 @@
-//! How much of the log the slot may keep, and what follows from it.
+//! How much WAL the slot may retain, and what follows from it.
 
 pub(crate) mod budget;
 pub(crate) mod slot_monitor;

@@ -92,7 +92,7 @@ pub struct Identity {
     pub system_id: String,
     /// Rises with each promotion.
     pub timeline: u32,
-    /// The end of the log that is on disk.
+    /// The end of the WAL that is on disk.
     pub flushed: Lsn,
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Target {
 pub enum Outbox {
     /// They are the rows inserted into a table.
     Table(TableName),
-    /// They are messages in the write-ahead log alone, written by `walpost.publish`.
+    /// They are messages in WAL alone, written by `walpost.publish`.
     Messages {
         /// The prefix of the messages that are this outbox's.
         prefix: String,

@@ -1,4 +1,4 @@
-//! Which row has the record at a position of the log: the topics know, and the table does not.
+//! Which row has the record at a position of WAL: the topics know, and the table does not.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

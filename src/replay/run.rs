@@ -44,7 +44,7 @@ pub(super) enum State {
 }
 
 /// What a run is about, as it was when it began. Roles that may add to the journal wrote it: whoever
-/// goes on with the run takes values from it, and no SQL.
+/// resumes the run takes values from it, and no SQL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Planned {
     pub(super) table: String,

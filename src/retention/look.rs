@@ -257,7 +257,7 @@ pub(crate) async fn generation(
     Ok((clock(&row)?, row.try_get(1)?))
 }
 
-/// Where the log is: all that is committed by now is before it.
+/// Where WAL is: all that is committed by now is before it.
 pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     let row = client
         .query_one("SELECT pg_current_wal_insert_lsn()", &[])

@@ -8,13 +8,13 @@ use crate::model::lsn::Lsn;
 /// What a line of ours begins with.
 const START: &str = "walpost: ";
 
-/// What it goes on with where it is about rows of a table without partitions.
+/// What follows where it is about rows of a table without partitions.
 const ROWS: &str = "rows before ";
 
 /// What is known of a partition so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Its time is over, and what it had then was committed before this place in the log.
+    /// Its time is over, and what it had then was committed before this place in WAL.
     Closed(Lsn),
     /// The slots had passed that place at this time.
     Delivered(Timestamp),
@@ -104,7 +104,7 @@ impl MarkKind {
     /// or time of the moment.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
-        // All that is committed by now is in the log before this place, flushed or not.
+        // All that is committed by now is in WAL before this place, flushed or not.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
         let (what, expression) = match self {

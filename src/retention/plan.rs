@@ -1,5 +1,5 @@
 //! What is to be done with a table's partitions, and what has to be waited for. Pure: time and
-//! places in the log come in as arguments.
+//! places in WAL come in as arguments.
 
 use std::fmt;
 
@@ -90,7 +90,7 @@ enum Width {
 pub(crate) enum Step {
     /// Make a partition for this range.
     Make(TableName, Range),
-    /// Its time is over: note where the log is.
+    /// Its time is over: note where WAL is.
     Close(Partition),
     /// The slots have passed that place: note when.
     NoteDelivered(Partition),
@@ -98,7 +98,7 @@ pub(crate) enum Step {
     Detach(Partition),
     /// End what was interrupted.
     Finalize(Partition),
-    /// Note where the log is, after all that it has.
+    /// Note where WAL is, after all that it has.
     NoteDetached(Detached),
     /// Drop the table.
     Drop(Detached),

@@ -4,7 +4,7 @@ use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
-/// What rows and records are held against.
+/// What rows and records are compared with.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     /// By the number that rows have.

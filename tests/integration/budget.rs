@@ -1,4 +1,4 @@
-//! The lag budget: what is said and done when the slot keeps more of the log than it may, and how what
+//! The WAL budget: what is said and done when the slot retains more WAL than it may, and how what
 //! was dropped is sent again.
 
 use std::collections::HashSet;
@@ -25,8 +25,8 @@ in_both_modes! {
 pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
-const WARNS: &str = "on its disk than wal_budget.warn";
-const HOLDS: &str = "on its disk than wal_budget.max, and it is held";
+const WARNS: &str = "the slot retains more WAL than wal_budget.warn";
+const HOLDS: &str = "the slot retains more WAL than wal_budget.max, and it is held";
 const WITHIN: &str = "the slot is within its WAL budget again";
 
 /// Walpost with the slot of the scene and other brokers.
@@ -83,7 +83,7 @@ pub(crate) fn new_slot(scene: &Scene) {
     }
 }
 
-/// Megabytes of the log that are no events.
+/// Megabytes of WAL that are no events.
 fn write_log(scene: &Scene, megabytes: u32) {
     for _ in 0..megabytes {
         let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
@@ -343,7 +343,7 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
         .expect_says(&["has no dropped slot"]);
 }
 
-/// The session that holds the slot while it waits for a new producer lets go of it too.
+/// The session that holds the slot while it waits for a new producer releases it too.
 #[test]
 fn exactly_once_that_has_lost_its_brokers_lets_go() {
     let broker = Broker::private();
@@ -450,7 +450,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(1)
-        .expect_says(&["was not dropped yet", "start walpost"]);
+        .expect_says(&["it still exists", "start walpost"]);
     assert_eq!(entries(&scene), 1);
     drop_slot(&scene);
     assert_eq!(entries(&scene), 1);
@@ -459,7 +459,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     expect_everything(&scene);
 }
 
-/// Of a transaction whose commit waits for a standby the rows can't be seen, though it is in the log.
+/// Of a transaction whose commit waits for a standby the rows can't be seen, though it is in WAL.
 #[test]
 fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
     let scene = Scene::new();

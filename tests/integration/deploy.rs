@@ -1,4 +1,4 @@
-//! What stands in `deploy/`, held against the program and its sources.
+//! What stands in `deploy/`, compared with the program and its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

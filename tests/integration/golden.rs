@@ -78,7 +78,7 @@ const EVENTS: [(&str, &str); 3] = [
     ),
 ];
 
-/// As in outbox_headers, but in the log alone.
+/// As in outbox_headers, but in WAL alone.
 const LOG_EVENTS: &str = "
 SELECT walpost.publish(aggregatetype, aggregateid, type, payload,
     jsonb_build_object('tenant', 'tenant-' || n % 10, 'traceparent',

@@ -196,8 +196,8 @@ fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
             .find(|line| line.contains("GRANT USAGE"));
         let said = said.expect("a line with the statements");
         let at = said.find("GRANT USAGE").unwrap();
-        let mends = said[at..].split(" pipeline=").next().unwrap();
-        db.run(mends);
+        let remedy = said[at..].split(" pipeline=").next().unwrap();
+        db.run(remedy);
         clerk.command(&["verify"]).finish().expect_code(0);
     }
 }
@@ -231,16 +231,16 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             let check = clerk.command(&["check"]).finish().expect_code(3);
             let show = clerk.checkpoint("show").finish().expect_code(3);
             let init = clerk.scene.invoke_as("init", &clerk.conninfo());
-            let mends = statement(&check.stdout, given).to_owned();
-            run.expect_says(&["halted", role, &mends]);
-            show.expect_says(&[role, &mends]);
+            let remedy = statement(&check.stdout, given).to_owned();
+            run.expect_says(&["halted", role, &remedy]);
+            show.expect_says(&[role, &remedy]);
             if !taken.contains("REPLICATION") {
                 init.arg("--no-role")
                     .finish()
                     .expect_code(3)
-                    .expect_says(&[&mends]);
+                    .expect_says(&[&remedy]);
             }
-            db.run(&mends);
+            db.run(&remedy);
             clerk.command(&["check"]).finish().expect_code(0);
         }
         clerk.delivers(&["run"]);

@@ -128,7 +128,7 @@ fn database_put_back_halts_on_18() {
     database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(18, Outbox::Messages);
 }
 
-/// By then the end of the log tells nothing.
+/// By then the end of WAL tells nothing.
 #[test]
 fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_missing() {
     let server = Server::private(MAJOR, "");

@@ -139,7 +139,7 @@ fn password_in_the_configuration_file_is_read_again() {
     guarded.is_rotated(walpost, &place, |walpost| {
         // Whoever writes it in place can be met amid that.
         replace(&file, &with_password(1)[..40]);
-        walpost.wait_for_log("can't be read again, the password of before is used");
+        walpost.wait_for_log("can't be read again, so the previous password is used");
         replace(&file, &with_password(1));
     });
 }

@@ -70,7 +70,7 @@ fn judge(scene: &Scene<'_>, snapshot_lsn: u64) -> usize {
 fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
     let history = scene.history();
     let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
-    // A record of the log begins at a multiple of eight, so there is no commit there.
+    // A record of WAL begins at a multiple of eight, so there is no commit there.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
         .into_iter()
         .partition(|record| record.position.0 == snapshot_lsn - 1);
@@ -199,7 +199,7 @@ fn commits_around_the_consistent_point_are_on_one_side_each() {
         let first = open(&scene, &aggregate);
         let mut walpost = scene.run().start();
         wait_until_blocked(&scene, &first);
-        // Its commit is the last before the consistent point, and the next one follows it in the log.
+        // Its commit is the last before the consistent point, and the next one follows it in WAL.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         scene.insert(&aggregate, "newer");

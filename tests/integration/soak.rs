@@ -448,7 +448,7 @@ impl Stage<'_> {
     fn change_history(&self, dice: &mut fastrand::Rng, pipelines: [Pipeline<'_>; 2]) {
         if dice.bool() {
             for pipeline in &pipelines {
-                self.diary.fault("slot made anew", &pipeline.scene.name);
+                self.diary.fault("slot re-created", &pipeline.scene.name);
                 slot_state::make_anew(&pipeline.scene, &pipeline.aggregates[1]);
                 self.expect_halt(pipeline);
             }

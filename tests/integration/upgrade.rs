@@ -1,4 +1,4 @@
-//! What Walpost has left at rest, in the database and in Kafka, and another version goes on with.
+//! What Walpost has left at rest, in the database and in Kafka, and another version resumes from.
 //!
 //! `tests/golden/at_rest.jsonl` is what this version leaves: checkpoints, entries of the journal and the headers of
 //! records; `at_rest_0.1.jsonl` is what version 0.1.0 left. The rest is left by this binary and made to look as if that version had, or, where

@@ -1,4 +1,4 @@
-//! `verify`: the table held against the topics.
+//! `verify`: the table compared with the topics.
 
 use std::fs;
 use std::time::Duration;

@@ -23,7 +23,7 @@ fn write_segments(db: &Session, count: usize) {
     }
 }
 
-/// A transaction that is in the log, and open.
+/// A transaction that is in WAL, and open.
 fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
     let session = scene.server.session(&scene.name);
     session.run(&format!("BEGIN; {}", scene.insert_sql(aggregate, "k")));

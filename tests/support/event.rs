@@ -5,7 +5,7 @@
 pub(crate) enum Outbox {
     /// Rows of a table.
     Table,
-    /// Messages in the log.
+    /// Messages in WAL.
     Messages,
 }
 

@@ -257,7 +257,7 @@ impl<'a> Scene<'a> {
             .args(self.delivery_arguments())
     }
 
-    /// `walpost skip` to a place in the log.
+    /// `walpost skip` to a place in WAL.
     pub(crate) fn skip(&self, to: &str) -> Invocation {
         self.invoke("skip")
             .args(["--kafka", &self.broker.address()])

@@ -23,9 +23,9 @@ use walpost::facade::{Core, Step};
 use walpost::facade::{Deliveries, Tag, Watermark};
 use walpost::facade::{Produced, Sink, SinkError};
 
-/// Where the log begins.
+/// Where WAL begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
-/// What a row takes in the log, and a transaction beside its rows.
+/// What a row takes in WAL, and a transaction beside its rows.
 const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
 /// Frames that come with one read of the socket, and records that are delivered together: primes, so

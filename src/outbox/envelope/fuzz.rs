@@ -1,4 +1,4 @@
-//! Envelopes of events in the log: a database's users can write anything there.
+//! Envelopes of events in messages: a database's users can write anything there.
 
 use super::super::settings::OutboxSettings;
 use super::*;

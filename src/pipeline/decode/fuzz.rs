@@ -47,7 +47,7 @@ pub fn core(data: &[u8]) {
 struct Counter {
     /// The answer to the next record, if it is not taken.
     answer: Option<Produced>,
-    /// The records that are not delivered yet: their tags, and where they are in the log. Those of
+    /// The records that are not delivered yet: their tags, and where they are in WAL. Those of
     /// earlier connections are nowhere.
     held: Vec<(Tag, Option<Position>)>,
     last: Option<Position>,

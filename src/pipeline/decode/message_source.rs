@@ -1,4 +1,4 @@
-//! Events that are messages in the log.
+//! Events that are messages in WAL.
 
 use tracing::warn;
 

@@ -1,4 +1,4 @@
-//! What would become of the messages of a stretch of the log, without a sink: for a person who
+//! What would become of the messages of a stretch of WAL, without a sink: for a person who
 //! decides whether to leave them out. Pure.
 
 use std::collections::{BTreeMap, HashMap};
@@ -47,7 +47,7 @@ pub(crate) struct Preview {
     pub found: Found,
 }
 
-/// What is in a stretch of the log.
+/// What is in a stretch of WAL.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// Transactions with events.
@@ -107,7 +107,7 @@ impl Preview {
     /// says.
     ///
     /// # Errors
-    /// The settings name what an event in the log has not.
+    /// The settings name what an event in a message has not.
     pub(crate) fn new(
         outbox: Outbox,
         settings: OutboxSettings,

@@ -52,7 +52,7 @@ impl TransactionCommitter {
     ) -> Self {
         let delivered = resume.delivered.clone();
         core.leave_out(delivered, resume.safe_lsn, server.confirmed);
-        // What the checkpoint covers counts when the log has proved to be the one that was published.
+        // What the checkpoint covers counts when WAL has proved to be the one that was published.
         core.delivery
             .watermark
             .checkpointed(match core.is_proved() {

@@ -66,7 +66,7 @@ impl DuplicateFilter {
     }
 
     /// The transaction ends at `end`; `next` is the position of the row message that it would have had
-    /// next. Where the log has proved itself by that, gives what was dealt with before.
+    /// next. Where WAL has proved itself by that, gives what was dealt with before.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let is_over = match &mut self.overlap {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
@@ -91,7 +91,7 @@ impl DuplicateFilter {
         })
     }
 
-    /// The log has proved to be the one that was published.
+    /// WAL has proved to be the one that was published.
     pub(crate) fn is_proved(&self) -> bool {
         self.overlap.is_none()
     }

@@ -27,7 +27,7 @@ pub(super) enum MonitorEvent {
     Stopping,
     /// Nothing can be written down, for this reason.
     Unrecorded(String),
-    /// The slot keeps more of the log than it may, and is to be dropped.
+    /// The slot retains more WAL than it may, and is to be dropped.
     OverBudget,
 }
 

@@ -86,7 +86,7 @@ impl World {
     }
 
     /// Exactly once can tell that the log was put back to where it ended at `end`, while nobody runs if it
-    /// `is_down`. Copied rows have left no trace in the log: until an event of the stream is behind them, one
+    /// `is_down`. Copied rows have left no trace in WAL: until an event of the stream is behind them, one
     /// that has outgrown their last consistent point may be the same.
     pub(super) fn can_be_told(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
@@ -161,9 +161,9 @@ impl World {
         rows
     }
 
-    /// A record says where its row is in the log.
+    /// A record says where its row is in WAL.
     pub(super) fn check_position(&mut self, id: u64, at: Position) {
-        // The log has no record where copied rows are.
+        // WAL has no record where copied rows are.
         if !at.commit.0.is_multiple_of(8) {
             return;
         }

@@ -20,7 +20,7 @@ pub(super) const DEAD_LETTERS: &str = "dead-letters";
 /// flight, and not the whole of what is written.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A committed transaction in the log.
+/// A committed transaction in WAL.
 #[derive(Clone, Debug)]
 pub(super) struct Transaction {
     pub(super) commit: Lsn,
@@ -59,7 +59,7 @@ pub(super) struct Database {
     pub(super) timeline: u32,
     pub(super) history: Vec<Switch>,
     pub(super) log: Vec<Transaction>,
-    /// The end of the log.
+    /// The end of WAL.
     pub(super) end: Lsn,
     next_xid: u32,
     pub(super) next_id: u64,

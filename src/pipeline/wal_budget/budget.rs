@@ -1,4 +1,4 @@
-//! The lag budget: how much of the log the slot may keep on the server's disk, and what follows when
+//! The WAL budget: how much WAL the slot may retain on the server's disk, and what follows when
 //! it keeps more.
 //!
 //! What counts is the log from `restart_lsn` on: that is what fills the disk, whether it is kept for
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::outage::{Outage, Say};
 
-/// How much of the log the slot may keep.
+/// How much WAL the slot may retain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalBudget {
     /// Beyond this a person is warned.
@@ -21,7 +21,7 @@ pub(crate) struct WalBudget {
     pub on_max: OnMax,
 }
 
-/// What is done when the slot keeps more of the log than it may.
+/// What is done when the slot retains more WAL than it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnMax {
@@ -68,8 +68,8 @@ impl Budget {
     }
 
     /// The slot keeps so much.
-    pub(crate) fn judge(&mut self, kept_bytes: u64, now: Instant) -> Finding {
-        let beyond = |limit: Option<u64>| limit.is_some_and(|limit| kept_bytes > limit);
+    pub(crate) fn judge(&mut self, retained_bytes: u64, now: Instant) -> Finding {
+        let beyond = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
         if beyond(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;

@@ -60,7 +60,7 @@ impl Watched {
     /// the budget. True if the slot is to be dropped.
     pub(crate) async fn ask(&self, catalog: &impl CatalogQueries) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
-        let kept = vitals.kept_bytes();
+        let kept = vitals.retained_bytes();
         self.stats.database_says(vitals);
         let Some(kept) = kept else { return Ok(false) };
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What every role of the database may do to an outbox of messages in the log.
+//! What every role of the database may do to an outbox of messages in WAL.
 
 use super::{Catalog, CatalogError};
 

@@ -1,4 +1,4 @@
-//! The journal: what was done to a pipeline that the write-ahead log can't tell, in a table that
+//! The journal: what was done to a pipeline that WAL can't tell, in a table that
 //! `sql/journal.sql` makes. Entries are added, never changed.
 //!
 //! A trigger or a view in its place would run as us, so each statement about it goes through

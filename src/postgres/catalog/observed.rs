@@ -183,7 +183,7 @@ pub enum Problem {
         /// `pg_class.relkind`
         kind: String,
     },
-    /// Not in the write-ahead log.
+    /// Not in WAL.
     #[error(
         "table {table} is unlogged or temporary, so its rows are not in WAL. Make it permanent: ALTER TABLE {table} SET LOGGED"
     )]

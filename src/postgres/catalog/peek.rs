@@ -47,7 +47,7 @@ impl Catalog {
         })
     }
 
-    /// The end of the log that is on the server's disk.
+    /// The end of the WAL that is on the server's disk.
     ///
     /// # Errors
     /// The server can't be asked, or is a standby.

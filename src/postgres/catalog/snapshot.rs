@@ -86,7 +86,7 @@ impl Rows {
     }
 }
 
-/// The end of the log: all that is visible was committed before.
+/// The end of WAL: all that is visible was committed before.
 async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()

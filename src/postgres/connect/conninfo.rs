@@ -438,7 +438,7 @@ impl Conninfo {
             Ok(_) => "its host, user or database is another one by now: restart walpost".to_owned(),
             Err(reason) => reason,
         };
-        tracing::warn!("{place} can't be read again, the password of before is used: {reason}");
+        tracing::warn!("{place} can't be read again, so the previous password is used: {reason}");
         None
     }
 

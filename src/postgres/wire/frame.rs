@@ -7,11 +7,11 @@ use crate::model::lsn::Lsn;
 /// What the walsender sends inside a `CopyData` message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// `w`: a piece of the log; for a logical slot one message of the output plugin.
+    /// `w`: a piece of WAL; for a logical slot one message of the output plugin.
     XLogData {
         /// Where the data starts in the log; zero for the plugin's own messages.
         start: Lsn,
-        /// The end of the log on the server.
+        /// The end of WAL on the server.
         wal_end: Lsn,
         /// The plugin's message.
         data: &'a [u8],

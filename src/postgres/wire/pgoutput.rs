@@ -65,7 +65,7 @@ pub enum Message<'a> {
     Logical {
         /// It belongs to the transaction, and was rolled back with it if that was.
         transactional: bool,
-        /// Where it is in the log.
+        /// Where it is in WAL.
         lsn: Lsn,
         /// The caller's prefix.
         prefix: &'a str,

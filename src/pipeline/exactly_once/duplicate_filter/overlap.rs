@@ -85,7 +85,7 @@ impl Overlap {
         Ok(false)
     }
 
-    /// A transaction has ended, at `end`, that had so many row messages; whether the log has proved
+    /// A transaction has ended, at `end`, that had so many row messages; whether WAL has proved
     /// itself and nothing more is to be left out.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Overlap {
         Ok(self.is_over(lsn))
     }
 
-    /// The log is at `next`.
+    /// WAL is at `next`.
     fn reached(&self, next: Lsn) -> Result<(), HistoryError> {
         match &self.delivered {
             Some(Delivered::UpTo(last)) if self.awaited && next > last.commit_lsn => {

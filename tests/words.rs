@@ -1,0 +1,204 @@
+//! Holds what is written to the words of PostgreSQL's, Kafka's and Debezium's manuals: a word that was retired comes back
+//! nowhere but in CHANGELOG.md and where something at rest, or a setting of an earlier version, is read or refused.
+//!
+//! Sources, statements, pages and what is in `deploy/` are read, comments and texts included. A word is found whatever its
+//! case, and over the end of a line too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Retired words, in small letters, and the files that have them still.
+const RETIRED: &[(&str, &[&str])] = &[
+    (
+        "let go",
+        &[
+            "docs/deploy.md",
+            "sql/journal.sql",
+            "src/postgres/catalog/journal.rs",
+            "tests/integration/planted.rs",
+            "tests/integration/readme.rs",
+            "tests/integration/upgrade.rs",
+        ],
+    ),
+    (
+        "let-go",
+        &[
+            "src/cli/retired.rs",
+            "src/config/retired.rs",
+            "src/config/tests.rs",
+            "tests/support/walpost.rs",
+        ],
+    ),
+    (
+        "let_go",
+        &[
+            "docs/deploy.md",
+            "src/postgres/catalog/drop_slot.rs",
+            "src/postgres/catalog/journal.rs",
+            "src/replay/run.rs",
+            "tests/integration/readme.rs",
+            "tests/integration/upgrade.rs",
+        ],
+    ),
+    ("lets go of", &[]),
+    ("letting go of", &[]),
+    ("lag budget", &[]),
+    ("at_max", &["src/config/retired.rs", "src/config/tests.rs"]),
+    (
+        "--lag-max",
+        &[
+            "src/cli/retired.rs",
+            "src/config/retired.rs",
+            "tests/support/walpost.rs",
+        ],
+    ),
+    ("--lag-warn", &["src/config/retired.rs"]),
+    ("lag.max", &[]),
+    ("lag.warn", &[]),
+    ("walpost_lag_budget", &[]),
+    ("walpostlagbudget", &[]),
+    ("walpostletgo", &[]),
+    ("kept_bytes", &[]),
+    ("session_hung", &[]),
+    ("sessionhung", &[]),
+    ("no word from", &[]),
+    ("stands at", &[]),
+    ("stood at", &[]),
+    ("made anew", &[]),
+    ("makes anew", &[]),
+    ("gone on with", &[]),
+    ("mends", &[]),
+    ("contradicts itself", &[]),
+    ("has not turned", &[]),
+    ("outbox in the log", &[]),
+    ("outbox is in the log", &[]),
+    ("postgresql's log", &[]),
+    ("keeps log", &[]),
+    ("keeps more of the log", &[]),
+    ("held against", &[]),
+    ("whoever watches", &[]),
+];
+
+/// What is not read: figures that were measured, what earlier versions left, and this file.
+const LEFT_OUT: &[&str] = &["docs/benchmarks", "tests/golden", "tests/words.rs"];
+
+/// A text in small letters, with one space for each run of spaces, line ends and what begins a line of a comment or
+/// of a text that continues; and the line of each byte.
+struct Flat {
+    text: String,
+    lines: Vec<usize>,
+}
+
+fn flat(text: &str) -> Flat {
+    let (mut flat, mut lines) = (String::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        let markers = ["///", "//!", "//", "--", "#"];
+        let line = markers
+            .iter()
+            .find_map(|marker| line.strip_prefix(&format!("{marker} ")))
+            .unwrap_or(line);
+        let line = line.strip_suffix('\\').unwrap_or(line);
+        for word in line.split_whitespace() {
+            flat.push_str(&word.to_lowercase());
+            flat.push(' ');
+            lines.resize(flat.len(), number);
+        }
+    }
+    Flat { text: flat, lines }
+}
+
+/// The lines where the word is by itself.
+fn found(word: &str, Flat { text, lines }: &Flat) -> Vec<usize> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let at = text.match_indices(word).filter(|(at, word)| {
+        let before = text[..*at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
+        // A name can go on: `walpost_lag_budget_max_bytes`.
+        let is_whole = word.starts_with("walpost") || !after.is_some_and(is_part);
+        !before.is_some_and(is_part) && is_whole
+    });
+    at.map(|(at, _)| lines[at]).collect()
+}
+
+fn files(at: &Path, files_found: &mut Vec<PathBuf>) {
+    if at.is_dir() {
+        for entry in fs::read_dir(at).expect("a folder") {
+            files(&entry.expect("an entry").path(), files_found);
+        }
+    } else {
+        files_found.push(at.to_owned());
+    }
+}
+
+#[test]
+fn no_retired_word_is_back() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut read = Vec::new();
+    for place in [
+        "src",
+        "sql",
+        "tests",
+        "docs",
+        "deploy",
+        "benches",
+        "dev",
+        "docker-compose.yml",
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+    ] {
+        files(&root.join(place), &mut read);
+    }
+    read.sort();
+    let mut back = Vec::new();
+    let mut stays = Vec::new();
+    for file in read {
+        let name = file.strip_prefix(root).expect("below it");
+        let name = name.to_str().expect("a name in UTF-8");
+        let Ok(text) = fs::read_to_string(&file) else {
+            // A picture.
+            continue;
+        };
+        if LEFT_OUT.iter().any(|left_out| name.starts_with(left_out)) {
+            continue;
+        }
+        let text = flat(&text);
+        for (word, places) in RETIRED {
+            let lines = found(word, &text);
+            if places.contains(&name) {
+                stays.extend((!lines.is_empty()).then_some((*word, name.to_owned())));
+            } else {
+                back.extend(lines.iter().map(|line| format!("{name}:{line}: {word:?}")));
+            }
+        }
+    }
+    assert!(back.is_empty(), "retired words:\n{}", back.join("\n"));
+    for (word, places) in RETIRED {
+        for place in *places {
+            let is_there = stays
+                .iter()
+                .any(|(known, name)| (known, &**name) == (word, place));
+            assert!(
+                is_there,
+                "{place} no longer has {word:?}: take it out of the list"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_word_is_found_by_itself_in_any_case_and_over_the_end_of_a_line() {
+    let lines = |word, text| found(word, &flat(text));
+    for text in [
+        "It let go.",
+        "/// Let\n    /// go of it",
+        "\"let \\\n    go\"",
+        "-- let\n-- go",
+    ] {
+        assert_eq!(lines("let go", text), [1], "{text}");
+    }
+    assert!(lines("let go", "outlet go, let gone, let_go").is_empty());
+    let metric = "a\nwalpost_lag_budget_max_bytes";
+    assert_eq!(lines("walpost_lag_budget", metric), [2]);
+}
