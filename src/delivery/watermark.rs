@@ -230,7 +230,7 @@ impl Watermark {
     }
 
     /// The next row of a table begins. Rows that are read from a table stand in no log: each is durable by itself, and
-    /// its number has the place that an LSN has in a stream. A watermark is of a stream or of such rows.
+    /// its number has the place that an LSN has in a stream. A watermark is of a stream, or from zero on of such rows.
     ///
     /// # Errors
     /// The row before it has not ended.

@@ -47,6 +47,26 @@ fn nothing_is_confirmed_beyond_an_undelivered_record() {
 }
 
 #[test]
+fn a_row_is_durable_when_its_record_is_and_those_of_all_before_it() {
+    let mut watermark = Watermark::new(WINDOW, Lsn::ZERO);
+    let mut row = || {
+        watermark.begin_row().expect("begins");
+        let tag = watermark.reserve(7).expect("a row").expect("room");
+        watermark.end_row().expect("ends");
+        tag
+    };
+    let tags = [row(), row(), row()];
+    assert_eq!(watermark.durable_rows(), 0);
+    deliver(&watermark, &tags[1..]);
+    assert_eq!(watermark.durable_rows(), 0, "the first is in flight");
+    deliver(&watermark, &tags[..1]);
+    assert_eq!(watermark.durable_rows(), 3);
+    watermark.begin_row().expect("begins");
+    assert!(watermark.begin_row().is_err(), "a row inside a row");
+    assert_eq!(watermark.durable_rows(), 3, "one that has not ended");
+}
+
+#[test]
 fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
     let mut watermark = watermark();
     watermark.begin(Lsn(200)).expect("begins");
