@@ -21,7 +21,7 @@ use std::{env, fs};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use stream::{Kind, Stream, null_pipeline, play, templates};
-use walpost::outbox::settings::OutboxSettings;
+use walpost::facade::OutboxSettings;
 
 /// Growth that fails, in per cent of the stored figure; and where that is of another environment.
 const MARGIN: f64 = 5.0;

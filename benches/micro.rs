@@ -11,14 +11,14 @@ use std::hint::black_box;
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput};
 use stream::{BEGIN, Kind, Stream, null_pipeline, play, templates};
-use walpost::delivery::watermark::Watermark;
-use walpost::model::lsn::{Lsn, Position};
-use walpost::model::window::Window;
-use walpost::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
-use walpost::outbox::route::Router;
-use walpost::outbox::settings::OutboxSettings;
-use walpost::postgres::wire::frame::Frame;
-use walpost::postgres::wire::pgoutput::{Message, Value};
+use walpost::facade::Frame;
+use walpost::facade::OutboxSettings;
+use walpost::facade::Router;
+use walpost::facade::Watermark;
+use walpost::facade::Window;
+use walpost::facade::{COLUMNS_MAX, Mapping, Row, TableColumn};
+use walpost::facade::{Lsn, Position};
+use walpost::facade::{Message, Value};
 
 const ROWS: usize = 10_000;
 /// Rows in a transaction, where that doesn't matter much.

@@ -1,19 +1,19 @@
 //! The command line: one file per subcommand.
 
-pub mod check;
-pub mod checkpoint;
+pub(crate) mod check;
+pub(crate) mod checkpoint;
 mod consent;
-pub mod exposed;
+pub(crate) mod exposed;
 mod help;
-pub mod init;
-pub mod maintain;
+pub(crate) mod init;
+pub(crate) mod maintain;
 mod out;
-pub mod replay;
+pub(crate) mod replay;
 mod retired;
-pub mod run;
-pub mod skip;
-pub mod status;
-pub mod verify;
+pub(crate) mod run;
+pub(crate) mod skip;
+pub(crate) mod status;
+pub(crate) mod verify;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
@@ -23,7 +23,6 @@ use crate::config::args::LogArgs;
 use crate::config::{self, ConfigError, Given};
 use crate::escape::Escaped;
 use crate::kafka::reader::ReadError;
-use crate::kafka::transaction::Checkpoints;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
@@ -32,7 +31,7 @@ use crate::supervisor;
 /// Carries a PostgreSQL transactional outbox to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100)]
-pub struct Cli {
+pub(crate) struct Cli {
     /// How to log.
     #[command(flatten)]
     pub log: LogArgs,
@@ -43,7 +42,7 @@ pub struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Create outbox, role, publication and slot; what exists stays as it is
     ///
     /// Of a configuration file it makes what each pipeline needs, or each that is named. Where they are several, the URL is
@@ -179,11 +178,6 @@ fn load_to_ask(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
-}
-
-/// Where the pipeline's checkpoints are; nothing where it has none.
-fn checkpoints(settings: &PipelineSettings) -> Option<Checkpoints> {
-    Checkpoints::of(&settings.producer()?)
 }
 
 /// A runtime for one command, or a logged reason why there is none.

@@ -2,10 +2,10 @@
 //!
 //! Flags come before environment variables (both arrive through clap), those before the file.
 
-pub mod args;
-pub mod file;
+pub(crate) mod args;
+pub(crate) mod file;
 pub(crate) mod retired;
-pub mod values;
+pub(crate) mod values;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ use self::values::{Bytes, bytes, duration};
 
 /// A configuration that can't be used. Exit code 2.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     /// The file can't be read.
     #[error("configuration file {}: {error}", path.display())]
     Unreadable {
@@ -113,7 +113,7 @@ pub enum ConfigError {
 }
 
 /// Everything that flags and environment say about pipelines.
-pub struct Given<'a> {
+pub(crate) struct Given<'a> {
     /// Flags that every command has.
     pub connection: &'a ConnectionArgs,
     /// Flags for making and delivering records, where the command has them.
@@ -128,7 +128,7 @@ type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 ///
 /// # Errors
 /// Something can't be used; the message names it.
-pub fn load(
+pub(crate) fn load(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
@@ -148,7 +148,7 @@ pub fn load(
 ///
 /// # Errors
 /// Something can't be used; the message names it.
-pub fn load_to_administer(
+pub(crate) fn load_to_administer(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
@@ -203,7 +203,10 @@ fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
 ///
 /// # Errors
 /// The file can't be used.
-pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
+pub(crate) fn http(
+    given: Option<&str>,
+    file: Option<&Path>,
+) -> Result<Option<String>, ConfigError> {
     if let Some(given) = given {
         return Ok(Some(given.to_owned()));
     }
@@ -215,7 +218,10 @@ pub fn http(given: Option<&str>, file: Option<&Path>) -> Result<Option<String>, 
 ///
 /// # Errors
 /// The file can't be used.
-pub fn http_hosts(given: &[String], file: Option<&Path>) -> Result<Vec<String>, ConfigError> {
+pub(crate) fn http_hosts(
+    given: &[String],
+    file: Option<&Path>,
+) -> Result<Vec<String>, ConfigError> {
     if !given.is_empty() {
         return Ok(given.to_vec());
     }

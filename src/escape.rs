@@ -14,7 +14,7 @@ use std::fmt::{self, Write};
 
 /// Whether `c` may do something else than being seen.
 #[must_use]
-pub fn is_control(c: char) -> bool {
+pub(crate) fn is_control(c: char) -> bool {
     // Most text is this, and the rest need not be looked at then.
     if matches!(c, ' '..='~') {
         return false;
@@ -32,7 +32,7 @@ pub fn is_control(c: char) -> bool {
 
 /// Shows what is in it as one line: a line feed as `\n`, an escape as `\u{1b}`, as `{:?}` has them.
 #[derive(Clone, Copy, Debug)]
-pub struct Escaped<T>(pub T);
+pub(crate) struct Escaped<T>(pub T);
 
 impl<T: fmt::Display> fmt::Display for Escaped<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,7 +41,7 @@ impl<T: fmt::Display> fmt::Display for Escaped<T> {
 }
 
 /// Hands on what is written to it, escaped.
-pub struct Escaping<'w, W: ?Sized>(pub &'w mut W);
+pub(crate) struct Escaping<'w, W: ?Sized>(pub &'w mut W);
 
 impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -62,7 +62,7 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
 /// JSON that means the same and holds nothing to be obeyed. A serializer escapes C0 alone. Line
 /// feeds stay: in JSON they stand between values, and never inside of one.
 #[must_use]
-pub fn in_json(json: &str) -> Cow<'_, str> {
+pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
     if !json.contains(is_meant) {
         return Cow::Borrowed(json);

@@ -1,21 +1,21 @@
 //! Everything that knows rdkafka.
 
 mod aside;
-pub mod context;
-pub mod credentials;
+pub(crate) mod context;
+pub(crate) mod credentials;
 mod end;
 mod events;
-pub mod examine;
+pub(crate) mod examine;
 mod flusher;
-pub mod grants;
-pub mod limits;
+pub(crate) mod grants;
+pub(crate) mod limits;
 mod native;
 mod poller;
-pub mod probe;
-pub mod producer;
-pub mod properties;
-pub mod reader;
-pub mod settings;
+pub(crate) mod probe;
+pub(crate) mod producer;
+pub(crate) mod properties;
+pub(crate) mod reader;
+pub(crate) mod settings;
 mod statistics;
-pub mod topics;
-pub mod transaction;
+pub(crate) mod topics;
+pub(crate) mod transaction;

@@ -24,7 +24,7 @@
 //!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
 //!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
 //! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table compared with the topics,
-//!   after the fact.
+//!   after the fact. [`skip`]: moves a slot over what a person leaves out.
 //! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
 //!   that it has taken off.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] streams over one connection,
@@ -47,6 +47,8 @@
 //! - [`model`]: values that all rooms speak of.
 //! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
 //!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. Both import nothing of ours.
+//! - [`facade`]: what the program, its tests and its benchmarks name. All else is seen by this crate alone, so that the
+//!   compiler finds what nobody uses.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
 //!   stands in a file `fuzz.rs` beside the code that reads the bytes.
 //!
@@ -99,27 +101,56 @@
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
 //!    nothing of the table is removed until then.
 
+// The pages are for those who change the crate: made with --document-private-items.
+#![allow(rustdoc::private_intra_doc_links)]
 // Text from outside is printed and logged by `cli::out` and `observe::logging`, which escape it.
 #![cfg_attr(
     not(test),
     warn(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)
 )]
 
-pub mod cli;
-pub mod config;
-pub mod delivery;
-pub mod escape;
+mod cli;
+mod config;
+mod delivery;
+mod escape;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-pub mod kafka;
-pub mod model;
-pub mod observe;
-pub mod outbox;
-pub mod pipeline;
-pub mod postgres;
-pub mod progress;
-pub mod replay;
-pub mod retention;
-pub mod sink;
-pub mod supervisor;
-pub mod verify;
+mod kafka;
+mod model;
+mod observe;
+mod outbox;
+mod pipeline;
+mod postgres;
+mod progress;
+mod replay;
+mod retention;
+mod sink;
+mod skip;
+mod supervisor;
+mod verify;
+
+/// What the program, its tests and its benchmarks take from here. It promises nothing to others: the crate is a program.
+#[doc(hidden)]
+pub mod facade {
+    pub use crate::cli::main;
+    pub use crate::delivery::watermark::{Deliveries, Tag, Watermark};
+    pub use crate::kafka::credentials::Credentials;
+    pub use crate::kafka::producer::KafkaSink;
+    pub use crate::kafka::properties::{Properties, PropertyError, check, client_config};
+    pub use crate::model::lsn::{Lsn, Position};
+    pub use crate::model::time::unix_micros;
+    pub use crate::model::window::Window;
+    pub use crate::observe::metrics::{METRICS, MetricType};
+    pub use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
+    pub use crate::outbox::route::Router;
+    pub use crate::outbox::settings::OutboxSettings;
+    pub use crate::outbox::{Record, dead_letter};
+    pub use crate::pipeline::decode::{Core, Step};
+    pub use crate::postgres::connect::conninfo::Conninfo;
+    pub use crate::postgres::replication::Connection;
+    pub use crate::postgres::table::identifier;
+    pub use crate::postgres::target::Outbox;
+    pub use crate::postgres::wire::frame::Frame;
+    pub use crate::postgres::wire::pgoutput::{Message, Value};
+    pub use crate::sink::{Produced, Sink, SinkError};
+}

@@ -18,5 +18,5 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
 fn main() -> ExitCode {
-    ExitCode::from(walpost::cli::main().code())
+    ExitCode::from(walpost::facade::main().code())
 }

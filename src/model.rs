@@ -1,13 +1,13 @@
 //! Values that every room speaks of, without logic and without a connection to anything. Imports nothing of ours.
 
-pub mod dead_letters;
-pub mod dropped_slot;
-pub mod exit;
-pub mod lifecycle;
-pub mod lsn;
-pub mod outage;
-pub mod rounded;
-pub mod statistics;
-pub mod time;
-pub mod vitals;
-pub mod window;
+pub(crate) mod dead_letters;
+pub(crate) mod dropped_slot;
+pub(crate) mod exit;
+pub(crate) mod lifecycle;
+pub(crate) mod lsn;
+pub(crate) mod outage;
+pub(crate) mod rounded;
+pub(crate) mod statistics;
+pub(crate) mod time;
+pub(crate) mod vitals;
+pub(crate) mod window;

@@ -5,14 +5,14 @@
 //! [`summary`] is what people see first. The [`watchdog`]
 //! looks at it once a second.
 
-pub mod client;
-pub mod health;
-pub mod history;
-pub mod http;
-pub mod logging;
-pub mod metrics;
-pub mod problem;
-pub mod registry;
-pub mod status;
-pub mod summary;
-pub mod watchdog;
+pub(crate) mod client;
+pub(crate) mod health;
+pub(crate) mod history;
+pub(crate) mod http;
+pub(crate) mod logging;
+pub(crate) mod metrics;
+pub(crate) mod problem;
+pub(crate) mod registry;
+pub(crate) mod status;
+pub(crate) mod summary;
+pub(crate) mod watchdog;

@@ -4,16 +4,16 @@
 //! there, and [`route`] makes a record of a row, or where that can't be, [`dead_letter`] what can be
 //! made of it. [`envelope`] reads an event that is in no table, and lays it out as a row.
 
-pub mod columns;
+pub(crate) mod columns;
 pub mod dead_letter;
-pub mod envelope;
+pub(crate) mod envelope;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-pub mod headers;
-pub mod route;
-pub mod settings;
-pub mod template;
-pub mod timestamp;
+pub(crate) mod headers;
+pub(crate) mod route;
+pub(crate) mod settings;
+pub(crate) mod template;
+pub(crate) mod timestamp;
 
 /// One record for Kafka, borrowed from the row it came from and the router's scratch space.
 #[derive(Clone, Copy)]
@@ -24,11 +24,9 @@ pub struct Record<'r> {
     pub partition: Option<i32>,
     /// Milliseconds since 1970-01-01 UTC, where a column says them.
     pub timestamp_millis: Option<i64>,
-    /// The key.
     pub key: Option<&'r [u8]>,
     /// The value; none is a tombstone.
     pub payload: Option<&'r [u8]>,
-    /// The headers.
     pub headers: headers::Headers<'r>,
 }
 

@@ -6,17 +6,17 @@
 pub(crate) mod access;
 mod confirms;
 pub(crate) mod database;
-pub mod decode;
-pub mod error;
-pub mod exactly_once;
-pub mod order;
-pub mod recovery;
-pub mod session;
-pub mod settings;
+pub(crate) mod decode;
+pub(crate) mod error;
+pub(crate) mod exactly_once;
+pub(crate) mod order;
+pub(crate) mod recovery;
+pub(crate) mod session;
+pub(crate) mod settings;
 #[cfg(test)]
 pub(crate) mod sim;
-pub mod snapshot;
-pub mod wal_budget;
+pub(crate) mod snapshot;
+pub(crate) mod wal_budget;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ const REASON: Duration = Duration::from_secs(1);
 /// Goes on looking at the slot of a pipeline that has halted, for as long as the
 /// process runs for the sake of others. The slot is never dropped: a person has been called, and
 /// it may be the wrong server's. Does not end by itself.
-pub async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
+pub(crate) async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     let watched = Watched::holding(settings, &stats);
     loop {
         let looked = async {

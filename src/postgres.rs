@@ -3,11 +3,12 @@
 //! [`connect`] opens connections, [`replication`] speaks streaming replication over one, [`wire`] decodes
 //! what comes, and [`catalog`] asks SQL questions on another. [`provision`] runs the files in `sql/`.
 
-pub mod catalog;
-pub mod connect;
-pub mod provision;
-pub mod replication;
+pub(crate) mod catalog;
+pub(crate) mod connect;
+pub(crate) mod provision;
+pub(crate) mod replication;
 pub(crate) mod sql;
-pub mod table;
-pub mod target;
-pub mod wire;
+mod sql_lsn;
+pub(crate) mod table;
+pub(crate) mod target;
+pub(crate) mod wire;

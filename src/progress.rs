@@ -16,7 +16,7 @@ const DRAW: Duration = Duration::from_millis(200);
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// How far one job is. Dropped before [`Progress::finish`], it leaves nothing behind.
-pub struct Progress {
+pub(crate) struct Progress {
     what: String,
     pace: Pace,
     /// On a terminal.
@@ -26,7 +26,7 @@ pub struct Progress {
 impl Progress {
     /// Begins `what`, as in "rows read", of `total` if that is known.
     #[must_use]
-    pub fn new(what: &str, total: Option<u64>) -> Self {
+    pub(crate) fn new(what: &str, total: Option<u64>) -> Self {
         let bar = is_terminal().then(|| {
             let bar = match total {
                 Some(total) => ProgressBar::new(total),
@@ -45,7 +45,7 @@ impl Progress {
     }
 
     /// So many more are done. Costs a look at the clock: call it for batches where each is quick.
-    pub fn advance(&mut self, count: u64) {
+    pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {
                 self.pace.done += count;
@@ -61,12 +61,12 @@ impl Progress {
 
     /// How many are done.
     #[must_use]
-    pub fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         self.pace.done
     }
 
     /// All is done.
-    pub fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
             BARS.remove(&bar);

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
 
-pub use self::run::Begun;
+pub(crate) use self::run::Begun;
 use self::run::{Note, Planned, State, Told, lock};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
@@ -42,9 +42,9 @@ use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::delivery::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::copy::{self, CopyError, Key};
+use crate::postgres::catalog::copy::{self, CopyError};
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
@@ -54,12 +54,12 @@ mod condition;
 mod dropped_slots;
 mod position;
 mod run;
-pub mod selection;
+pub(crate) mod selection;
 mod sender;
 
 /// Why rows can't be sent again.
 #[derive(Debug, thiserror::Error)]
-pub enum ReplayError {
+pub(crate) enum ReplayError {
     /// There is no table.
     #[error(
         "the outbox is {0}: there is no table to send events again from. Whoever published them has to publish them again"
@@ -71,21 +71,15 @@ pub enum ReplayError {
     /// A flag needs a column that the table has not.
     #[error("table {table} has no column {column}, which {flag} needs. Use --where")]
     NoColumn {
-        /// The table.
         table: TableName,
-        /// The column.
         column: String,
-        /// The flag.
         flag: &'static str,
     },
     /// A flag names a row that is not there.
     #[error("table {table} has no row with id {id:?}, which {flag} names")]
     NoRow {
-        /// The table.
         table: TableName,
-        /// The id.
         id: String,
-        /// The flag.
         flag: &'static str,
     },
     /// A flag names the end of a range in none of the ways that there are.
@@ -94,7 +88,6 @@ pub enum ReplayError {
          id: {error}"
     )]
     NoBound {
-        /// The flag.
         flag: &'static str,
         /// What it says.
         text: String,
@@ -107,9 +100,7 @@ pub enum ReplayError {
          a row"
     )]
     NoRecord {
-        /// The position.
         position: Position,
-        /// The flag.
         flag: &'static str,
         /// Why there is none.
         why: String,
@@ -120,7 +111,6 @@ pub enum ReplayError {
     /// The server does not understand what a flag says.
     #[error("{flag}: {error}")]
     Wrong {
-        /// The flag.
         flag: &'static str,
         /// The server's own words.
         error: CatalogError,
@@ -129,19 +119,13 @@ pub enum ReplayError {
     #[error(
         "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
-    NoDroppedSlots {
-        /// The pipeline.
-        pipeline: String,
-        /// Its slot.
-        slot: String,
-    },
+    NoDroppedSlots { pipeline: String, slot: String },
     /// The slot is still the one that was to be dropped.
     #[error(
         "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
          exists, with the events that it has not delivered. Start walpost, which drops the slot or delivers them; then send again"
     )]
     NotDropped {
-        /// The slot.
         slot: String,
         /// Where it stands.
         confirmed: Lsn,
@@ -154,7 +138,6 @@ pub enum ReplayError {
          bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
-        /// The table.
         table: TableName,
         /// What was its partition.
         partition: TableName,
@@ -170,7 +153,6 @@ pub enum ReplayError {
         "the journal of pipeline {pipeline:?} has no replay {run}: SELECT * FROM walpost.journal has all"
     )]
     NoRun {
-        /// The pipeline.
         pipeline: String,
         /// The run's id.
         run: Uuid,
@@ -262,7 +244,6 @@ pub enum ReplayError {
     /// The journal has something else than what was written there.
     #[error("the journal's entry {id} can't be read: {reason}")]
     Entry {
-        /// Its id.
         id: i64,
         /// What is wrong with it.
         reason: String,
@@ -351,12 +332,12 @@ impl ReplayError {
 }
 
 /// A run, before it is sent.
-pub struct Plan<'s> {
+pub(crate) struct Plan<'s> {
     settings: &'s PipelineSettings,
     table: &'s TableName,
     columns: Vec<String>,
     mapping: Mapping,
-    key: Key,
+    order: RowOrder,
     /// Reads the rows, in a transaction of its own.
     reader: Catalog,
     /// Writes the journal.
@@ -380,7 +361,7 @@ pub struct Plan<'s> {
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// All rows are in Kafka.
     Complete,
     /// It was told to stop.
@@ -392,7 +373,7 @@ impl<'s> Plan<'s> {
     ///
     /// # Errors
     /// The selection does not fit the table, or something can't be asked.
-    pub async fn new(
+    pub(crate) async fn new(
         settings: &'s PipelineSettings,
         selection: &Selection,
     ) -> Result<Self, ReplayError> {
@@ -404,10 +385,10 @@ impl<'s> Plan<'s> {
         let rows = Table {
             name: plan.table,
             columns: &plan.columns,
-            key: &plan.key,
+            order: &plan.order,
         };
         let selected = selection.look_up(settings, &plan.reader, &rows).await?;
-        let condition = selected.sql(&plan.key);
+        let condition = selected.sql(&plan.order);
         plan.planned.selected = Some(selected);
         plan.counted(condition).await
     }
@@ -436,7 +417,9 @@ impl<'s> Plan<'s> {
     ///
     /// # Errors
     /// No slot was dropped, what is to be sent can't be known yet, or something can't be asked.
-    pub async fn of_dropped_slots(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
+    pub(crate) async fn of_dropped_slots(
+        settings: &'s PipelineSettings,
+    ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
@@ -454,7 +437,7 @@ impl<'s> Plan<'s> {
     /// # Errors
     /// The journal does not know it, all of it was sent, or it began with another condition, topic or
     /// table than it would go on with.
-    pub async fn resume(
+    pub(crate) async fn resume(
         settings: &'s PipelineSettings,
         run: Uuid,
         condition: Option<&str>,
@@ -508,7 +491,7 @@ impl<'s> Plan<'s> {
             key.as_ref()
                 .is_some_and(|key| key.len() != planned.order.len())
         };
-        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.key) {
+        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.order) {
             let order = planned.order.join(", ");
             let reason = format!("until, last, from and to have to be values of {order}");
             return Err(entry.unreadable(reason));
@@ -517,7 +500,7 @@ impl<'s> Plan<'s> {
             if let Some(condition) = condition {
                 condition::examine(&plan.reader, table, condition).await?;
             }
-            selected.sql(&plan.key)
+            selected.sql(&plan.order)
         } else {
             let condition =
                 dropped_slots::condition(settings, &plan.writer, &planned.dropped_slots).await?;
@@ -559,8 +542,10 @@ impl<'s> Plan<'s> {
             .collect();
         let mapping = Mapping::bind(outbox, &table.to_string(), &typed)?;
         reader.examine_table(table, Statement::Select).await?;
-        let key = reader.key(table).await?;
-        let key = key.ok_or_else(|| ReplayError::NoKey(table.clone()))?;
+        let order = reader.row_order(table, CreatedAt::First).await?;
+        if order.is_empty() {
+            return Err(ReplayError::NoKey(table.clone()));
+        }
         copy::prepare(reader.client()).await?;
         // All rows are as of one moment, and nothing is written by mistake. What functions of a condition
         // can do in spite of it, `condition` has.
@@ -576,14 +561,14 @@ impl<'s> Plan<'s> {
                 table: table.to_string(),
                 selected: None,
                 condition: None,
-                order: key.columns.clone(),
+                order: order.names().map(str::to_owned).collect(),
                 until: None,
                 topic: outbox.topic.to_string(),
                 rows: 0,
                 dropped_slots: Vec::new(),
             },
             rows_condition: String::new(),
-            key,
+            order,
             reader,
             writer,
             run,
@@ -598,13 +583,13 @@ impl<'s> Plan<'s> {
 
     /// Its end is written down even if there are no rows: something is closed by it.
     #[must_use]
-    pub fn closes(&self) -> bool {
+    pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty()
     }
 
     /// Which rows, for people.
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let which = match self.rows_condition.as_str() {
             "" => "all".to_owned(),
             condition => format!("those with {}", condition.replace('\n', "")),
@@ -624,7 +609,7 @@ impl<'s> Plan<'s> {
 
     /// The command that resumes it.
     #[must_use]
-    pub fn resumption(&self) -> String {
+    pub(crate) fn resumption(&self) -> String {
         let selected = self.planned.selected();
         let condition = selected.and_then(|selected| selected.condition);
         resumption(self.settings, self.run, condition.as_deref(), self.topic())
@@ -632,7 +617,7 @@ impl<'s> Plan<'s> {
 
     /// The topic's template.
     #[must_use]
-    pub fn topic(&self) -> &str {
+    pub(crate) fn topic(&self) -> &str {
         &self.planned.topic
     }
 
@@ -650,10 +635,10 @@ impl<'s> Plan<'s> {
         }
         // A run that is resumed has another snapshot than when it began.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
-            all.push(self.key.compared("<=", until));
+            all.push(self.order.compared("<=", until));
         }
         if let Some(behind) = &self.behind {
-            all.push(self.key.compared(">", behind));
+            all.push(self.order.compared(">", behind));
         }
         all.join(" AND ")
     }
@@ -680,9 +665,9 @@ impl<'s> Plan<'s> {
     async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
         let sql = format!(
             "SELECT {}{} ORDER BY {} LIMIT 1",
-            self.key.texts(),
+            self.order.texts(),
             self.from(),
-            self.key.order(" DESC")
+            self.order.sql(" DESC")
         );
         let row = self.reader.client().query_opt(&sql, &[]).await;
         let Some(row) = row.map_err(CatalogError::from)? else {
@@ -696,7 +681,7 @@ impl<'s> Plan<'s> {
     ///
     /// # Errors
     /// A row can't be read, routed or delivered. The journal says how far it came.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         sink: &mut impl Sink,
         watermark: Watermark,

@@ -14,8 +14,8 @@
 //! behind ends by then, and is tried again.
 
 pub(crate) mod maintenance;
-pub mod mark;
-pub mod plan;
+pub(crate) mod mark;
+pub(crate) mod plan;
 
 mod look;
 mod rows;
@@ -37,7 +37,7 @@ use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
 /// How long a statement may wait for a lock, and how long it may take where writers wait behind it.
-pub const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How often a statement is tried whose lock is not to be had.
 const TRIES: u32 = 5;
@@ -58,7 +58,7 @@ const CONCURRENTLY: &str = " CONCURRENTLY";
 
 /// Why a table can't be kept as wished.
 #[derive(Debug, thiserror::Error)]
-pub enum RetentionError {
+pub(crate) enum RetentionError {
     /// The server can't be asked, or refuses a statement.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
@@ -97,9 +97,7 @@ pub enum RetentionError {
     NotOwner {
         /// The role we are.
         user: String,
-        /// The owner.
         owner: String,
-        /// The table.
         table: TableName,
     },
     /// We may not, and nobody who is no superuser may.
@@ -111,9 +109,7 @@ pub enum RetentionError {
     SuperuserOwns {
         /// The role we are.
         user: String,
-        /// The owner.
         owner: String,
-        /// The table.
         table: TableName,
     },
     /// We may not make tables there.
@@ -123,7 +119,6 @@ pub enum RetentionError {
     NoCreate {
         /// The role we are.
         user: String,
-        /// The schema.
         schema: String,
     },
     /// The default partition has what belongs into a new one.
@@ -132,7 +127,6 @@ pub enum RetentionError {
          same. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
     )]
     DefaultHasRows {
-        /// The partition.
         partition: TableName,
         /// The default partition.
         default: TableName,
@@ -150,7 +144,6 @@ pub enum RetentionError {
          vacuum works on it: see pg_locks. It is tried again with the next pass"
     )]
     Busy {
-        /// The table.
         table: TableName,
         /// How long a lock was waited for.
         limit: Duration,
@@ -163,7 +156,6 @@ pub enum RetentionError {
          walpost replay --dropped-slots"
     )]
     DroppedSlots {
-        /// The table.
         table: TableName,
         /// What may be missing.
         what: String,
@@ -178,7 +170,7 @@ pub enum RetentionError {
 
 /// What a pass has come to.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     /// What was done, or would be.
     pub done: Vec<String>,
     /// What is not done yet.
@@ -192,7 +184,7 @@ pub struct Report {
 /// # Errors
 /// The connection breaks or the server can't be asked. What is wrong with the table, and all that
 /// can be said of single partitions, is in the report.
-pub async fn pass(
+pub(crate) async fn pass(
     catalog: &Catalog,
     target: &Target,
     retention: Retention,
@@ -265,7 +257,7 @@ pub async fn pass(
 ///
 /// # Errors
 /// The server can't be asked.
-pub async fn taken_off(
+pub(crate) async fn taken_off(
     catalog: &Catalog,
     table: &TableName,
 ) -> Result<Vec<TableName>, CatalogError> {

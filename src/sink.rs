@@ -1,6 +1,6 @@
 //! Where records go: the border between the pipeline and Kafka.
 
-pub mod stdout;
+pub(crate) mod stdout;
 
 use std::pin::Pin;
 
@@ -71,11 +71,11 @@ pub trait Sink {
 }
 
 /// Resolves with the checkpoint, if there is one.
-pub type TakeOver<'s> =
+pub(crate) type TakeOver<'s> =
     Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
 
 /// Resolves when the transaction is committed.
-pub type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
+pub(crate) type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
 /// What a sink says that was made without transactions.
 pub(crate) fn no_transactions() -> SinkError {
@@ -83,10 +83,10 @@ pub(crate) fn no_transactions() -> SinkError {
 }
 
 /// Resolves when somebody answers.
-pub type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Resolves when the topic is there, with its number of partitions.
-pub type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;
+pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;
 
 /// What came of [`Sink::produce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,6 @@ pub enum SinkError {
          --replication-factor 3; or set create_topics = {{ partitions = 12, replication = 3 }}"
     )]
     TopicMissing {
-        /// The topic.
         topic: String,
         /// `bootstrap.servers`.
         brokers: String,
@@ -119,7 +118,6 @@ pub enum SinkError {
         "topic {topic:?} could not be created at {brokers}: {reason}. Create it by hand, or correct create_topics"
     )]
     TopicNotCreated {
-        /// The topic.
         topic: String,
         /// `bootstrap.servers`.
         brokers: String,
@@ -129,7 +127,6 @@ pub enum SinkError {
     /// The broker lets us not use the topic.
     #[error("topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}")]
     TopicDenied {
-        /// The topic.
         topic: String,
         /// What the broker says.
         reason: String,
@@ -144,7 +141,6 @@ pub enum SinkError {
          --add-config max.message.bytes=..."
     )]
     TooLarge {
-        /// The topic.
         topic: String,
         /// Bytes of key, value and headers.
         bytes: usize,
@@ -155,7 +151,6 @@ pub enum SinkError {
          out the transaction that has it: walpost skip --to {at}"
     )]
     RecordRefused {
-        /// The topic.
         topic: String,
         /// Bytes of key and value.
         bytes: usize,
@@ -170,12 +165,7 @@ pub enum SinkError {
     #[error(
         "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
     )]
-    NoPartition {
-        /// The topic.
-        topic: String,
-        /// The partition.
-        partition: i32,
-    },
+    NoPartition { topic: String, partition: i32 },
     /// The broker does not accept who we are.
     #[error(
         "Kafka at {brokers} refuses the connection: {reason}. Correct security.protocol, sasl.* and ssl.* in [kafka]"
@@ -192,7 +182,6 @@ pub enum SinkError {
     /// What stands in the checkpoint's place is none.
     #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
     Checkpoint {
-        /// The pipeline.
         pipeline: String,
         /// Topic and offset.
         place: String,
@@ -202,7 +191,6 @@ pub enum SinkError {
     /// The topic for checkpoints could lose one.
     #[error("topic {topic:?} can't hold checkpoints: {found}. Correct it: {remedy}")]
     CheckpointTopic {
-        /// The topic.
         topic: String,
         /// What is wrong with it.
         found: String,

@@ -45,7 +45,7 @@ const SAMPLE: Duration = Duration::from_secs(1);
 /// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once;
 /// SIGHUP is logged. A pipeline that halts is reported and leaves the others running.
 #[must_use]
-pub fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
+pub(crate) fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
     match runtime() {
         Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
         Err(reason) => {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tracing::info;
 
-pub use self::report::{Counts, Finding};
+pub(crate) use self::report::{Counts, Finding};
 
 use self::context::{End, VerifyContext, Whole};
 use self::spill::{Journal, Spill};
@@ -29,7 +29,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::journal::Action;
-use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows};
 use crate::postgres::table::{TableName, identifier};
 use crate::progress::Progress;
 
@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// What is to be verified, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Which rows.
     pub range: Range,
     /// Topics that are read although no row belongs to them.
@@ -64,7 +64,7 @@ pub struct Options {
 
 /// Rows chosen by their time.
 #[derive(Clone, Debug, Default)]
-pub struct Range {
+pub(crate) struct Range {
     /// The column; `created_at` unless it is named.
     pub column: Option<String>,
     /// Rows of then or later.
@@ -76,14 +76,14 @@ pub struct Range {
 impl Range {
     /// Some rows are left out.
     #[must_use]
-    pub fn is_bounded(&self) -> bool {
+    pub(crate) fn is_bounded(&self) -> bool {
         self.since.is_some() || self.until.is_some()
     }
 }
 
 /// Why nothing could be verified.
 #[derive(Debug, thiserror::Error)]
-pub enum VerifyError {
+pub(crate) enum VerifyError {
     /// There is nothing to hold the topics against.
     #[error(
         "the outbox is of messages, and there is no table to compare the topics with. verify requires outbox = \"table\""
@@ -104,9 +104,7 @@ pub enum VerifyError {
          --time-column"
     )]
     NoTime {
-        /// The table.
         table: TableName,
-        /// The column.
         column: String,
         /// What is wrong with it.
         found: &'static str,
@@ -116,12 +114,7 @@ pub enum VerifyError {
         "role {role:?} may not read table {table}. Grant it: GRANT USAGE ON SCHEMA {schema} TO {name}; GRANT SELECT ON \
          {table} TO {name}", schema = identifier(&.table.schema), name = identifier(.role)
     )]
-    Denied {
-        /// The role.
-        role: String,
-        /// The table.
-        table: TableName,
-    },
+    Denied { role: String, table: TableName },
     /// The table is not there.
     #[error(transparent)]
     Problem(#[from] Problem),
@@ -141,7 +134,7 @@ pub enum VerifyError {
 
 /// What was verified, and how it came out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// How many of each.
     pub counts: Counts,
     /// What limits what the counts say.
@@ -149,7 +142,7 @@ pub struct Report {
 }
 
 /// Takes what is found.
-pub type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
+pub(crate) type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 
 /// Counts and tells.
 pub(crate) struct Reporter<'t> {
@@ -180,7 +173,7 @@ impl Reporter<'_> {
 ///
 /// # Errors
 /// Something can't be read.
-pub fn verify(
+pub(crate) fn verify(
     runtime: &Runtime,
     settings: &PipelineSettings,
     options: &Options,
@@ -314,17 +307,21 @@ impl DatabaseReader<'_> {
             }));
         };
         let plan = table::Plan::new(settings, table, found, &self.options.range)?;
-        if !catalog.may_read(table).await? {
+        if catalog.select_grant(table).await?.is_some() {
             return Err(VerifyError::Denied {
                 role: observed.user,
                 table: table.clone(),
             });
         }
-        let total = match self.options.range.is_bounded() {
-            true => 0,
-            false => catalog.estimate(table).await?,
+        let rows = match self.options.range.is_bounded() {
+            true => Rows::None,
+            false => catalog.rows(table).await?,
         };
-        let progress = Progress::new("rows read", Some(total).filter(|&total| total > 0));
+        let total = match rows {
+            Rows::About(rows) => Some(rows),
+            Rows::None | Rows::Denied { .. } => None,
+        };
+        let progress = Progress::new("rows read", total);
         let read = plan.read(catalog, progress, entries, reporter).await?;
         let gaps_after = self.note_what_is_left_out(&observed, reporter);
         let (delivered, confirmed) = self.wait(catalog, read.after, reporter).await?;

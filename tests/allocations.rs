@@ -18,15 +18,15 @@ use dhat::{HeapStats, Profiler};
 use libtest_mimic::{Arguments, Trial};
 use rdkafka::mocking::MockCluster;
 use stream::{Kind, NullSink, Stream, null_pipeline, play, templates};
-use walpost::kafka::credentials::Credentials;
-use walpost::kafka::producer::KafkaSink;
-use walpost::model::lsn::Lsn;
-use walpost::outbox::settings::OutboxSettings;
-use walpost::pipeline::decode::{Core, Step};
-use walpost::postgres::connect::conninfo::Conninfo;
-use walpost::postgres::replication::Connection;
-use walpost::postgres::wire::frame::Frame;
-use walpost::sink::Sink;
+use walpost::facade::Connection;
+use walpost::facade::Conninfo;
+use walpost::facade::Credentials;
+use walpost::facade::Frame;
+use walpost::facade::KafkaSink;
+use walpost::facade::Lsn;
+use walpost::facade::OutboxSettings;
+use walpost::facade::Sink;
+use walpost::facade::{Core, Step};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

@@ -19,7 +19,7 @@ const RANKS: &[&[&str]] = &[
     &["config"],
     &["supervisor"],
     &["observe"],
-    &["replay", "verify"],
+    &["replay", "skip", "verify"],
     // Replay asks it which partitions it has taken off: that question has one answer.
     &["retention"],
     &["pipeline"],

@@ -3,7 +3,6 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::checkpoints;
 use super::load_to_ask;
 use super::out::{self, say};
 use crate::config::Given;
@@ -29,7 +28,7 @@ use crate::sink::SinkError;
 
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
@@ -65,7 +64,7 @@ struct Finding {
 
 /// Checks the pipelines and prints what was found.
 #[must_use]
-pub fn run(args: &CheckArgs) -> Exit {
+pub(crate) fn run(args: &CheckArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
@@ -571,7 +570,7 @@ const EXACTLY_ONCE: &str = "exactly-once";
 
 /// What the mode needs beside what every pipeline needs.
 async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
-    let Some(checkpoints) = checkpoints(settings) else {
+    let Some(checkpoints) = settings.checkpoints() else {
         return;
     };
     let examined = match checkpoints.clone().examine().await {

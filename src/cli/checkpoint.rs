@@ -3,7 +3,6 @@
 use clap::{Args, Subcommand};
 use tracing::{error, info};
 
-use super::checkpoints;
 use super::out::{self, say};
 use super::{consent, load_to_ask};
 use crate::config::Given;
@@ -21,7 +20,7 @@ use crate::sink::{Sink, SinkError};
 
 /// What to do with a checkpoint.
 #[derive(Debug, Subcommand)]
-pub enum CheckpointCommand {
+pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint, and where the slot is
     Show(ShowArgs),
     /// Set a checkpoint at the slot's position: what is before it counts as delivered, what is after it
@@ -31,7 +30,7 @@ pub enum CheckpointCommand {
 
 /// Flags of `walpost checkpoint show`.
 #[derive(Debug, Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// The checkpoint as it is in Kafka, one JSON document a pipeline
     #[arg(long)]
     json: bool,
@@ -43,7 +42,7 @@ pub struct ShowArgs {
 
 /// Flags of `walpost checkpoint adopt`.
 #[derive(Debug, Args)]
-pub struct AdoptArgs {
+pub(crate) struct AdoptArgs {
     /// Don't ask
     #[arg(long)]
     yes: bool,
@@ -64,7 +63,7 @@ enum Failure {
 
 /// Shows or sets checkpoints.
 #[must_use]
-pub fn run(command: CheckpointCommand) -> Exit {
+pub(crate) fn run(command: CheckpointCommand) -> Exit {
     let (connection, mut records, action) = match command {
         CheckpointCommand::Show(args) => {
             let action = Action::Show { json: args.json };
@@ -113,7 +112,7 @@ enum Action {
 }
 
 async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
-    let found = match checkpoints(settings) {
+    let found = match settings.checkpoints() {
         Some(checkpoints) => checkpoints.look().await.map_err(PipelineError::from)?,
         None => None,
     };

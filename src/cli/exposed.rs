@@ -9,7 +9,7 @@ use crate::postgres::connect::conninfo::Conninfo;
 
 /// What to say of each flag that has a password in it.
 #[must_use]
-pub fn passwords(matches: &ArgMatches) -> Vec<String> {
+pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     let mut flags = matches;
     // Flags are those of the innermost subcommand.
     while let Some((_, inner)) = flags.subcommand() {
@@ -56,7 +56,7 @@ fn warning(flag: &str, remedy: &str) -> String {
 /// A usage error without the argument that has no place, where that could be a value whose flag was
 /// forgotten: a connection string or a property.
 #[must_use]
-pub fn without_stray_values(mut error: clap::Error) -> clap::Error {
+pub(crate) fn without_stray_values(mut error: clap::Error) -> clap::Error {
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
         if let Some(ContextValue::String(text)) = error.get(kind)
             && !text.starts_with('-')

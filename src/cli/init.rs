@@ -17,7 +17,7 @@ use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Script
 
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
-pub struct InitArgs {
+pub(crate) struct InitArgs {
     /// Show the SQL and change nothing
     #[arg(long)]
     print: bool,
@@ -61,7 +61,7 @@ pub struct InitArgs {
 
 /// Makes what the pipelines need.
 #[must_use]
-pub fn run(args: &InitArgs) -> Exit {
+pub(crate) fn run(args: &InitArgs) -> Exit {
     let lock_timeout = match duration(&args.lock_timeout) {
         Ok(timeout) => timeout,
         Err(reason) => {

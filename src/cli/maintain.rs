@@ -17,7 +17,7 @@ use crate::retention::{Report, RetentionError};
 
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
-pub struct MaintainArgs {
+pub(crate) struct MaintainArgs {
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -29,7 +29,7 @@ pub struct MaintainArgs {
 
 /// Does once what there is to be done.
 #[must_use]
-pub fn run(args: &MaintainArgs) -> Exit {
+pub(crate) fn run(args: &MaintainArgs) -> Exit {
     let records = RecordArgs::of_no_sink(args.retention.clone());
     let given = Given {
         connection: &args.connection,

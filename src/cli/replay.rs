@@ -29,7 +29,7 @@ use crate::sink::stdout::StdoutSink;
 
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
-pub struct ReplayArgs {
+pub(crate) struct ReplayArgs {
     /// Rows from here on: a time, like 2025-11-01T03:00:00Z, compared with created_at; an id; or the
     /// walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION")]
@@ -112,7 +112,7 @@ enum Failure {
 
 /// Sends rows of one pipeline's table again.
 #[must_use]
-pub fn run(args: &ReplayArgs) -> Exit {
+pub(crate) fn run(args: &ReplayArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
@@ -123,9 +123,7 @@ pub fn run(args: &ReplayArgs) -> Exit {
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!(
-            "each pipeline has its own table: choose one with --pipeline"
-        );
+        error!("each pipeline has its own table: choose one with --pipeline");
         return Exit::Usage;
     };
     let done = runtime.block_on(replay(settings, args));

@@ -19,7 +19,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags of `walpost run`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// Where records go: kafka, or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
@@ -46,7 +46,7 @@ pub struct RunArgs {
 
 /// Runs the pipelines until they are told to stop or can't go on.
 #[must_use]
-pub fn run(args: &RunArgs) -> Exit {
+pub(crate) fn run(args: &RunArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),

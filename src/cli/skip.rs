@@ -1,44 +1,21 @@
-//! `walpost skip`: moves a slot forward over what a person has decided to leave out.
-//!
-//! The order is: journal, checkpoint, slot. A death between them leaves a journal that says what was
-//! intended; a checkpoint ahead of its slot, which the next `run` goes on from; and in each case a
-//! slot that can be moved by the same command again.
-
-use std::fmt;
-use std::str::FromStr;
+//! `walpost skip`: shows what [`skip`](crate::skip) would leave out, asks, and has it done.
 
 use clap::Args;
-use serde_json::json;
-use tracing::{error, info};
+use tracing::error;
 
-use super::checkpoints;
 use super::out::say;
 use super::{consent, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::delivery::checkpoint::{Checkpoint, ServerState};
-use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
-use crate::model::lsn::{Lsn, Position};
-use crate::pipeline::decode::preview::{Found, Preview, Until};
-use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery::{self, Remedy};
-use crate::pipeline::settings::SnapshotMode;
-use crate::pipeline::settings::{Delivery, PipelineSettings};
-use crate::postgres::catalog::copy;
-use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::slot_state::FoundState;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, SnapshotRecord};
-use crate::postgres::replication::Connection;
+use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::target::Outbox;
-use crate::sink::Sink;
-
-/// No row is larger: PostgreSQL's own limit for a message.
-const ROW_BYTES_MAX: usize = 1 << 30;
+use crate::skip::{Place, Plan, Skip, SkipError};
 
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
-pub struct SkipArgs {
+pub(crate) struct SkipArgs {
     /// Skip what is committed before this LSN; or the transaction of this position, and what is
     /// before it
     #[arg(long, value_name = "LSN|POSITION")]
@@ -55,105 +32,18 @@ pub struct SkipArgs {
     records: RecordArgs,
 }
 
-/// Where the slot is to be.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    Lsn(Lsn),
-    Position(Position),
-}
-
-impl FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.contains(':') {
-            true => text
-                .parse()
-                .map(Self::Position)
-                .map_err(|error| format!("{error}")),
-            false => text.parse().map(Self::Lsn).map_err(|error| {
-                format!("{error}; or a position like 00000000/016B3748:0000000002")
-            }),
-        }
-    }
-}
-
-impl Place {
-    fn lsn(self) -> Lsn {
-        match self {
-            Self::Lsn(lsn) => lsn,
-            Self::Position(position) => position.commit,
-        }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lsn(lsn) => lsn.fmt(f),
-            Self::Position(position) => position.fmt(f),
-        }
-    }
-}
-
 /// Why nothing was skipped.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
-    Pipeline(#[from] PipelineError),
-    #[error(
-        "slot {slot:?} is active for PID {pid}: stop the walpost run that has it, and skip then"
-    )]
-    Active { slot: String, pid: i32 },
-    #[error(
-        "slot {slot:?} is at {confirmed}, and {to} is not behind that: there is nothing to skip"
-    )]
-    Behind {
-        slot: String,
-        confirmed: Lsn,
-        to: Place,
-    },
-    #[error("WAL ends at {end}, and {to} is beyond that")]
-    Beyond { end: Lsn, to: Place },
-    #[error(
-        "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
-         says halted, or from walpost-position"
-    )]
-    NoSuchRow { slot: String, to: Position },
-    #[error(
-        "slot {slot:?} was at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
-         if that is still what you want"
-    )]
-    Moved { slot: String, confirmed: Lsn },
-    #[error(
-        "rows that are older than slot {slot:?} are not all delivered yet, and events come after them. Let walpost run \
-         deliver them first, or leave them out: snapshot = \"never\". A row that it can't deliver has to be corrected or deleted"
-    )]
-    Copying { slot: String },
+    Skip(#[from] SkipError),
     #[error("pipeline {0:?} was not named: nothing was changed")]
     NotAsked(String),
 }
 
-impl From<CatalogError> for Failure {
-    fn from(error: CatalogError) -> Self {
-        Self::Pipeline(error.into())
-    }
-}
-
-/// What is to be done.
-struct Plan {
-    confirmed: Lsn,
-    to: Lsn,
-    found: Found,
-    /// Exactly-once: the checkpoint there is, and the one to be.
-    checkpoint: Option<(Checkpoint, Checkpoint)>,
-    /// Somebody else has moved the slot there already.
-    is_moved: bool,
-}
-
 /// Moves the slot of one pipeline.
 #[must_use]
-pub fn run(args: &SkipArgs) -> Exit {
+pub(crate) fn run(args: &SkipArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
@@ -164,44 +54,30 @@ pub fn run(args: &SkipArgs) -> Exit {
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!(
-            "each pipeline has its own slot: choose one with --pipeline"
-        );
+        error!("each pipeline has its own slot: choose one with --pipeline");
         return Exit::Usage;
     };
     let done = runtime.block_on(skip(settings, args));
     runtime.shutdown_background();
     let Err(reason) = done else { return Exit::Done };
     error!(pipeline = settings.name, "{reason}");
+    let Failure::Skip(reason) = reason else {
+        return Exit::Usage;
+    };
     match reason {
-        Failure::NotAsked(_) | Failure::Behind { .. } | Failure::Beyond { .. } => Exit::Usage,
-        Failure::NoSuchRow { .. } => Exit::Usage,
-        Failure::Copying { .. } => Exit::Halted,
-        Failure::Active { .. } | Failure::Moved { .. } => Exit::Failed,
-        Failure::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
-        Failure::Pipeline(_) => Exit::Failed,
+        SkipError::Behind { .. } | SkipError::Beyond { .. } => Exit::Usage,
+        SkipError::NoSuchRow { .. } => Exit::Usage,
+        SkipError::Copying { .. } => Exit::Halted,
+        SkipError::Active { .. } | SkipError::Moved { .. } => Exit::Failed,
+        SkipError::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
+        SkipError::Pipeline(_) => Exit::Failed,
     }
 }
 
 async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failure> {
     let name = &settings.name;
-    let slot = &settings.target.slot;
-    // A row that is too large for the pipeline is what is to be skipped.
-    let catalog = Catalog::open_for_rows(&settings.postgres, ROW_BYTES_MAX).await?;
-    // Without a journal nothing is moved, so that is found out first.
-    let before = catalog.journal(name, &settings.target).await?;
-    let plan = plan(settings, &catalog, args.to).await?;
-    let begun = matches!(SnapshotRecord::of(&before), SnapshotRecord::Begun(snapshot_lsn) if plan.confirmed < snapshot_lsn);
-    let copied = plan
-        .checkpoint
-        .as_ref()
-        .and_then(|(found, _)| found.snapshot.as_ref());
-    if begun && settings.snapshot == SnapshotMode::Initial
-        || copied.is_some_and(|copied| !copied.is_complete())
-    {
-        return Err(Failure::Copying { slot: slot.clone() });
-    }
-    show(settings, &plan);
+    let skip = Skip::to(settings, args.to).await?;
+    show(settings, &skip.plan);
     if args.dry_run {
         say!("{name}: nothing was changed");
         return Ok(());
@@ -209,181 +85,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     if !args.yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));
     }
-
-    let Plan {
-        confirmed,
-        to,
-        is_moved,
-        ..
-    } = plan;
-    let is_same = |entry: &crate::postgres::catalog::journal::Written| {
-        entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
-    };
-    let id = match before.last().filter(|last| is_same(last)) {
-        // It was begun, and not ended.
-        Some(last) => last.id,
-        None => {
-            let entry = Entry {
-                pipeline: name,
-                target: &settings.target,
-                action: Action::Skip,
-                from: Some(confirmed),
-                to: Some(to),
-                detail: detail(&plan.found),
-            };
-            catalog.write_journal(&entry).await?
-        }
-    };
-    if let Some((found, checkpoint)) = plan.checkpoint {
-        move_checkpoint(settings, &found, checkpoint).await?;
-    }
-    if !is_moved && !catalog.advance(slot, confirmed, to).await? {
-        let slot = slot.clone();
-        return Err(Failure::Moved { slot, confirmed });
-    }
-    info!(pipeline = name, slot, from = %confirmed, to = %to, journal = id, "skipped");
-    Ok(())
-}
-
-/// Finds out what is to be done, and changes nothing.
-async fn plan(settings: &PipelineSettings, catalog: &Catalog, to: Place) -> Result<Plan, Failure> {
-    let target = &settings.target;
-    let observed = catalog.look(target).await?;
-    if let Some(problem) = observed.problems(target).into_iter().next() {
-        return Err(PipelineError::from(problem).into());
-    }
-    let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
-        slot: target.slot.clone(),
-        init: target.outbox.init(),
-    });
-    let slot = slot.map_err(PipelineError::from)?;
-    let confirmed = slot.confirmed;
-    let slot_name = || target.slot.clone();
-    if let Some(pid) = slot.active_pid {
-        return Err(Failure::Active {
-            slot: slot_name(),
-            pid,
-        });
-    }
-    let is_behind = match to {
-        Place::Lsn(lsn) => lsn <= confirmed,
-        // A commit record where the slot stands was not sent yet.
-        Place::Position(position) => position.commit < confirmed,
-    };
-    if let Place::Lsn(lsn) = to
-        && lsn == confirmed
-        && let Some(written) = moved(settings, catalog, lsn).await?
-    {
-        return Ok(Plan {
-            confirmed: written,
-            to: lsn,
-            found: Found::default(),
-            checkpoint: None,
-            is_moved: true,
-        });
-    }
-    if is_behind {
-        return Err(Failure::Behind {
-            slot: slot_name(),
-            confirmed,
-            to,
-        });
-    }
-    let end = catalog.log_end().await?;
-    if to.lsn() > end {
-        return Err(Failure::Beyond { end, to });
-    }
-    let found = checkpoint(settings, confirmed).await?;
-    let delivered = found
-        .as_ref()
-        .and_then(|(_, resumed)| resumed.delivered.clone());
-
-    let until = match to {
-        Place::Lsn(lsn) => Until::Before(lsn),
-        Place::Position(position) => Until::Commit(position.commit),
-    };
-    copy::prepare(catalog.client()).await?;
-    let mut preview = Preview::new(
-        target.outbox.clone(),
-        settings.outbox.clone(),
-        until,
-        delivered,
-    )
-    .map_err(PipelineError::from)?;
-    // The record that is there ends behind it.
-    let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
-    let mut goes_on = true;
-    while goes_on && peek.next(|data| goes_on = preview.message(data)).await? {}
-    let preview = preview.found;
-    let to = match (to, preview.end) {
-        (Place::Lsn(lsn), _) => lsn,
-        (Place::Position(position), Some((end, rows))) if position.index < rows => end,
-        (Place::Position(to), _) => {
-            let slot = slot_name();
-            return Err(Failure::NoSuchRow { slot, to });
-        }
-    };
-    Ok(Plan {
-        confirmed,
-        to,
-        found: preview,
-        checkpoint: found.map(|(found, resumed)| (found, resumed.skipped(to))),
-        is_moved: false,
-    })
-}
-
-/// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.
-async fn moved(
-    settings: &PipelineSettings,
-    catalog: &Catalog,
-    to: Lsn,
-) -> Result<Option<Lsn>, CatalogError> {
-    let target = &settings.target;
-    let of = catalog.slot_of(&settings.name, target).await?;
-    let FoundState::State(Some(state)) = catalog.slot_state(&of).await? else {
-        return Ok(None);
-    };
-    let is_known = state.confirmed >= to
-        || catalog
-            .is_accounted_for(target, state.confirmed, to)
-            .await?;
-    Ok((!is_known).then_some(state.confirmed))
-}
-
-/// With exactly-once the checkpoint, and how a start would go on from it now.
-async fn checkpoint(
-    settings: &PipelineSettings,
-    confirmed: Lsn,
-) -> Result<Option<(Checkpoint, Checkpoint)>, PipelineError> {
-    let slot = &settings.target.slot;
-    let (Some(checkpoints), Delivery::ExactlyOnce(place)) =
-        (checkpoints(settings), &settings.delivery)
-    else {
-        return Ok(None);
-    };
-    let found = checkpoints.look().await?;
-    let found = found.ok_or_else(|| PipelineError::NoCheckpoint {
-        pipeline: settings.name.clone(),
-        topic: place.topic.clone(),
-        slot: slot.clone(),
-    })?;
-    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
-    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
-    let identity = connection.identify().await?;
-    let history = match found.timeline == identity.timeline {
-        true => Vec::new(),
-        false => connection.timeline_history(identity.timeline).await?,
-    };
-    let server = ServerState {
-        system_id: identity.system_id,
-        timeline: identity.timeline,
-        history,
-        slot: slot.clone(),
-        confirmed,
-        flushed: identity.flushed,
-    };
-    let resumed = found.resumed(&server, &found.resume(&server)?);
-    Ok(Some((found, resumed)))
+    Ok(skip.run().await?)
 }
 
 fn show(settings: &PipelineSettings, plan: &Plan) {
@@ -446,43 +148,4 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
 
 fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
-/// What the journal says of it.
-fn detail(found: &Found) -> serde_json::Value {
-    json!({
-        "events": found.events,
-        "dealt_with": found.dealt_with,
-        "unroutable": found.unroutable,
-        "transactions": found.transactions,
-        "topics": found.topics,
-        "first": found.first.first().map(|event| event.at().to_string()),
-        "last": found.last.map(|last| last.to_string()),
-    })
-}
-
-/// Writes the checkpoint, unless it is another one by now than the one that was `found`.
-async fn move_checkpoint(
-    settings: &PipelineSettings,
-    found: &Checkpoint,
-    mut checkpoint: Checkpoint,
-) -> Result<(), Failure> {
-    if *found == checkpoint {
-        return Ok(());
-    }
-    let Some(producer) = settings.producer() else {
-        return Ok(());
-    };
-    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
-    let now = sink.take_over().await.map_err(PipelineError::from)?;
-    if now.as_ref() != Some(found) {
-        return Err(Failure::Moved {
-            slot: settings.target.slot.clone(),
-            confirmed: found.safe_lsn,
-        });
-    }
-    sink.commit(&mut checkpoint)
-        .await
-        .map_err(PipelineError::from)?;
-    Ok(())
 }

@@ -35,7 +35,7 @@ const UNKNOWN: &str = "-";
 
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
-pub struct StatusArgs {
+pub(crate) struct StatusArgs {
     /// The HTTP address of the connector, as `run` has it. off queries the database alone [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
@@ -125,7 +125,7 @@ struct Database {
 
 /// Prints how the pipelines are.
 #[must_use]
-pub fn run(args: &StatusArgs) -> Exit {
+pub(crate) fn run(args: &StatusArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: None,

@@ -24,7 +24,7 @@ const MEMORY_MIN: u64 = 4 << 20;
 
 /// Flags of `walpost verify`.
 #[derive(Debug, Args)]
-pub struct VerifyArgs {
+pub(crate) struct VerifyArgs {
     /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long
     /// ago
     #[arg(long, value_name = "TIME")]
@@ -82,7 +82,7 @@ struct Outcome {
 
 /// Verifies the pipelines and prints what was found.
 #[must_use]
-pub fn run(args: &VerifyArgs) -> Exit {
+pub(crate) fn run(args: &VerifyArgs) -> Exit {
     let options = match options(args) {
         Ok(options) => options,
         Err(reason) => {

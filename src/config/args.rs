@@ -28,7 +28,7 @@ pub(crate) mod heading {
 /// How to log.
 #[derive(Debug, Args)]
 #[command(next_help_heading = heading::LOG)]
-pub struct LogArgs {
+pub(crate) struct LogArgs {
     /// How log lines look
     #[arg(
         long,
@@ -54,7 +54,7 @@ impl LogArgs {
     ///
     /// # Errors
     /// The filter can't be read.
-    pub fn start(&self) -> Result<(), String> {
+    pub(crate) fn start(&self) -> Result<(), String> {
         logging::start(self.log_format, &self.log_level)
     }
 }
@@ -62,7 +62,7 @@ impl LogArgs {
 /// Where the outbox is.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = heading::PIPELINES)]
-pub struct ConnectionArgs {
+pub(crate) struct ConnectionArgs {
     /// Configuration file (walpost.toml)
     #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -102,7 +102,7 @@ pub struct ConnectionArgs {
 
 /// How records are made and delivered.
 #[derive(Default, Args)]
-pub struct RecordArgs {
+pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
     #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]", help_heading = heading::KAFKA)]
     pub kafka: Option<String>,
@@ -271,7 +271,7 @@ pub struct RecordArgs {
 /// What is kept of the table.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::RETENTION)]
-pub struct RetentionArgs {
+pub(crate) struct RetentionArgs {
     /// How long a partition of the table is kept after it was delivered. Without it, for ever
     #[arg(long, env = "WALPOST_RETENTION", value_name = "DURATION")]
     pub retention: Option<String>,
@@ -290,7 +290,7 @@ pub struct RetentionArgs {
 /// How much WAL the slot may retain.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
-pub struct WalBudgetArgs {
+pub(crate) struct WalBudgetArgs {
     /// Warn when the slot retains more WAL than this. Without it, never
     #[arg(long, env = "WALPOST_WAL_BUDGET_WARN", value_name = "SIZE")]
     pub wal_budget_warn: Option<String>,
@@ -306,7 +306,7 @@ pub struct WalBudgetArgs {
 impl WalBudgetArgs {
     /// Any of them is given.
     #[must_use]
-    pub fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.wal_budget_warn.is_some()
             || self.wal_budget_max.is_some()
             || self.wal_budget_on_max.is_some()
@@ -333,7 +333,7 @@ impl fmt::Debug for RecordArgs {
 impl ConnectionArgs {
     /// A database is named, by these or in the environment.
     #[must_use]
-    pub fn names_database(&self) -> bool {
+    pub(crate) fn names_database(&self) -> bool {
         let from_env = |name: &&str| std::env::var_os(name).is_some();
         self.config.is_some()
             || self.postgres.is_some()
@@ -342,7 +342,7 @@ impl ConnectionArgs {
 
     /// Some flag here is about one pipeline.
     #[must_use]
-    pub fn is_for_one_pipeline(&self) -> bool {
+    pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.outbox.is_some()
             || [
                 &self.postgres,
@@ -359,7 +359,7 @@ impl ConnectionArgs {
 impl RecordArgs {
     /// For a command that asks the database alone: there is no sink, and so no mode that needs one.
     #[must_use]
-    pub fn of_no_sink(retention: RetentionArgs) -> Self {
+    pub(crate) fn of_no_sink(retention: RetentionArgs) -> Self {
         Self {
             delivery: Some(DeliveryName::AtLeastOnce),
             retention,
@@ -369,7 +369,7 @@ impl RecordArgs {
 
     /// Some flag here is about one pipeline.
     #[must_use]
-    pub fn is_for_one_pipeline(&self) -> bool {
+    pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.topic.is_some()
             || self.key.is_some()
             || self.payload.is_some()

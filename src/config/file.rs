@@ -19,7 +19,7 @@ use crate::postgres::connect::conninfo::Conninfo;
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub(crate) struct File {
     /// Where metrics, health and status are shown.
     pub http: Option<String>,
     /// Further names by which they may be asked for.
@@ -36,11 +36,7 @@ pub struct File {
 /// One `[[pipeline]]`. Every key is optional: flags and defaults fill in.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(
-    missing_docs,
-    reason = "the keys are documented in docs/configuration.md, for those who write them"
-)]
-pub struct FilePipeline {
+pub(crate) struct FilePipeline {
     pub name: Option<String>,
     pub postgres: Option<String>,
     pub outbox: Option<OutboxName>,
@@ -80,7 +76,7 @@ pub struct FilePipeline {
 /// Where events are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum OutboxName {
+pub(crate) enum OutboxName {
     /// In a table.
     #[default]
     Table,
@@ -91,7 +87,7 @@ pub enum OutboxName {
 /// The name of a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum SinkName {
+pub(crate) enum SinkName {
     /// Apache Kafka.
     #[default]
     Kafka,
@@ -102,7 +98,7 @@ pub enum SinkName {
 /// How often a record arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum DeliveryName {
+pub(crate) enum DeliveryName {
     /// What was in flight comes again after a crash.
     #[default]
     AtLeastOnce,
@@ -113,11 +109,7 @@ pub enum DeliveryName {
 /// Where exactly-once keeps its place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(
-    missing_docs,
-    reason = "the keys are documented in docs/configuration.md, for those who write them"
-)]
-pub struct FileCheckpoint {
+pub(crate) struct FileCheckpoint {
     pub topic: Option<String>,
     pub replication: Option<i32>,
 }
@@ -125,11 +117,7 @@ pub struct FileCheckpoint {
 /// How much WAL the slot may retain.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(
-    missing_docs,
-    reason = "the keys are documented in docs/configuration.md, for those who write them"
-)]
-pub struct FileWalBudget {
+pub(crate) struct FileWalBudget {
     pub warn: Option<Scalar>,
     pub max: Option<Scalar>,
     pub on_max: Option<OnMax>,
@@ -137,7 +125,7 @@ pub struct FileWalBudget {
 
 /// A text, number or truth value: librdkafka takes them all as text.
 #[derive(Clone)]
-pub enum Scalar {
+pub(crate) enum Scalar {
     /// In quotes.
     Text(String),
     /// A whole number.
@@ -211,7 +199,7 @@ impl fmt::Debug for FilePipeline {
 impl FilePipeline {
     /// The pipeline's name.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or("outbox")
     }
 }
@@ -287,7 +275,7 @@ impl Given<'_> {
 ///
 /// # Errors
 /// It can't be read, or has a key or value that it can't have.
-pub fn read(path: &Path) -> Result<File, ConfigError> {
+pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
         path: path.to_owned(),
         error,

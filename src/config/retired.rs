@@ -7,7 +7,6 @@ enum Kind {
     Key,
     /// A value of a key, of its flag and of its variable.
     Value,
-    /// A flag.
     Flag,
     /// An environment variable.
     Variable,

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
+pub(crate) struct Bytes(pub u64);
 
 /// Reads a size: bytes, or a number with a unit (`16MiB`, `900kB`).
 ///
 /// # Errors
 /// It is no size; the message says what was expected.
-pub fn bytes(text: &str) -> Result<Bytes, String> {
+pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
     text.parse::<bytesize::ByteSize>()
         .map(|size| Bytes(size.as_u64()))
         .map_err(|_| {
@@ -22,7 +22,7 @@ pub fn bytes(text: &str) -> Result<Bytes, String> {
 ///
 /// # Errors
 /// It is no duration; the message says what was expected.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     text.parse::<jiff::SignedDuration>()
         .ok()
         .and_then(|duration| duration.try_into().ok())
@@ -36,7 +36,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// It is none of these; the message says what was expected.
-pub fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
+pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
     let zoned = || text.parse::<jiff::Timestamp>().ok();
     let utc = || {
         let local: jiff::civil::DateTime = text.parse().ok()?;

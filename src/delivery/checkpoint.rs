@@ -29,9 +29,7 @@ pub struct Checkpoint<C = CopyProgress> {
     pub epoch: u32,
     /// The cluster's system identifier.
     pub system_id: String,
-    /// Its timeline.
     pub timeline: u32,
-    /// The slot.
     pub slot: String,
     /// Everything that ends at or before this is in Kafka: what may be confirmed to PostgreSQL.
     pub safe_lsn: Lsn,
@@ -124,11 +122,9 @@ impl Last {
 pub struct ServerState {
     /// The cluster's system identifier.
     pub system_id: String,
-    /// Its timeline.
     pub timeline: u32,
     /// The timelines before it, and where each was left.
     pub history: Vec<Switch>,
-    /// The slot.
     pub slot: String,
     /// What was confirmed to it.
     pub confirmed: Lsn,
@@ -140,7 +136,6 @@ pub struct ServerState {
 /// A timeline that was left for another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
-    /// The timeline.
     pub timeline: u32,
     /// Where it was left: the log of the timelines after it has nothing of it from here on.
     pub at: Lsn,
@@ -225,7 +220,6 @@ pub enum HistoryError {
          missing in Kafka"
     )]
     SlotAhead {
-        /// The slot.
         slot: String,
         /// Where it stands.
         confirmed: Lsn,
@@ -244,7 +238,6 @@ pub enum HistoryError {
         flushed: Lsn,
         /// Where it ended at least.
         reach: Lsn,
-        /// The slot.
         slot: String,
         /// Where it stands.
         confirmed: Lsn,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Upper bounds of the buckets in microseconds; above the last there is one more.
-pub const BOUNDS_MICROS: [u64; 17] = [
+pub(crate) const BOUNDS_MICROS: [u64; 17] = [
     500,
     1_000,
     2_500,

@@ -29,7 +29,6 @@ const BATCH_BYTES_MIN: u32 = 1000;
 pub struct RefusedRecord {
     /// Where its row is.
     pub at: Position,
-    /// Its topic.
     pub topic: String,
     /// Bytes of its key and its value.
     pub bytes: usize,
@@ -43,7 +42,7 @@ pub struct RefusedRecord {
 
 /// What tells a record from another one in its place.
 #[must_use]
-pub fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
+pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (key.unwrap_or_default(), payload.unwrap_or_default()).hash(&mut hasher);
     hasher.finish()

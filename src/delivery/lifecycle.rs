@@ -31,7 +31,6 @@ pub struct LifecycleSnapshot {
     pub state: State,
     /// Since when, in microseconds since 1970.
     pub since_micros: u64,
-    /// The last error.
     pub last_error: Option<Failure>,
     /// The last outages, the latest first.
     pub outages: Vec<Outage>,

@@ -17,7 +17,7 @@ use crate::model::statistics::Statistics;
 use crate::model::vitals::Vitals;
 use crate::model::window::Window;
 
-pub use super::lifecycle::LifecycleSnapshot;
+pub(crate) use super::lifecycle::LifecycleSnapshot;
 use crate::model::lifecycle::{
     ErrorKind, Failure, KAFKA_DOWN_REMEDY, SnapshotPhase, SnapshotStage, State,
 };
@@ -32,7 +32,6 @@ pub struct About {
     pub database: String,
     /// The table, or the prefix in WAL.
     pub outbox: String,
-    /// The slot.
     pub slot: String,
     /// Where records go.
     pub sink: String,

@@ -25,7 +25,6 @@ use crate::model::window::Window;
 pub struct Confirmed(Lsn);
 
 impl Confirmed {
-    /// The LSN.
     #[must_use]
     pub fn lsn(self) -> Lsn {
         self.0

@@ -22,7 +22,7 @@ use crate::model::rounded::Elapsed;
 const REFUSED: Duration = Duration::from_secs(15);
 
 /// Hears of the events of one producer.
-pub struct Context {
+pub(crate) struct Context {
     pipeline: String,
     grants: Grants,
     deliveries: Arc<Deliveries>,
@@ -49,7 +49,7 @@ pub struct Context {
 impl Context {
     /// Reports to `deliveries`. `grants` says how the principal gets what it may not do.
     #[must_use]
-    pub fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
+    pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
         // The producer before this one may have found it down.
         let down = AtomicBool::new(deliveries.stats().kafka_was_down());
         Self {
@@ -105,42 +105,42 @@ impl Context {
 
     /// How the principal gets what it may not do.
     #[must_use]
-    pub fn grants(&self) -> &Grants {
+    pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
     /// No broker can be reached, since the last time one answered.
     #[must_use]
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
     }
 
     /// Nobody waits for the producer any more: calls that are under way on other threads end instead of
     /// being made again, so that the producer goes. Nor does anybody hear of deliveries from here on.
-    pub fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
 
     /// Whether [`Context::abandon`] was called.
     #[must_use]
-    pub fn is_abandoned(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
     }
 
     /// Why the last connection was refused for who we are, if it was.
     #[must_use]
-    pub fn refusal(&self) -> Option<String> {
+    pub(crate) fn refusal(&self) -> Option<String> {
         lock(&self.refusal).clone()
     }
 
     /// The topic that the brokers did not let into a transaction, if they did so.
     #[must_use]
-    pub fn denied(&self) -> Option<String> {
+    pub(crate) fn denied(&self) -> Option<String> {
         lock(&self.denied).clone()
     }
 
     /// A broker has answered.
-    pub fn answered(&self) {
+    pub(crate) fn answered(&self) {
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
             if let Some(lasted) = lock(&self.cluster).ended(Instant::now()) {
@@ -156,7 +156,7 @@ impl Context {
     }
 
     /// No broker has answered.
-    pub fn unreachable(&self, reason: &str) {
+    pub(crate) fn unreachable(&self, reason: &str) {
         if !self.down.swap(true, Ordering::Relaxed) {
             self.deliveries.stats().kafka_is_down(reason);
         }
@@ -368,9 +368,7 @@ const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform
 
 /// A record that was not delivered.
 pub(super) struct Refused {
-    /// Its topic.
     pub(super) topic: String,
-    /// Its partition.
     pub(super) partition: i32,
     /// The position of its row.
     pub(super) position: Option<String>,

@@ -6,7 +6,7 @@ use super::properties::brokers;
 
 /// Whom to give rights, and where.
 #[derive(Clone, Debug)]
-pub struct Grants {
+pub(crate) struct Grants {
     brokers: String,
     user: Option<String>,
     transactional_id: String,
@@ -15,7 +15,7 @@ pub struct Grants {
 impl Grants {
     /// For who connects with `config`.
     #[must_use]
-    pub fn of(config: &ClientConfig) -> Self {
+    pub(crate) fn of(config: &ClientConfig) -> Self {
         let get = |name| config.get(name).map(str::to_owned);
         Self {
             brokers: brokers(config),
@@ -26,32 +26,32 @@ impl Grants {
 
     /// To write records to a topic.
     #[must_use]
-    pub fn topic(&self, topic: &str) -> String {
+    pub(crate) fn topic(&self, topic: &str) -> String {
         self.command("--operation Write", "--topic", topic)
     }
 
     /// To read records of a topic.
     #[must_use]
-    pub fn read(&self, topic: &str) -> String {
+    pub(crate) fn read(&self, topic: &str) -> String {
         self.command("--operation Read", "--topic", topic)
     }
 
     /// To make a topic.
     #[must_use]
-    pub fn create(&self, topic: &str) -> String {
+    pub(crate) fn create(&self, topic: &str) -> String {
         self.command("--operation Create --operation Write", "--topic", topic)
     }
 
     /// To keep checkpoints in a topic.
     #[must_use]
-    pub fn checkpoints(&self, topic: &str) -> String {
+    pub(crate) fn checkpoints(&self, topic: &str) -> String {
         let operations = "--operation Read --operation Write --operation DescribeConfigs";
         self.command(operations, "--topic", topic)
     }
 
     /// To use transactions.
     #[must_use]
-    pub fn transactions(&self) -> String {
+    pub(crate) fn transactions(&self) -> String {
         self.command(
             "--operation Write",
             "--transactional-id",

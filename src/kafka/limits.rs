@@ -23,7 +23,6 @@ use super::properties::{BATCH_BYTES, brokers};
 const SETTING: &str = "max.message.bytes";
 /// A record that is larger is not taken by the producer, and a batch of several is within it too.
 const RECORD_BYTES: &str = "message.max.bytes";
-/// Its default.
 const RECORD_BYTES_DEFAULT: u32 = 1_000_000;
 /// A batch has so many bytes beside its records (Kafka's `RECORD_BATCH_OVERHEAD`).
 const BATCH_HEADER: u32 = 61;
@@ -115,7 +114,7 @@ fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Option<
 
 /// What a topic takes, and what a producer may send to it.
 #[derive(Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// The largest batch that the topic takes, in bytes; or why that is not known.
     topic: Result<u32, String>,
     /// The largest batch of several records.
@@ -143,7 +142,7 @@ impl Limits {
 
     /// Where the topic refuses records that come of rows of up to `row_bytes_max`: what fixes it.
     #[must_use]
-    pub fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
+    pub(crate) fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;
         let row = u32::try_from(row_bytes_max).unwrap_or(u32::MAX);
         let (largest, by) = match row < self.records {

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a look at the brokers gave.
 #[derive(Debug)]
-pub enum BrokerFinding {
+pub(crate) enum BrokerFinding {
     /// No broker answers; the message says what fixes it.
     Unreachable(String),
     /// They answer, and don't accept who we are, or we not who they are.
@@ -52,7 +52,7 @@ pub enum BrokerFinding {
 }
 
 /// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
-pub async fn look(properties: &Properties, topic: Option<String>) -> BrokerFinding {
+pub(crate) async fn look(properties: &Properties, topic: Option<String>) -> BrokerFinding {
     let producer = client_config(properties, "walpost-check");
     let mut config = leave_producers(producer.clone());
     // A consumer's question does not create the topic.

@@ -22,7 +22,6 @@ pub enum PropertyError {
     Refused {
         /// The property.
         name: String,
-        /// Its value.
         value: String,
         /// Why.
         reason: &'static str,
@@ -68,7 +67,7 @@ pub fn check(properties: &Properties) -> Result<(), PropertyError> {
 ///
 /// # Errors
 /// A property would break a promise.
-pub fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
+pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
     for (name, value) in properties {
         if let Some(reason) = refusal(name, value) {
             let (name, value) = (name.clone(), value.clone());
@@ -190,7 +189,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
 
 /// The configuration of a transactional producer, made of [`client_config`]'s.
 #[must_use]
-pub fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
+pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
     config.set("transactional.id", transactional_id);
     // What overtakes another is never committed: see `Context::assumed`.
     config.set(IN_FLIGHT, "5");
@@ -207,7 +206,7 @@ pub fn transactional(mut config: ClientConfig, transactional_id: &str) -> Client
 
 /// The configuration of a client that is no producer, made of a producer's.
 #[must_use]
-pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
+pub(crate) fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     for name in [
         "enable.idempotence",
         "enable.gapless.guarantee",
@@ -232,7 +231,7 @@ pub fn leave_producers(mut config: ClientConfig) -> ClientConfig {
 
 /// Whether the user leaves it to Walpost how long a batch waits for company.
 #[must_use]
-pub fn leaves_linger(properties: &Properties) -> bool {
+pub(crate) fn leaves_linger(properties: &Properties) -> bool {
     ["linger.ms", "queue.buffering.max.ms"]
         .iter()
         .all(|name| !properties.contains_key(*name))
@@ -240,7 +239,7 @@ pub fn leaves_linger(properties: &Properties) -> bool {
 
 /// The brokers' addresses, under whichever of its names they were given.
 #[must_use]
-pub fn brokers(config: &ClientConfig) -> String {
+pub(crate) fn brokers(config: &ClientConfig) -> String {
     let named = config.get("bootstrap.servers");
     named
         .or(config.get("metadata.broker.list"))
@@ -250,7 +249,7 @@ pub fn brokers(config: &ClientConfig) -> String {
 
 /// What `properties` leave open to those who share the network with the brokers, each with its remedy.
 #[must_use]
-pub fn warnings(properties: &Properties) -> Vec<String> {
+pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
     // What can't be read is an error of its own.
     let Ok(native) = client_config(properties, "walpost").create_native_config() else {
         return Vec::new();
@@ -314,7 +313,7 @@ fn is_loopback(broker: &str) -> bool {
 
 /// The property's value is a secret, or would be if its name were spelt rightly.
 #[must_use]
-pub fn is_secret(name: &str) -> bool {
+pub(crate) fn is_secret(name: &str) -> bool {
     [
         "password",
         "passphrase",
@@ -329,7 +328,7 @@ pub fn is_secret(name: &str) -> bool {
 
 /// An error of librdkafka without Rust's names for it.
 #[must_use]
-pub fn describe(error: &rdkafka::error::KafkaError) -> String {
+pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
     match error {
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
             // librdkafka's descriptions quote values of names it knows.

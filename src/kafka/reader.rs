@@ -28,7 +28,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Reads topics.
-pub struct TopicReader {
+pub(crate) struct TopicReader {
     config: ClientConfig,
     consumer: BaseConsumer<Quiet>,
     /// Sees what is behind open transactions too.
@@ -37,8 +37,7 @@ pub struct TopicReader {
 
 /// What of a partition there is to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// The partition.
+pub(crate) struct Span {
     pub partition: i32,
     /// The first offset.
     pub start: i64,
@@ -61,51 +60,44 @@ pub enum ReadError {
         "topic {topic:?}: records were removed while it was read, for their age or by hand. Do it again, or over a \
          later range of time"
     )]
-    Removed {
-        /// The topic.
-        topic: String,
-    },
+    Removed { topic: String },
     /// What was read can't be kept.
     #[error("temporary files can't be used: {0}. They are where TMPDIR says")]
     Io(#[from] io::Error),
 }
 
 /// One record of a topic.
-pub struct ReadRecord<'r>(&'r BorrowedMessage<'r>);
+pub(crate) struct ReadRecord<'r>(&'r BorrowedMessage<'r>);
 
 impl<'r> ReadRecord<'r> {
-    /// The topic.
     #[must_use]
-    pub fn topic(&self) -> &'r str {
+    pub(crate) fn topic(&self) -> &'r str {
         self.0.topic()
     }
 
-    /// The partition.
     #[must_use]
-    pub fn partition(&self) -> i32 {
+    pub(crate) fn partition(&self) -> i32 {
         self.0.partition()
     }
 
-    /// The offset.
     #[must_use]
-    pub fn offset(&self) -> i64 {
+    pub(crate) fn offset(&self) -> i64 {
         self.0.offset()
     }
 
-    /// The key.
     #[must_use]
-    pub fn key(&self) -> Option<&'r [u8]> {
+    pub(crate) fn key(&self) -> Option<&'r [u8]> {
         self.0.key()
     }
 
     /// By the topic's clock, in milliseconds since 1970.
     #[must_use]
-    pub fn timestamp_millis(&self) -> Option<i64> {
+    pub(crate) fn timestamp_millis(&self) -> Option<i64> {
         self.0.timestamp().to_millis()
     }
 
     /// Names and values of the headers, in their order.
-    pub fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
         let headers = self.0.headers().into_iter().flat_map(Headers::iter);
         headers.map(|header| (header.key, header.value))
     }
@@ -127,7 +119,7 @@ impl TopicReader {
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
-    pub fn new(properties: &Properties, name: &str) -> Result<Self, SinkError> {
+    pub(crate) fn new(properties: &Properties, name: &str) -> Result<Self, SinkError> {
         let config = client_config(properties, name);
         let consumer = |isolation: &str| {
             end::read_from_leaders(leave_producers(config.clone()))
@@ -157,7 +149,7 @@ impl TopicReader {
     ///
     /// # Errors
     /// No broker answers, or we may not know.
-    pub fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
+    pub(crate) fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
         let metadata = self
             .consumer
             .fetch_metadata(Some(topic), ANSWER)
@@ -178,7 +170,7 @@ impl TopicReader {
     ///
     /// # Errors
     /// No broker answers, or we may not know.
-    pub fn spans(
+    pub(crate) fn spans(
         &self,
         topic: &str,
         partitions: &[i32],
@@ -246,7 +238,7 @@ impl TopicReader {
     ///
     /// # Errors
     /// The topic can't be read to the spans' ends, or `look` fails.
-    pub fn read(
+    pub(crate) fn read(
         &self,
         topic: &str,
         spans: &[Span],
@@ -325,7 +317,7 @@ impl TopicReader {
     }
 
     /// A better reason where the brokers don't accept who we are, or we not who they are.
-    pub async fn explain(&self, error: ReadError) -> ReadError {
+    pub(crate) async fn explain(&self, error: ReadError) -> ReadError {
         let ReadError::Sink(SinkError::Broken(_)) = &error else {
             return error;
         };

@@ -26,7 +26,6 @@ pub struct ProducerSettings {
 /// Where exactly-once keeps its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSettings {
-    /// The topic.
     pub topic: String,
     /// Its number of replicas, if it has to be made; -1 is the broker's default.
     pub replication: i32,

@@ -82,7 +82,7 @@ impl std::str::FromStr for CreateTopics {
 
 /// Looks topics up, and makes them where the configuration says so.
 #[derive(Clone)]
-pub struct Topics {
+pub(crate) struct Topics {
     config: ClientConfig,
     create: Option<CreateTopics>,
     credentials: Credentials,
@@ -90,7 +90,7 @@ pub struct Topics {
 
 /// A partition that a topic has to have.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// Its number.
     pub(super) partition: usize,
     /// How long the brokers may say that it is not there until they are believed.
@@ -99,7 +99,7 @@ pub struct Wanted {
 
 /// What the cluster says of a topic.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Lookup {
+pub(crate) enum Lookup {
     /// It has so many partitions.
     Present(usize),
     /// It isn't there, or not yet.
@@ -111,7 +111,7 @@ pub enum Lookup {
 impl Topics {
     /// For the cluster that `config` names.
     #[must_use]
-    pub fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
+    pub(crate) fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
         Self {
             config,
             create,
@@ -130,7 +130,7 @@ impl Topics {
     ///
     /// # Errors
     /// The topic is missing and stays so, or the brokers refuse us.
-    pub async fn prepare(
+    pub(crate) async fn prepare(
         self,
         producer: Arc<BaseProducer<Context>>,
         topic: String,
@@ -208,7 +208,7 @@ impl Topics {
 
     /// The brokers' addresses, for messages.
     #[must_use]
-    pub fn brokers(&self) -> String {
+    pub(crate) fn brokers(&self) -> String {
         brokers(&self.config)
     }
 
@@ -411,7 +411,7 @@ async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lo
 
 /// Reads the answer for the one topic that was asked for.
 #[must_use]
-pub fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
+pub(crate) fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
     let Some(topic) = metadata.topics().first() else {
         return Lookup::Missing;
     };

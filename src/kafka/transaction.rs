@@ -110,7 +110,6 @@ impl Checkpoints {
         part.map_or(PARTITIONS_BYTES_MAX, |part| part.min(PARTITIONS_BYTES_MAX))
     }
 
-    /// The topic.
     pub(super) fn topic(&self) -> &str {
         &self.settings.topic
     }

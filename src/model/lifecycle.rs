@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What a person can do while no broker can be reached, and what comes of it.
-pub const KAFKA_DOWN_REMEDY: &str = "Walpost continues by itself when they answer: start the brokers, or fix the network to \
+pub(crate) const KAFKA_DOWN_REMEDY: &str = "Walpost continues by itself when they answer: start the brokers, or fix the network to \
      them. Meanwhile PostgreSQL retains WAL for the events: watch its disk";
 
 /// What a pipeline is at.

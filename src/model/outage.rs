@@ -8,7 +8,7 @@ const REMINDER: Duration = Duration::from_secs(60);
 
 /// Whether something is out of order, and what of it has been said.
 #[derive(Debug)]
-pub struct Outage {
+pub(crate) struct Outage {
     state: Option<Since>,
     reminder: Duration,
 }
@@ -28,7 +28,7 @@ struct Since {
 
 /// What is to be said of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Say {
+pub(crate) enum Say {
     /// It is the first.
     Begins,
     /// It has lasted this long, with this many failures.
@@ -40,7 +40,7 @@ pub enum Say {
 impl Outage {
     /// One that is told of again so often.
     #[must_use]
-    pub fn reminding(reminder: Duration) -> Self {
+    pub(crate) fn reminding(reminder: Duration) -> Self {
         Self {
             state: None,
             reminder,
@@ -48,7 +48,7 @@ impl Outage {
     }
 
     /// Something failed.
-    pub fn failed(&mut self, now: Instant) -> Say {
+    pub(crate) fn failed(&mut self, now: Instant) -> Say {
         let Some(since) = &mut self.state else {
             self.state = Some(Since {
                 began: now,
@@ -66,16 +66,10 @@ impl Outage {
     }
 
     /// Things are in order: how long they weren't.
-    pub fn ended(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn ended(&mut self, now: Instant) -> Option<Duration> {
         self.state
             .take()
             .map(|since| now.duration_since(since.began))
-    }
-
-    /// It has begun and not ended.
-    #[must_use]
-    pub fn lasts(&self) -> bool {
-        self.state.is_some()
     }
 }
 

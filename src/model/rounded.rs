@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How long something has lasted, as a log line has it: `66s`, `2min`.
 #[derive(Clone, Copy, Debug)]
-pub struct Elapsed(pub Duration);
+pub(crate) struct Elapsed(pub Duration);
 
 impl fmt::Display for Elapsed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -15,7 +15,7 @@ impl fmt::Display for Elapsed {
 
 /// How long something takes.
 #[must_use]
-pub fn duration(seconds: f64) -> String {
+pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         0.0 => "0 s".to_owned(),
         s if s < 0.000_95 => format!("{:.2} ms", s * 1e3),
@@ -28,7 +28,7 @@ pub fn duration(seconds: f64) -> String {
 
 /// How long something lasts: fractions of a second say nothing there.
 #[must_use]
-pub fn age(seconds: f64) -> String {
+pub(crate) fn age(seconds: f64) -> String {
     match seconds {
         s if s < 119.5 => format!("{s:.0} s"),
         s if s < 7170.0 => format!("{:.0} min", s / 60.0),

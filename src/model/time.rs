@@ -18,6 +18,6 @@ pub fn unix_micros() -> u64 {
 
 /// Microseconds since 1970 of a time of PostgreSQL's; zero where it has none.
 #[must_use]
-pub fn of_postgres(micros: i64) -> u64 {
+pub(crate) fn of_postgres(micros: i64) -> u64 {
     u64::try_from(micros.saturating_add(POSTGRES_EPOCH_MICROS)).unwrap_or_default()
 }

@@ -47,11 +47,8 @@ pub struct OpenTransaction {
     pub xid: String,
     /// How many transactions came after it.
     pub age: i64,
-    /// Whose it is.
     pub whose: Whose,
-    /// The role.
     pub role: Option<String>,
-    /// The database.
     pub database: Option<String>,
     /// When it began, or was prepared, in microseconds since 1970. Of other roles' sessions
     /// PostgreSQL says that only to members of `pg_read_all_stats`.
@@ -67,7 +64,6 @@ pub enum Whose {
     Prepared(String),
 }
 
-/// The slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotVitals {
     /// A walsender has it.

@@ -3,7 +3,6 @@
 /// How much may be between reading and durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Records.
     pub records: u64,
     /// Bytes, as a tag counts them.
     pub bytes: u64,

@@ -20,7 +20,7 @@ const BYTES_MAX: usize = 16 << 20;
 
 /// Nobody has answered, or somebody else.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub(crate) enum AskError {
     /// There is no connection.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -39,7 +39,7 @@ pub enum AskError {
 ///
 /// # Errors
 /// Nobody answers there, or somebody else.
-pub async fn status(address: &str) -> Result<Status, AskError> {
+pub(crate) async fn status(address: &str) -> Result<Status, AskError> {
     timeout(ANSWER, ask(address))
         .await
         .map_err(|_| AskError::Silent)?

@@ -93,7 +93,7 @@ impl NotReady {
 /// A hot standby is ready: it does what it is there for, and whoever replaces instances one after
 /// the other waits for the new one to be ready before the old one is stopped, which has the slot.
 #[must_use]
-pub fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
+pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
         State::StandingBy => return None,
         State::Streaming => {}
@@ -120,7 +120,11 @@ pub fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<N
 
 /// Since when it is not ready for that reason, in microseconds since 1970.
 #[must_use]
-pub fn not_ready_since(reason: &NotReady, lifecycle: &LifecycleSnapshot, now_micros: u64) -> u64 {
+pub(crate) fn not_ready_since(
+    reason: &NotReady,
+    lifecycle: &LifecycleSnapshot,
+    now_micros: u64,
+) -> u64 {
     let before = |ago: &Duration| {
         let ago = u64::try_from(ago.as_micros()).unwrap_or(u64::MAX);
         now_micros.saturating_sub(ago)
@@ -140,20 +144,24 @@ pub fn not_ready_since(reason: &NotReady, lifecycle: &LifecycleSnapshot, now_mic
 
 /// Events wait, and for long none has become durable.
 #[must_use]
-pub fn is_stuck(totals: &Totals) -> bool {
+pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= STUCK
 }
 
 /// The session of a pipeline that streams has been stalled for long.
 #[must_use]
-pub fn is_hung(totals: &Totals) -> bool {
+pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= STILL
 }
 
 /// The age of the oldest event that was read and is not durable; while there is no stream, at least
 /// as long as there is none. Nothing where another instance has the slot.
 #[must_use]
-pub fn lag_micros(lifecycle: &LifecycleSnapshot, totals: &Totals, now_micros: u64) -> Option<u64> {
+pub(crate) fn lag_micros(
+    lifecycle: &LifecycleSnapshot,
+    totals: &Totals,
+    now_micros: u64,
+) -> Option<u64> {
     let oldest =
         (totals.oldest_micros > 0).then(|| now_micros.saturating_sub(totals.oldest_micros));
     let silence = match lifecycle.state {

@@ -15,7 +15,7 @@ const KEPT: usize = 600;
 
 /// Totals at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// When, in microseconds since 1970.
     pub at_micros: u64,
     /// Events that became durable.
@@ -33,7 +33,7 @@ pub struct Sample {
 impl Sample {
     /// Of what the pipeline has written down by now.
     #[must_use]
-    pub fn of(stats: &PipelineStats, at_micros: u64) -> Self {
+    pub(crate) fn of(stats: &PipelineStats, at_micros: u64) -> Self {
         let totals = stats.totals();
         Self {
             at_micros,
@@ -91,7 +91,7 @@ impl Recent {
 
 /// A second, as charts want it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Point {
+pub(crate) struct Point {
     /// Its end, in seconds since 1970.
     pub at: f64,
     /// Events that became durable in it, a second.
@@ -110,14 +110,14 @@ pub struct Point {
 
 /// The last minutes of one pipeline.
 #[derive(Debug, Default)]
-pub struct History {
+pub(crate) struct History {
     samples: VecDeque<Sample>,
     points: VecDeque<Point>,
 }
 
 impl History {
     /// A second has passed, and how far behind the pipeline was at its end.
-    pub fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
+    pub(crate) fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
         if let Some(before) = self.samples.back() {
             let second = Recent::between(before, &sample);
             if self.points.len() == KEPT {
@@ -141,7 +141,7 @@ impl History {
 
     /// How fast the pipeline is.
     #[must_use]
-    pub fn recent(&self) -> Recent {
+    pub(crate) fn recent(&self) -> Recent {
         match (self.samples.front(), self.samples.back()) {
             (Some(first), Some(last)) => Recent::between(first, last),
             _ => Recent::default(),
@@ -150,7 +150,7 @@ impl History {
 
     /// The seconds that ended after `since`, in seconds since 1970; the oldest first.
     #[must_use]
-    pub fn points(&self, since: f64) -> Vec<Point> {
+    pub(crate) fn points(&self, since: f64) -> Vec<Point> {
         let later = |point: &&Point| point.at > since;
         self.points.iter().filter(later).copied().collect()
     }

@@ -36,16 +36,16 @@ use super::registry::Registry;
 use super::status::Status;
 use crate::escape::{self, Escaped};
 
-pub mod hosts;
+pub(crate) mod hosts;
 mod room;
 mod stream;
 
 /// Where it listens, unless told otherwise.
-pub const DEFAULT: &str = "127.0.0.1:9464";
+pub(crate) const DEFAULT: &str = "127.0.0.1:9464";
 /// Where there is always a place.
 const FREE: &str = "127.0.0.1:0";
 /// What says that it shall not.
-pub const OFF: &str = "off";
+pub(crate) const OFF: &str = "off";
 
 /// How long a client may take to send a request's head, and how long a connection may be idle.
 const HEAD: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The address can't be listened at. Exit code 2.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
+pub(crate) enum ListenError {
     /// Somebody else has it.
     #[error(
         "--http {0}: the address is in use. Give another one with --http HOST:PORT (or WALPOST_HTTP, or http at the \
@@ -74,7 +74,6 @@ pub enum ListenError {
         "--http {address}: {error}. Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\""
     )]
     Other {
-        /// The address.
         address: String,
         /// Why.
         error: std::io::Error,
@@ -86,7 +85,7 @@ pub enum ListenError {
 
 /// Where it listens, and the names that it has there.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     tcp: TcpListener,
     hosts: Hosts,
 }
@@ -95,7 +94,7 @@ pub struct Listener {
 ///
 /// # Errors
 /// It can't be listened at, or a name is none.
-pub fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, ListenError> {
+pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, ListenError> {
     let mut hosts = Hosts::new(named, true)?;
     if address == OFF {
         return Ok(None);
@@ -127,7 +126,7 @@ pub fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, Liste
 ///
 /// # Errors
 /// It can't be listened at, or a name is none.
-pub fn listen_by_default(named: &[String]) -> Result<Option<Listener>, ListenError> {
+pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, ListenError> {
     let refused = match listen(DEFAULT, named) {
         Err(refused @ ListenError::InUse(_)) => refused,
         result => return result,
@@ -150,7 +149,7 @@ impl Listener {
     ///
     /// # Errors
     /// The system does not know.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
+    pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
@@ -158,7 +157,7 @@ impl Listener {
     ///
     /// # Errors
     /// The runtime does not take the socket.
-    pub fn serve(
+    pub(crate) fn serve(
         self,
         registry: Arc<Registry>,
     ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {

@@ -16,7 +16,7 @@ use crate::progress::BesideBars;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people, coloured on a terminal.
     #[default]
     Auto,
@@ -30,7 +30,7 @@ pub enum LogFormat {
 ///
 /// # Errors
 /// The filter can't be read.
-pub fn start(format: LogFormat, filter: &str) -> Result<(), String> {
+pub(crate) fn start(format: LogFormat, filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!("--log-level {filter:?}: {error}; expected error, warn, info, debug or trace")
     })?;

@@ -11,14 +11,13 @@ use crate::model::lifecycle::{SnapshotPhase, State};
 pub use prometheus::proto::MetricType;
 
 /// What the text is, for HTTP.
-pub const CONTENT_TYPE: &str = TEXT_FORMAT;
+pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 
 /// `wal_status` of a slot, PostgreSQL 18, "53.20. `pg_replication_slots`".
 const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
 /// A metric. Each but those of the process has the label `pipeline`.
 pub struct Definition {
-    /// Its name.
     pub name: &'static str,
     /// What it is.
     pub help: &'static str,
@@ -370,7 +369,7 @@ fn one_of<'n>(all: impl Iterator<Item = &'n str>, is: Option<&str>) -> Vec<(Stri
 ///
 /// # Errors
 /// The library's, which has none for what is here.
-pub fn text(status: &Status) -> Result<String, prometheus::Error> {
+pub(crate) fn text(status: &Status) -> Result<String, prometheus::Error> {
     let families: Vec<_> = METRICS
         .iter()
         .map(|metric| family(metric, status))

@@ -126,7 +126,6 @@ impl Kind {
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Of which kind.
     pub kind: Kind,
     /// What was found.
     pub what: String,
@@ -151,7 +150,7 @@ impl Problem {
 
 /// What is wrong with the slot by that name, by the word of the database.
 #[must_use]
-pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
+pub(crate) fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
         return Some(Problem::new(
             Kind::SlotMissing,
@@ -193,7 +192,7 @@ pub fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
 
 /// The last partition of the outbox is in use, and ends within a day.
 #[must_use]
-pub fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<Problem> {
+pub(crate) fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<Problem> {
     let end = vitals.partitions_end?;
     let left = Duration::from_micros(end.at_micros.saturating_sub(now_micros));
     if end.ahead > 0 || left >= DAY {
@@ -214,7 +213,7 @@ pub fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<P
 
 /// Nobody reads the slot, by the word of the database.
 #[must_use]
-pub fn unread(slot: &str) -> Problem {
+pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(
         Kind::NotStreaming,
         format!("nobody reads slot {slot:?}, and the WAL that it retains fills the disk"),
@@ -225,7 +224,7 @@ pub fn unread(slot: &str) -> Problem {
 /// How much log may still be written, and may be kept for the slot in all; none where nothing
 /// bounds it.
 #[must_use]
-pub fn room(vitals: &Vitals) -> Option<(u64, u64)> {
+pub(crate) fn room(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
     Some((safe, safe + vitals.retained_bytes()?))
 }

@@ -13,7 +13,7 @@ use crate::model::time::unix_micros;
 
 /// Every pipeline that was started, whatever has become of it.
 #[derive(Debug)]
-pub struct Registry {
+pub(crate) struct Registry {
     started_micros: u64,
     pipelines: Vec<Watched>,
 }
@@ -27,8 +27,7 @@ struct Watched {
 
 /// The last minutes of one pipeline.
 #[derive(Debug, Serialize)]
-pub struct PipelineHistory {
-    /// Its name.
+pub(crate) struct PipelineHistory {
     pub name: String,
     /// The oldest first.
     pub points: Vec<Point>,
@@ -68,7 +67,7 @@ impl Watched {
 impl Registry {
     /// Of these.
     #[must_use]
-    pub fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
+    pub(crate) fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
         let watched = |stats| Watched {
             stats,
             history: Mutex::default(),
@@ -81,7 +80,7 @@ impl Registry {
     }
 
     /// Takes down how all of them are, and logs what is wrong with them. To be called once a second.
-    pub fn sample(&self) {
+    pub(crate) fn sample(&self) {
         let now = unix_micros();
         for pipeline in &self.pipelines {
             pipeline.watch(now);
@@ -93,7 +92,7 @@ impl Registry {
 
     /// How the process is now.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let now = unix_micros();
         let pipelines: Vec<_> = self.pipelines.iter().map(|of| of.status(now)).collect();
         Status {
@@ -107,7 +106,7 @@ impl Registry {
 
     /// The last minutes of all of them: what came after `since`, in seconds since 1970.
     #[must_use]
-    pub fn history(&self, since: f64) -> Vec<PipelineHistory> {
+    pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
         let of = |pipeline: &Watched| PipelineHistory {
             name: pipeline.stats.about.name.clone(),
             points: pipeline.history().points(since),

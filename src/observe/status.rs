@@ -23,7 +23,6 @@ pub struct Status {
     pub version: String,
     /// When it was started.
     pub started_at: f64,
-    /// Now.
     pub now: f64,
     /// What `/readyz` says.
     pub ready: bool,
@@ -75,7 +74,6 @@ pub struct PipelineStatus {
     pub kafka: Kafka,
     /// When the last checkpoint was committed, with exactly-once.
     pub checkpoint_at: Option<f64>,
-    /// The last error.
     pub last_error: Option<LastError>,
     /// Errors since the start, by what they are about.
     pub errors: BTreeMap<String, u64>,
@@ -206,7 +204,6 @@ pub struct Kafka {
     pub round_trip_p99_seconds: Option<f64>,
 }
 
-/// An error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastError {
     /// When.
@@ -240,7 +237,7 @@ pub struct OutageStatus {
     clippy::cast_precision_loss,
     reason = "exact to the microsecond for two centuries"
 )]
-pub fn seconds(micros: u64) -> f64 {
+pub(crate) fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
 

@@ -14,7 +14,6 @@ use crate::model::lifecycle::State;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The connector.
     Connector,
     /// The database: whoever can ask it himself need not believe the connector.
     Database,
@@ -131,7 +130,7 @@ impl Summary {
 }
 
 /// Adds what no other reason says already.
-pub fn add(reasons: &mut Vec<Reason>, reason: Reason) {
+pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
     // What follows a colon is particulars: that a slot is lost is said by the error that halted the
     // pipeline too, with others.
     let head = reason.what.split(": ").next().unwrap_or_default();
@@ -162,7 +161,11 @@ fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) 
 }
 
 /// Adds what went with slots that were dropped, and was not sent again.
-pub fn add_dropped_slots(reasons: &mut Vec<Reason>, pipeline: &str, dropped: &[DroppedSlot]) {
+pub(crate) fn add_dropped_slots(
+    reasons: &mut Vec<Reason>,
+    pipeline: &str,
+    dropped: &[DroppedSlot],
+) {
     for entry in dropped {
         let what = entry.describe();
         // The error that halted the pipeline names it, and says what to do before it is sent again.

@@ -43,14 +43,12 @@ const LONG_IN_LITTLE_ROOM: Duration = Duration::from_secs(10);
 
 /// What is known of a pipeline at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'f> {
+pub(crate) struct Facts<'f> {
     /// Its names.
     pub about: &'f About,
     /// What happens seldom.
     pub lifecycle: &'f LifecycleSnapshot,
-    /// Its totals.
     pub totals: &'f Totals,
-    /// Now.
     pub now: Instant,
     /// Now, in microseconds since 1970.
     pub now_micros: u64,
@@ -59,7 +57,6 @@ pub struct Facts<'f> {
 /// A problem, and since when there is one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lasting {
-    /// The problem.
     #[serde(flatten)]
     pub problem: Problem,
     /// When it was seen first, in seconds since 1970.
@@ -68,7 +65,7 @@ pub struct Lasting {
 
 /// Something to be logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub(crate) enum Line {
     /// It is seen for the first time.
     Begins(Problem),
     /// It lasts, for so long by now.
@@ -78,8 +75,7 @@ pub enum Line {
 }
 
 impl Line {
-    /// Logs it.
-    pub fn log(&self, pipeline: &str) {
+    pub(crate) fn log(&self, pipeline: &str) {
         match self {
             Self::Begins(problem) => {
                 let (kind, line) = (problem.kind.name(), problem.line());
@@ -104,7 +100,7 @@ impl Line {
 
 /// What was seen of one pipeline so far.
 #[derive(Debug, Default)]
-pub struct Watchdog {
+pub(crate) struct Watchdog {
     progress: Option<Mark>,
     oldest: Option<(String, Instant)>,
     open: BTreeMap<Kind, Open>,
@@ -139,7 +135,7 @@ enum Verdict {
 
 impl Watchdog {
     /// Looks at the pipeline. To be called about once a second.
-    pub fn look(&mut self, facts: &Facts<'_>) -> Vec<Line> {
+    pub(crate) fn look(&mut self, facts: &Facts<'_>) -> Vec<Line> {
         let mut lines = Vec::new();
         let (slot, partitions) = (slot(facts), partitions(facts));
         for kind in Kind::ALL {
@@ -161,7 +157,7 @@ impl Watchdog {
 
     /// What is wrong, as last seen.
     #[must_use]
-    pub fn problems(&self) -> Vec<Lasting> {
+    pub(crate) fn problems(&self) -> Vec<Lasting> {
         let lasting = |open: &Open| Lasting {
             problem: open.problem.clone(),
             since: seconds(open.since_micros),

@@ -20,7 +20,6 @@ pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 /// A column of the table, as the Relation message has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableColumn<'a> {
-    /// Its name.
     pub name: &'a str,
     /// OID of its type (`pg_type.oid`).
     pub type_oid: u32,
@@ -99,7 +98,6 @@ pub enum MappingError {
          Name one of these in {setting}, or add the column"
     )]
     MissingColumn {
-        /// The table.
         table: String,
         /// The column that is missing.
         column: String,
@@ -115,9 +113,7 @@ pub enum MappingError {
          ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
     )]
     WrongType {
-        /// The table.
         table: String,
-        /// The column.
         column: String,
         /// Its type: the name, or the OID where that is all that is known.
         found: String,
@@ -145,7 +141,6 @@ pub enum MappingError {
          Name another column in {setting}, or leave it out"
     )]
     WrongField {
-        /// The column.
         column: String,
         /// The setting that names it.
         setting: &'static str,

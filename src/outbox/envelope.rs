@@ -27,14 +27,14 @@ use uuid::fmt::Hyphenated;
 use super::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
 
 /// The longest envelope that `walpost.publish` writes.
-pub const PUBLISHED_MAX: usize = 16 << 20;
+pub(crate) const PUBLISHED_MAX: usize = 16 << 20;
 
 /// The version of the envelope that is read.
-pub const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 /// The columns that an event in a message has, with the types of the outbox table that `init` makes.
 /// A payload stands as the bytes it is, so that a bytea one needs no decoding.
-pub const COLUMNS: [TableColumn<'static>; 7] = [
+pub(crate) const COLUMNS: [TableColumn<'static>; 7] = [
     column("id", 2950),
     column("aggregatetype", 25),
     column("aggregateid", 25),
@@ -54,7 +54,7 @@ const CREATED_AT: usize = 6;
 
 /// One event, borrowed from the message's content.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Envelope<'a> {
+pub(crate) struct Envelope<'a> {
     /// The event's id.
     pub id: Uuid,
     /// When its transaction started.
@@ -73,7 +73,7 @@ pub struct Envelope<'a> {
 
 /// Room for the texts of the values that an envelope has in binary form.
 #[derive(Debug)]
-pub struct Texts {
+pub(crate) struct Texts {
     id: [u8; Hyphenated::LENGTH],
     created_at: [u8; Self::TIMESTAMP_LEN],
 }
@@ -134,7 +134,7 @@ impl<'a> Envelope<'a> {
     ///
     /// # Errors
     /// Any bytes that are not an envelope of this version; the error names the field.
-    pub fn decode(content: &'a [u8]) -> Result<Self, EnvelopeError> {
+    pub(crate) fn decode(content: &'a [u8]) -> Result<Self, EnvelopeError> {
         match content.split_first() {
             None => Err(EnvelopeError::Empty),
             Some((&VERSION, rest)) => Reader { rest }.envelope(),
@@ -145,7 +145,7 @@ impl<'a> Envelope<'a> {
     /// Puts the values that `mapping`, made by [`Mapping::of_messages`], needs into their slots, as
     /// PostgreSQL would print them. Allocates nothing.
     #[must_use]
-    pub fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>
+    pub(crate) fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>
     where
         'a: 't,
     {

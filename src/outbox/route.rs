@@ -9,10 +9,10 @@ use super::settings::NullPayload;
 use super::timestamp;
 
 /// The header with the row's position in WAL.
-pub const POSITION_HEADER: &str = "walpost-position";
+pub(crate) const POSITION_HEADER: &str = "walpost-position";
 
 /// The header of a record that somebody sent again on purpose.
-pub const REPLAY_HEADER: &str = "walpost-replay";
+pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
 /// Scratch space above this is given back before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
@@ -254,7 +254,7 @@ fn topic_name(bytes: &[u8]) -> Result<&str, RouteError> {
 
 /// Kafka lets a topic have this name.
 #[must_use]
-pub fn is_topic_name(name: &str) -> bool {
+pub(crate) fn is_topic_name(name: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     (1..=TOPIC_BYTES_MAX).contains(&name.len())
         && name.bytes().all(is_legal)

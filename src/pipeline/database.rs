@@ -9,7 +9,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
-    Catalog, CatalogError, KeyColumn, Observed, SnapshotHistory, SnapshotRecord,
+    Catalog, CatalogError, CreatedAt, Observed, RowOrder, SnapshotHistory, SnapshotRecord,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -78,10 +78,10 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
-    fn order(
+    fn row_order(
         &self,
         table: &TableName,
-    ) -> impl Future<Output = Result<Vec<KeyColumn>, CatalogError>> + Send;
+    ) -> impl Future<Output = Result<RowOrder, CatalogError>> + Send;
 
     /// Adds an entry to the journal.
     fn write_journal(
@@ -177,8 +177,8 @@ impl CatalogQueries for Catalog {
         Catalog::snapshot_record(self, pipeline, target).await
     }
 
-    async fn order(&self, table: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
-        Catalog::order(self, table).await
+    async fn row_order(&self, table: &TableName) -> Result<RowOrder, CatalogError> {
+        Catalog::row_order(self, table, CreatedAt::UnlessKeyRises).await
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use tracing::warn;
 
-pub use self::copied_rows::CopyFrom;
+pub(crate) use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
 use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
@@ -32,10 +32,10 @@ use crate::sink::Sink;
 
 mod ahead;
 pub(crate) mod copied_rows;
-pub mod dead_letters;
-pub mod delivery;
+pub(crate) mod dead_letters;
+pub(crate) mod delivery;
 pub(crate) mod message_source;
-pub mod preview;
+pub(crate) mod preview;
 pub(crate) mod table_source;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
@@ -82,7 +82,6 @@ pub struct LeftAlone {
 /// What came of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It is done with.
     Done,
     /// It is done with, and the server wants to hear from us.
     Answer,

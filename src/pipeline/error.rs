@@ -41,7 +41,6 @@ pub enum PipelineError {
     Refused {
         /// What the server says.
         error: Box<PipelineError>,
-        /// The role.
         role: String,
         /// Where its password comes from, for a person.
         origin: String,
@@ -51,10 +50,8 @@ pub enum PipelineError {
     /// Outbox, publication or slot are not as they have to be.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// The slot is in use.
     #[error("slot {slot:?} is active for PID {pid}")]
     SlotInUse {
-        /// The slot.
         slot: String,
         /// The server process that has it.
         pid: i32,
@@ -66,7 +63,6 @@ pub enum PipelineError {
          address lead to one server only"
     )]
     TwoServers {
-        /// The slot.
         slot: String,
         /// The server process that streams to us.
         walsender: i32,
@@ -91,7 +87,6 @@ pub enum PipelineError {
          {resend}; {then}"
     )]
     SlotMoved {
-        /// The slot.
         slot: String,
         /// Where it stands.
         found: Lsn,
@@ -105,7 +100,6 @@ pub enum PipelineError {
     /// The slot retains more WAL than it may, and is to be dropped.
     #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
     OverBudget {
-        /// The slot.
         slot: String,
         /// `wal_budget.max`
         max: ByteSize,
@@ -118,21 +112,16 @@ pub enum PipelineError {
         "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
          which requires one. Add it, or set wal_budget.on_max = \"hold\""
     )]
-    NoKey {
-        /// The table.
-        table: TableName,
-    },
+    NoKey { table: TableName },
     /// Exactly-once, and nobody knows what is in Kafka.
     #[error(
         "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
          nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
     )]
     NoCheckpoint {
-        /// The pipeline.
         pipeline: String,
         /// The topic of checkpoints.
         topic: String,
-        /// The slot.
         slot: String,
     },
     /// Exactly-once, and the log does not go on from what is in Kafka.
@@ -151,7 +140,6 @@ pub enum PipelineError {
         elapsed = Elapsed(*lasts)
     )]
     Unwritten {
-        /// The slot.
         slot: String,
         /// For so long.
         lasts: Duration,
@@ -210,7 +198,6 @@ pub enum PipelineError {
     Envelope {
         /// Position of the message.
         at: Position,
-        /// Its prefix.
         prefix: String,
         /// What is wrong with it.
         error: EnvelopeError,
@@ -242,7 +229,6 @@ pub enum PipelineError {
     BadTuple {
         /// Position of the row.
         at: Position,
-        /// The table.
         table: TableName,
         /// What is there.
         found: &'static str,
@@ -252,7 +238,6 @@ pub enum PipelineError {
     BadLine {
         /// Position of the row.
         at: Position,
-        /// The table.
         table: TableName,
         /// What is wrong with it.
         error: LineError,
@@ -335,7 +320,6 @@ pub enum SnapshotError {
     NoJournal {
         /// The outbox.
         table: TableName,
-        /// The slot.
         slot: String,
     },
     /// The role may not read them.
@@ -346,7 +330,6 @@ pub enum SnapshotError {
     Denied {
         /// The outbox.
         table: TableName,
-        /// The slot.
         slot: String,
         /// The statement that lets it.
         grant: String,
@@ -369,7 +352,6 @@ pub enum SnapshotError {
         table: TableName,
         /// How many rows.
         rows: u64,
-        /// The pipeline.
         pipeline: String,
     },
     /// The second connection has reached another server than the first.

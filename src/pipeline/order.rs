@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 /// What a pipeline is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// Go on.
     Run,
     /// Stop reading, deliver what was read, confirm it, end.

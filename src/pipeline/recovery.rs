@@ -42,7 +42,7 @@ impl Remedy {
 
 /// What `error` is about.
 #[must_use]
-pub fn kind(error: &PipelineError) -> ErrorKind {
+pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
     match error {
         PipelineError::Connection(_)
         | PipelineError::Catalog(_)
@@ -82,7 +82,7 @@ pub fn kind(error: &PipelineError) -> ErrorKind {
 
 /// What `error` calls for.
 #[must_use]
-pub fn remedy(error: &PipelineError) -> Remedy {
+pub(crate) fn remedy(error: &PipelineError) -> Remedy {
     match error {
         PipelineError::Connection(error) => of_connection(error),
         PipelineError::Catalog(error) => of_catalog(error),
@@ -140,7 +140,7 @@ fn of_connection(error: &ConnectionError) -> Remedy {
 
 /// What an error of the catalog calls for.
 #[must_use]
-pub fn of_catalog(error: &CatalogError) -> Remedy {
+pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
     match error {
         CatalogError::Dial(error) => of_dial(error),
         CatalogError::Server(error) => of_server(error),
@@ -211,7 +211,7 @@ fn of_snapshot(error: &SnapshotError) -> Remedy {
 
 /// What an error of the sink calls for.
 #[must_use]
-pub fn of_sink(error: &SinkError) -> Remedy {
+pub(crate) fn of_sink(error: &SinkError) -> Remedy {
     match error {
         SinkError::Broken(_) | SinkError::Fenced(_) => Remedy::RebuildSink,
         SinkError::TopicMissing { .. }
@@ -231,7 +231,7 @@ pub fn of_sink(error: &SinkError) -> Remedy {
 
 /// The server is shutting down, or has. Of several hosts, one of them: the others would not do.
 #[must_use]
-pub fn is_stopping(error: &DialError) -> bool {
+pub(crate) fn is_stopping(error: &DialError) -> bool {
     let attempts = error.attempts();
     let refuses = |error: &DialError| matches!(error, DialError::Server { error, .. } if error.code == "57P03");
     let is_gone = |error: &DialError| matches!(error, DialError::Connect { .. });
@@ -240,7 +240,7 @@ pub fn is_stopping(error: &DialError) -> bool {
 
 /// Delays between attempts: doubling, with jitter so that many pipelines don't come back at once.
 #[derive(Debug)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     next: Duration,
 }
 
@@ -259,21 +259,21 @@ impl Default for Backoff {
 
 impl Backoff {
     /// How long to wait before the next attempt.
-    pub fn next_delay(&mut self) -> Duration {
+    pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(BACKOFF_MAX);
         jittered(delay)
     }
 
     /// What failed last had begun: the next delay is short.
-    pub fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         self.next = self.next.min(BACKOFF_ANSWERED);
     }
 }
 
 /// How long a hot standby waits before it looks again.
 #[must_use]
-pub fn stand_by_delay() -> Duration {
+pub(crate) fn stand_by_delay() -> Duration {
     jittered(STAND_BY)
 }
 

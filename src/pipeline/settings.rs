@@ -9,6 +9,7 @@ use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
 use crate::kafka::settings::{CheckpointSettings, ProducerSettings};
 use crate::kafka::topics::CreateTopics;
+use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{CatalogError, Observed};
@@ -17,7 +18,7 @@ use crate::postgres::target::{Outbox, Target};
 
 /// One pipeline: from one slot to one sink.
 #[derive(Clone, Debug)]
-pub struct PipelineSettings {
+pub(crate) struct PipelineSettings {
     /// Its name, in logs and in the defaults of other names.
     pub name: String,
     /// The database.
@@ -53,7 +54,7 @@ pub struct PipelineSettings {
 impl PipelineSettings {
     /// What the pipeline is about, for monitoring.
     #[must_use]
-    pub fn about(&self) -> About {
+    pub(crate) fn about(&self) -> About {
         About {
             name: self.name.clone(),
             database: self.postgres.describe(),
@@ -77,9 +78,15 @@ impl PipelineSettings {
         }
     }
 
+    /// Where the pipeline's checkpoints are; nothing where it has none.
+    #[must_use]
+    pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
+        Checkpoints::of(&self.producer()?)
+    }
+
     /// What the producer is made from; nothing where records go elsewhere than to Kafka.
     #[must_use]
-    pub fn producer(&self) -> Option<ProducerSettings> {
+    pub(crate) fn producer(&self) -> Option<ProducerSettings> {
         let SinkSettings::Kafka {
             properties,
             create_topics,
@@ -108,7 +115,7 @@ impl PipelineSettings {
     /// # Errors
     /// There is no journal to write it down in, or the table has no primary key to send its rows
     /// again by.
-    pub fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
+    pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
         if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
         }
@@ -128,7 +135,7 @@ impl PipelineSettings {
     ///
     /// # Errors
     /// A column is missing or of a type that can't serve.
-    pub fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
+    pub(crate) fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
         self.mapping(observed).map(drop)
     }
 
@@ -137,7 +144,7 @@ impl PipelineSettings {
     ///
     /// # Errors
     /// A column is missing or of a type that can't serve.
-    pub fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
+    pub(crate) fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
         let Outbox::Table(table) = &self.target.outbox else {
             return Mapping::of_messages(&self.outbox);
         };
@@ -161,7 +168,7 @@ impl PipelineSettings {
 
 /// What is to be kept of the outbox table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retention {
+pub(crate) struct Retention {
     /// How long a partition is kept after it was delivered; none is for ever.
     pub keep: Option<Duration>,
     /// How many partitions are made ahead of the one for now.
@@ -173,7 +180,7 @@ pub struct Retention {
 /// Whether rows that are older than the slot are delivered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum SnapshotMode {
+pub(crate) enum SnapshotMode {
     /// Before the stream, once in the pipeline's life.
     #[default]
     Initial,
@@ -183,7 +190,7 @@ pub enum SnapshotMode {
 
 /// How often a record arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub(crate) enum Delivery {
     /// Once, and what was in flight again after a crash.
     AtLeastOnce,
     /// Once, for readers of committed records.
@@ -242,7 +249,7 @@ pub enum Undeliverable {
 
 /// Where records go.
 #[derive(Clone)]
-pub enum SinkSettings {
+pub(crate) enum SinkSettings {
     /// Kafka.
     Kafka {
         /// librdkafka's properties.
@@ -259,7 +266,7 @@ pub enum SinkSettings {
 impl SinkSettings {
     /// What is open to those who share the network, each with its remedy.
     #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         match self {
             Self::Stdout => Vec::new(),
             Self::Kafka { properties, .. } => properties::warnings(properties),

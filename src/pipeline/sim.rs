@@ -43,7 +43,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
-    CatalogError, KeyColumn, Observed, ObservedPublication, ObservedSlot, ObservedTable,
+    CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
     SnapshotHistory, SnapshotRecord,
 };
 use crate::postgres::connect::conninfo::Conninfo;
@@ -229,8 +229,8 @@ impl CatalogQueries for SimDatabase {
         Ok(self.shared.lock().record())
     }
 
-    async fn order(&self, _: &TableName) -> Result<Vec<KeyColumn>, CatalogError> {
-        Ok(vec![KeyColumn::new("id", 20)])
+    async fn row_order(&self, _: &TableName) -> Result<RowOrder, CatalogError> {
+        Ok(RowOrder::by([("id".to_owned(), 20)]))
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {

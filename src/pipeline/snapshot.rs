@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::pipeline::error::SnapshotError;
 use crate::pipeline::settings::SnapshotMode;
-use crate::postgres::sql::{escape_identifier, escape_literal};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -23,9 +22,10 @@ use crate::delivery::chunks::{CopyProgress, KeyType};
 use crate::model::lifecycle::SnapshotPhase;
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::Mapping;
+use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::{
-    Catalog, KeyColumn, Observed, Rows, SnapshotHistory, SnapshotRecord,
+    Catalog, Observed, RowOrder, Rows, SnapshotHistory, SnapshotRecord,
 };
 use crate::postgres::replication::{Connection, ConnectionError, CopyOut, Identity};
 use crate::postgres::table::TableName;
@@ -81,7 +81,6 @@ fn decide(
 
 /// What a start does about rows that are older than the slot.
 pub(super) enum Planned {
-    /// Nothing.
     Nothing,
     /// Nothing, and to write that down, for this reason, when it is certain whose slot it is.
     Settled(&'static str),
@@ -156,17 +155,23 @@ pub(super) async fn plan(
                     "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
                 );
             }
-            catalog.order(table).await?
+            catalog.row_order(table).await?
         }
     };
-    let kinds = order.iter().map(|column| {
-        let kind = KeyType::of(column.type_oid)?;
-        Some((column.name.clone(), kind))
-    });
     // Only what is to be resumed later has to be remembered.
     let key: Vec<_> = match delivered {
-        Some(_) => kinds.collect::<Option<_>>().unwrap_or_default(),
+        Some(_) => {
+            let kinds = order.columns();
+            let kinds =
+                kinds.map(|(name, type_oid)| Some((name.to_owned(), KeyType::of(type_oid)?)));
+            kinds.collect::<Option<_>>().unwrap_or_default()
+        }
         None => Vec::new(),
+    };
+    // Where keys are compared here too, it has to be by their bytes.
+    let order = match key.is_empty() {
+        true => order,
+        false => order.by_bytes(),
     };
     let mapping = settings.mapping(observed)?;
     Ok(Planned::Copy(Box::new(Plan {
@@ -218,7 +223,7 @@ async fn decided(
 
 /// What a start would do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outlook {
+pub(crate) enum Outlook {
     /// Deliver about so many.
     Copies(u64),
     /// Nothing more.
@@ -241,7 +246,7 @@ impl fmt::Display for Outlook {
 ///
 /// # Errors
 /// The catalog can't be asked, or a start would halt.
-pub async fn outlook(
+pub(crate) async fn outlook(
     settings: &PipelineSettings,
     catalog: &Catalog,
     observed: &Observed,
@@ -281,7 +286,7 @@ pub(super) async fn settle(
 }
 
 /// The order in which rows were copied; nothing where it can't be gone on in it.
-fn go_on(copied: &CopyProgress, observed: &Observed) -> Option<Vec<KeyColumn>> {
+fn go_on(copied: &CopyProgress, observed: &Observed) -> Option<RowOrder> {
     let columns = observed
         .table
         .as_ref()
@@ -289,10 +294,10 @@ fn go_on(copied: &CopyProgress, observed: &Observed) -> Option<Vec<KeyColumn>> {
     let column = |name: &String| {
         let (name, type_oid) = columns.iter().find(|(column, _)| column == name)?;
         KeyType::of(*type_oid)?;
-        Some(KeyColumn::new(name, *type_oid))
+        Some((name.clone(), *type_oid))
     };
     let order: Option<Vec<_>> = copied.key.iter().map(column).collect();
-    order.filter(|order| !order.is_empty())
+    order.filter(|order| !order.is_empty()).map(RowOrder::by)
 }
 
 /// The columns that the mapping and the key need, of the rows that are published and were not
@@ -301,7 +306,7 @@ fn statement(
     table: &TableName,
     observed: &Observed,
     mapping: &Mapping,
-    order: &[KeyColumn],
+    order: &RowOrder,
     key: &[(String, KeyType)],
     before: Option<&CopyProgress>,
 ) -> String {
@@ -315,39 +320,13 @@ fn statement(
         .filter(|(index, _)| mapping.slot(*index).is_some())
         .map(|(_, (name, _))| name);
     let needed = needed.chain(key.iter().map(|(name, _)| name));
-    let needed: Vec<_> = needed.map(|name| escape_identifier(name)).collect();
+    let needed: Vec<_> = needed.cloned().collect();
     let filter = observed.publication.as_ref();
-    let filter = filter.and_then(|publication| publication.row_filter.as_ref());
-    let mut conditions: Vec<_> = filter
-        .map(|filter| format!("({filter})"))
-        .into_iter()
-        .collect();
-    let by = |column: &KeyColumn| {
-        let name = escape_identifier(&column.name);
-        let is_text = KeyType::of(column.type_oid) == Some(KeyType::Text);
-        // Where keys are compared here too, it has to be by their bytes.
-        match is_text && !key.is_empty() {
-            true => format!("{name} COLLATE \"C\""),
-            false => name,
-        }
-    };
-    let order: Vec<_> = order.iter().map(by).collect();
+    let filter = filter.and_then(|publication| publication.row_filter.clone());
     let upto = before.and_then(|before| before.chunks.last()?.upto.as_ref());
-    if let Some(upto) = upto {
-        let values: Vec<_> = upto.iter().map(|value| escape_literal(value)).collect();
-        conditions.push(format!("({}) > ({})", order.join(", "), values.join(", ")));
-    }
-    let list = |word: &str, separator: &str, items: &[String]| match items.is_empty() {
-        true => String::new(),
-        false => format!(" {word} {}", items.join(separator)),
-    };
-    format!(
-        "COPY (SELECT {} FROM {}{}{}) TO STDOUT",
-        needed.join(", "),
-        table.quoted(),
-        list("WHERE", " AND ", &conditions),
-        list("ORDER BY", ", ", &order),
-    )
+    let behind = upto.map(|upto| order.compared(">", upto));
+    let conditions: Vec<_> = filter.into_iter().chain(behind).collect();
+    copy::statement(&needed, table, &conditions, order)
 }
 
 fn entry<'s>(
@@ -504,7 +483,6 @@ fn is_outrun(
     record != planned || confirmed > stream_from
 }
 
-/// lock_not_available
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// A snapshot that is copied, or was and is not durable yet.

@@ -1,4 +1,4 @@
 //! How much WAL the slot may retain, and what follows from it.
 
-pub mod budget;
-pub mod slot_monitor;
+pub(crate) mod budget;
+pub(crate) mod slot_monitor;

@@ -13,29 +13,32 @@ use super::connect::dial::{DialError, ServerError, SqlLimits};
 use super::provision;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
+use crate::model::lsn::Lsn;
 
-pub use self::everybody::Everybody;
-pub use self::limits::Limit;
-pub use self::observed::{
+pub(crate) use self::everybody::Everybody;
+pub(crate) use self::limits::Limit;
+pub(crate) use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
 };
-pub use self::snapshot_history::{KeyColumn, Rows, SnapshotHistory, SnapshotRecord};
+pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
+pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
 
-pub mod copy;
-pub mod drop_slot;
+pub(crate) mod copy;
+pub(crate) mod drop_slot;
 mod everybody;
-pub mod journal;
+pub(crate) mod journal;
 mod limits;
 mod observed;
-pub mod peek;
-pub mod slot_state;
-pub mod snapshot;
+pub(crate) mod peek;
+pub(crate) mod slot_state;
+pub(crate) mod snapshot;
 mod snapshot_history;
+mod table;
 mod vitals;
 
 /// What is to be done with a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Statement {
+pub(crate) enum Statement {
     /// Rows are read, or partitions are made.
     Select,
     /// Rows are deleted.
@@ -43,7 +46,7 @@ pub enum Statement {
 }
 
 /// A connection for questions.
-pub struct Catalog {
+pub(crate) struct Catalog {
     client: Client,
     /// Who we are.
     user: String,
@@ -74,7 +77,6 @@ pub enum CatalogError {
     NewerJournal {
         /// The entry.
         id: i64,
-        /// Its version.
         version: String,
         /// The highest that is read.
         newest: u64,
@@ -84,7 +86,6 @@ pub enum CatalogError {
         "table {table} has row-level security, which hides rows from {role}. Let it see all: ALTER ROLE {role} BYPASSRLS"
     )]
     RowSecurity {
-        /// The table.
         table: TableName,
         /// Who we are.
         role: String,
@@ -95,7 +96,6 @@ pub enum CatalogError {
          made it; drop what calls it, or have a superuser take the function over: ALTER FUNCTION ... OWNER TO ..."
     )]
     CodeOfOthers {
-        /// The table.
         table: TableName,
         /// Who we are.
         role: String,
@@ -121,7 +121,7 @@ impl Catalog {
     ///
     /// # Errors
     /// No host of `conninfo` accepts us.
-    pub async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
+    pub(crate) async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
         Self::open_within(conninfo, SqlLimits::QUESTIONS).await
     }
 
@@ -129,7 +129,7 @@ impl Catalog {
     ///
     /// # Errors
     /// No host of `conninfo` accepts us.
-    pub async fn open_for_rows(
+    pub(crate) async fn open_for_rows(
         conninfo: &Conninfo,
         row_bytes_max: usize,
     ) -> Result<Self, CatalogError> {
@@ -151,7 +151,7 @@ impl Catalog {
     }
 
     /// Resolves when the connection has ended.
-    pub async fn closed(&mut self) {
+    pub(crate) async fn closed(&mut self) {
         if !self.driver.is_finished() {
             // It can't fail but by a panic, and then it has ended too.
             let _ = (&mut self.driver).await;
@@ -160,7 +160,7 @@ impl Catalog {
 
     /// The client, for SQL that is no question.
     #[must_use]
-    pub fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
@@ -185,7 +185,7 @@ impl Catalog {
     ///
     /// # Errors
     /// Something does not, and is named; or the server can't be asked.
-    pub async fn examine_owners(
+    pub(crate) async fn examine_owners(
         &self,
         target: &Target,
         journal_alone: bool,
@@ -203,7 +203,7 @@ impl Catalog {
     ///
     /// # Errors
     /// It would ([`CatalogError::CodeOfOthers`]), a policy applies to us, or the server can't be asked.
-    pub async fn examine_table(
+    pub(crate) async fn examine_table(
         &self,
         table: &TableName,
         statement: Statement,
@@ -238,7 +238,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
+    pub(crate) async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
         let server = self
             .client
             .query_one(
@@ -278,7 +278,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn held_by_other(&self, slot: &str) -> Result<Option<Problem>, CatalogError> {
+    pub(crate) async fn held_by_other(&self, slot: &str) -> Result<Option<Problem>, CatalogError> {
         let name = "SELECT current_setting('application_name')";
         let name: String = self.client.query_one(name, &[]).await?.try_get(0)?;
         let found = self.slot(slot).await?;
@@ -423,11 +423,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
+    pub(crate) async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
         let found = self
             .client
             .query_opt(
-                "SELECT s.plugin::text, s.database::text, s.active_pid, s.confirmed_flush_lsn::text, \
+                "SELECT s.plugin::text, s.database::text, s.active_pid, s.confirmed_flush_lsn, \
                  s.wal_status, s.temporary, s.two_phase, \
                  pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'invalidation_reason', \
                  coalesce(pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'synced' = 'true', false), \
@@ -438,9 +438,6 @@ impl Catalog {
             )
             .await?;
         let Some(row) = found else { return Ok(None) };
-        let confirmed = row
-            .try_get::<_, Option<String>>(3)?
-            .unwrap_or_else(|| "0/0".to_owned());
         Ok(Some(ObservedSlot {
             plugin: row.try_get(0)?,
             database: row.try_get(1)?,
@@ -453,9 +450,7 @@ impl Catalog {
                 }),
                 None => None,
             },
-            confirmed: confirmed.parse().map_err(|error| {
-                CatalogError::Unexpected(format!("confirmed_flush_lsn: {error}"))
-            })?,
+            confirmed: row.try_get::<_, Option<Lsn>>(3)?.unwrap_or_default(),
             wal_status: row.try_get(4)?,
             temporary: row.try_get(5)?,
             two_phase: row.try_get(6)?,

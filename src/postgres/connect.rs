@@ -1,4 +1,4 @@
 //! Opens connections: [`conninfo`] says where to and who we are, [`dial`] goes there.
 
-pub mod conninfo;
-pub mod dial;
+pub(crate) mod conninfo;
+pub(crate) mod dial;

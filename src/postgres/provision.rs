@@ -29,7 +29,7 @@ const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 
 /// What is to be made.
 #[derive(Clone, Debug)]
-pub struct Provision {
+pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
     /// Outbox, publication and slot.
@@ -48,7 +48,7 @@ pub struct Provision {
 
 /// All that is run, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scripts {
+pub(crate) struct Scripts {
     /// As one transaction.
     pub together: Vec<Script>,
     /// Each by itself, after the other: a slot can't be made in a transaction that has written.
@@ -57,7 +57,7 @@ pub struct Scripts {
 
 /// One step: a batch of statements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Script {
+pub(crate) struct Script {
     /// What it makes.
     pub makes: String,
     /// Its statements.
@@ -67,7 +67,7 @@ pub struct Script {
 /// A step has failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {reason}")]
-pub struct ProvisionError {
+pub(crate) struct ProvisionError {
     /// What it was to make.
     pub step: String,
     /// Why it failed.
@@ -78,7 +78,7 @@ pub struct ProvisionError {
 
 /// What the steps before one that has failed have left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub(crate) enum Left {
     /// Everything is as it was.
     Nothing,
     /// The connection was lost while the transaction was committed.
@@ -112,7 +112,7 @@ impl Provision {
     /// be there before the role, the owner's rights are needed until everything that takes them is made,
     /// and the publication comes before the slot, after which nothing is older than it.
     #[must_use]
-    pub fn scripts(&self) -> Scripts {
+    pub(crate) fn scripts(&self) -> Scripts {
         let Target {
             outbox,
             publication,
@@ -183,7 +183,7 @@ impl Provision {
     ///
     /// # Errors
     /// A step fails; the error says what is there by now.
-    pub async fn apply(&self, catalog: &Catalog) -> Result<(), ProvisionError> {
+    pub(crate) async fn apply(&self, catalog: &Catalog) -> Result<(), ProvisionError> {
         let client = catalog.client();
         let run = |makes: &str, sql: String, left: Left| {
             let step = makes.to_owned();

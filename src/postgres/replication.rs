@@ -126,7 +126,7 @@ pub struct Connection {
 }
 
 /// Session settings that the texts of values depend on.
-pub const TEXT_FORMS: [(&str, &str); 5] = [
+pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("extra_float_digits", "3"),

@@ -8,9 +8,7 @@ use postgres_protocol::escape::escape_identifier;
 /// A schema-qualified table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableName {
-    /// Its schema.
     pub schema: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -6,7 +6,7 @@ use super::table::TableName;
 
 /// What a pipeline uses in its database.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub(crate) struct Target {
     /// Where its events are.
     pub outbox: Outbox,
     /// The publication: of the table's inserts, or of nothing.

@@ -1,5 +1,5 @@
 //! What goes over the wire, as bytes: pure codecs.
 
-pub mod copy_text;
-pub mod frame;
-pub mod pgoutput;
+pub(crate) mod copy_text;
+pub(crate) mod frame;
+pub(crate) mod pgoutput;

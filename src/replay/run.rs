@@ -103,7 +103,7 @@ impl EntryId {
 
 /// Who began a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub(crate) struct Begun {
     /// The role that the server wrote down.
     pub by_role: String,
     /// When, as the server prints it.

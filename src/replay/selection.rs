@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::{ReplayError, condition, position};
 use crate::model::lsn::Position;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::copy::Key;
+use crate::postgres::catalog::RowOrder;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 
 /// One end of a range of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub(crate) enum Bound {
     /// The start of the transaction that wrote the row, as `created_at` has it.
     Time(String),
     /// The row with this id.
@@ -50,7 +50,7 @@ impl FromStr for Bound {
 /// An aggregate type, or one aggregate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Aggregate {
+pub(crate) struct Aggregate {
     #[serde(rename = "type")]
     kind: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -77,7 +77,7 @@ impl FromStr for Aggregate {
 
 /// What a person says of the rows; all of it has to be true of a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selection {
+pub(crate) struct Selection {
     /// Rows from here on,
     pub from: Option<Bound>,
     /// up to and with these.
@@ -120,7 +120,7 @@ pub(super) enum Edge {
 
 impl Selected {
     /// The condition in SQL; empty for all rows.
-    pub(super) fn sql(&self, key: &Key) -> String {
+    pub(super) fn sql(&self, order: &RowOrder) -> String {
         let mut all = Vec::new();
         for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
             match edge {
@@ -128,7 +128,7 @@ impl Selected {
                 Some(Edge::CreatedAt(time)) => {
                     all.push(format!("created_at {operator} {}", escape_literal(time)));
                 }
-                Some(Edge::Key(values)) => all.push(key.compared(operator, values)),
+                Some(Edge::Key(values)) => all.push(order.compared(operator, values)),
             }
         }
         if !self.aggregates.is_empty() {
@@ -154,9 +154,9 @@ impl Selected {
     }
 
     /// The ends of the range have another number of values than the key has columns.
-    pub(super) fn is_of_other_key(&self, key: &Key) -> bool {
+    pub(super) fn is_of_other_key(&self, order: &RowOrder) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
-        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key.columns.len()))
+        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != order.len()))
     }
 }
 
@@ -164,7 +164,7 @@ impl Selected {
 pub(super) struct Table<'t> {
     pub(super) name: &'t TableName,
     pub(super) columns: &'t [String],
-    pub(super) key: &'t Key,
+    pub(super) order: &'t RowOrder,
 }
 
 impl Selection {
@@ -248,10 +248,10 @@ async fn key_of(
     table.expect("id", flag)?;
     let sql = format!(
         "SELECT {} FROM {} WHERE id = {} ORDER BY {} LIMIT 1",
-        table.key.texts(),
+        table.order.texts(),
         table.name.quoted(),
         escape_literal(id),
-        table.key.order(""),
+        table.order.sql(""),
     );
     let row = catalog.client().query_opt(&sql, &[]).await;
     let row = row.map_err(|error| match catalog.denied_select(error, table.name) {

@@ -66,7 +66,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             sink,
             delivery,
             taken: 0,
-            latest: vec![String::new(); plan.key.columns.len()],
+            latest: vec![String::new(); plan.order.len()],
             marks: VecDeque::new(),
             acknowledged: 0,
             last: None,
@@ -88,7 +88,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             table: plan.table,
             columns: &plan.columns,
             mapping: &plan.mapping,
-            key: &plan.key,
+            order: &plan.order,
             condition: &condition,
             row_bytes_max: plan.settings.row_bytes_max,
         };

@@ -18,7 +18,6 @@ pub(crate) struct Outbox {
     /// It is partitioned in one of these ways, if it is.
     pub(crate) partitioning: Option<Partitioning>,
     pub(crate) default: Option<TableName>,
-    /// Its owner.
     pub(crate) owner: String,
     pub(crate) owner_is_superuser: bool,
     /// The role we are.
@@ -261,14 +260,9 @@ pub(crate) async fn generation(
 /// Where WAL is: all that is committed by now is before it.
 pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     let row = client
-        .query_one("SELECT pg_current_wal_insert_lsn()::text", &[])
+        .query_one("SELECT pg_current_wal_insert_lsn()", &[])
         .await?;
-    lsn(row.try_get(0)?)
-}
-
-fn lsn(text: &str) -> Result<Lsn, CatalogError> {
-    text.parse()
-        .map_err(|error| CatalogError::Unexpected(format!("pg_lsn: {error}")))
+    Ok(row.try_get(0)?)
 }
 
 /// The first column, which is `now()`.
@@ -291,7 +285,7 @@ pub(crate) async fn slots(
                  SELECT n.nspname::text, c.relname::text \
                  FROM pg_partition_tree(format('%I.%I', $2::text, $3::text)::regclass) AS p \
                  JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace) \
-             SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0')::text, slot_name = $1 \
+             SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0'), slot_name = $1 \
              FROM pg_replication_slots \
              WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
                  OR EXISTS (SELECT FROM pg_publication_tables p JOIN tree ON p.schemaname = s AND p.tablename = t \
@@ -303,7 +297,7 @@ pub(crate) async fn slots(
     let mut slots = Vec::with_capacity(rows.len());
     for row in &rows {
         has_own |= row.try_get::<_, bool>(2)?;
-        slots.push((row.try_get(0)?, lsn(row.try_get(1)?)?));
+        slots.push((row.try_get(0)?, row.try_get(1)?));
     }
     slots.retain(|_| has_own);
     Ok(slots)

@@ -13,7 +13,7 @@ const ROWS: &str = "rows before ";
 
 /// What is known of a partition so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub(crate) enum Mark {
     /// Its time is over, and what it had then was committed before this place in WAL.
     Closed(Lsn),
     /// The slots had passed that place at this time.
@@ -24,7 +24,7 @@ pub enum Mark {
 
 /// What a mark is about. LSNs and OIDs of another cluster, say of a dump, mean nothing here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub(crate) struct Origin {
     /// OID of the outbox table.
     pub table: u32,
     /// The system identifier.
@@ -34,19 +34,19 @@ pub struct Origin {
 impl Origin {
     /// What each line of ours about this table ends with.
     #[must_use]
-    pub fn suffix(&self) -> String {
+    pub(crate) fn suffix(&self) -> String {
         format!(" (table {}, cluster {})", self.table, self.cluster)
     }
 
     /// The mark in a partition's comment, if it is one of this table.
     #[must_use]
-    pub fn read(&self, comment: Option<&str>) -> Option<Mark> {
+    pub(crate) fn read(&self, comment: Option<&str>) -> Option<Mark> {
         Mark::read(&self.line(comment)?)
     }
 
     /// The mark in the table's own comment, and the time before which rows are meant.
     #[must_use]
-    pub fn read_generation(&self, comment: Option<&str>) -> Option<(Timestamp, Mark)> {
+    pub(crate) fn read_generation(&self, comment: Option<&str>) -> Option<(Timestamp, Mark)> {
         let line = self.line(comment)?;
         let (before, mark) = line.strip_prefix(ROWS)?.split_once(' ')?;
         Some((before.parse().ok()?, Mark::read(mark)?))
@@ -76,7 +76,7 @@ impl Mark {
 
 /// The lines of a comment that are not ours, each with its end.
 #[must_use]
-pub fn other_lines(comment: Option<&str>) -> String {
+pub(crate) fn other_lines(comment: Option<&str>) -> String {
     let lines = comment.unwrap_or_default().lines();
     lines
         .filter(|line| !line.starts_with(START))
@@ -86,7 +86,7 @@ pub fn other_lines(comment: Option<&str>) -> String {
 
 /// A kind of mark, before its place or time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MarkKind {
+pub(crate) enum MarkKind {
     /// [`Mark::Closed`]
     Closed,
     /// [`Mark::Delivered`]
@@ -103,7 +103,7 @@ impl MarkKind {
     /// What a line of this kind begins with, and the SQL expression for what comes next: the place
     /// or time of the moment.
     #[must_use]
-    pub fn parts(self) -> (String, String) {
+    pub(crate) fn parts(self) -> (String, String) {
         // All that is committed by now is in WAL before this place, flushed or not.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";

@@ -13,7 +13,7 @@ use crate::postgres::table::TableName;
 
 /// What was found of a table that is partitioned by time.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub(crate) struct Found {
     /// The database's clock.
     pub now: Timestamp,
     /// When the oldest transaction began that we can see, and which process has it open.
@@ -27,10 +27,8 @@ pub struct Found {
     pub slot: Option<(String, Lsn)>,
 }
 
-/// A partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Partition {
-    /// Its name.
+pub(crate) struct Partition {
     pub name: TableName,
     /// Its bounds; for the default partition both are open.
     pub bounds: Bounds,
@@ -46,10 +44,9 @@ pub struct Partition {
 
 /// A table that was a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Detached {
+pub(crate) struct Detached {
     /// Its OID, so that another table of the name is not taken for it.
     pub oid: u32,
-    /// Its name.
     pub name: TableName,
     /// What is known of it.
     pub mark: Option<Mark>,
@@ -59,7 +56,7 @@ pub struct Detached {
 
 /// Bounds of a partition; none is an open side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// From here, inclusive.
     pub lower: Option<Timestamp>,
     /// To here, exclusive.
@@ -68,7 +65,7 @@ pub struct Bounds {
 
 /// A span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub(crate) struct Range {
     /// From here, inclusive.
     pub lower: Timestamp,
     /// To here, exclusive.
@@ -90,7 +87,7 @@ enum Width {
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Make a partition for this range.
     Make(TableName, Range),
     /// Its time is over: note where WAL is.
@@ -109,13 +106,12 @@ pub enum Step {
 
 /// Why something is not done yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Wait {
+pub(crate) enum Wait {
     /// A slot has not passed a place.
     #[error("{table} waits until slot {slot:?}, confirmed up to {confirmed}, has passed {needed}")]
     Slot {
         /// The partition.
         table: TableName,
-        /// The slot.
         slot: String,
         /// Where it is.
         confirmed: Lsn,
@@ -159,7 +155,7 @@ pub enum Wait {
 
 /// The partitions that `table` lacks: for now, and for `ahead` more.
 #[must_use]
-pub fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step> {
+pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step> {
     let Some(model) = model(found) else {
         return Vec::new();
     };
@@ -180,7 +176,7 @@ pub fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step> {
 
 /// What is to be done about partitions that are older than `keep`, and what has to be waited for.
 #[must_use]
-pub fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<Wait>) {
+pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<Wait>) {
     let (mut steps, mut waits) = (Vec::new(), Vec::new());
     let Some((slot, confirmed)) = &found.slot else {
         return (steps, waits);
@@ -250,7 +246,7 @@ impl Partition {
 
     /// It has both bounds.
     #[must_use]
-    pub fn is_range(&self) -> bool {
+    pub(crate) fn is_range(&self) -> bool {
         self.range().is_some()
     }
 

@@ -14,7 +14,7 @@ use crate::outbox::Record;
 
 /// Gathers records as lines, writes them when nothing more is at hand, and reports them delivered
 /// once they are flushed.
-pub struct StdoutSink {
+pub(crate) struct StdoutSink {
     deliveries: Arc<Deliveries>,
     lines: Vec<u8>,
     gathered: Vec<Tag>,
@@ -23,7 +23,7 @@ pub struct StdoutSink {
 impl StdoutSink {
     /// Reports to `deliveries`.
     #[must_use]
-    pub fn new(deliveries: Arc<Deliveries>) -> Self {
+    pub(crate) fn new(deliveries: Arc<Deliveries>) -> Self {
         Self {
             deliveries,
             lines: Vec::new(),

@@ -41,7 +41,6 @@ pub(super) struct Whole {
     pub(super) before: Lsn,
 }
 
-/// A topic.
 #[derive(Clone, Debug)]
 pub(super) struct Topic {
     pub(super) name: String,

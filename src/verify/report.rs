@@ -9,12 +9,9 @@ use crate::model::lsn::{Lsn, Position};
 
 /// Where a record is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RecordLocation {
-    /// Its topic.
+pub(crate) struct RecordLocation {
     pub topic: String,
-    /// Its partition.
     pub partition: i32,
-    /// Its offset.
     pub offset: i64,
 }
 
@@ -27,7 +24,7 @@ impl fmt::Display for RecordLocation {
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "finding", rename_all = "kebab-case")]
-pub enum Finding {
+pub(crate) enum Finding {
     /// A row that no topic has.
     Missing {
         /// The event.
@@ -50,7 +47,6 @@ pub enum Finding {
         id: String,
         /// Where it is.
         at: RecordLocation,
-        /// Its position.
         #[serde(serialize_with = "as_text")]
         position: Position,
         /// The highest before it in its partition.
@@ -59,7 +55,6 @@ pub enum Finding {
     },
     /// A transaction of which some events are not there.
     Gap {
-        /// Its commit.
         commit: Lsn,
         /// The numbers of the events that are missing.
         #[serde(serialize_with = "as_ranges")]
@@ -78,7 +73,6 @@ pub enum Finding {
     },
     /// A row that can't become a record.
     Unroutable {
-        /// The row.
         row: String,
         /// Why.
         reason: String,
@@ -162,7 +156,7 @@ impl fmt::Display for Finding {
 
 /// How many there are of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Rows of the table.
     pub rows: u64,
     /// Records of the topics.

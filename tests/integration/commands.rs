@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use walpost::postgres::table::identifier;
+use walpost::facade::identifier;
 
 use crate::init::objects;
 use crate::support::kafka::{Broker, SASL_USER};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use walpost::observe::metrics::{METRICS, MetricType};
+use walpost::facade::{METRICS, MetricType};
 
 /// A file of the repository.
 fn read(path: &str) -> String {

@@ -12,16 +12,16 @@
 
 use std::sync::Arc;
 
-use walpost::delivery::watermark::{Deliveries, Tag, Watermark};
-use walpost::model::lsn::Lsn;
-use walpost::model::time::unix_micros;
-use walpost::model::window::Window;
-use walpost::outbox::Record;
-use walpost::outbox::settings::OutboxSettings;
-use walpost::pipeline::decode::{Core, Step};
-use walpost::postgres::target::Outbox;
-use walpost::postgres::wire::frame::Frame;
-use walpost::sink::{Produced, Sink, SinkError};
+use walpost::facade::Frame;
+use walpost::facade::Lsn;
+use walpost::facade::Outbox;
+use walpost::facade::OutboxSettings;
+use walpost::facade::Record;
+use walpost::facade::Window;
+use walpost::facade::unix_micros;
+use walpost::facade::{Core, Step};
+use walpost::facade::{Deliveries, Tag, Watermark};
+use walpost::facade::{Produced, Sink, SinkError};
 
 /// Where WAL begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);

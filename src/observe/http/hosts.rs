@@ -17,7 +17,7 @@ const ANY: &str = "*";
 
 /// The names that are answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hosts {
+pub(crate) struct Hosts {
     named: Vec<String>,
     /// Reached from this machine alone.
     pub(super) is_local: bool,
@@ -29,7 +29,7 @@ pub struct Hosts {
     "http_hosts: {0:?} is no name of a host: expected one without scheme and port, like walpost.example.com, or \"*\" \
      for any"
 )]
-pub struct HostError(String);
+pub(crate) struct HostError(String);
 
 impl Hosts {
     /// `localhost`, addresses, and those that are named; `is_local` says that the listener is
@@ -39,7 +39,7 @@ impl Hosts {
     ///
     /// # Errors
     /// One is none.
-    pub fn new(named: &[String], is_local: bool) -> Result<Self, HostError> {
+    pub(crate) fn new(named: &[String], is_local: bool) -> Result<Self, HostError> {
         let named: Result<_, _> = named.iter().map(|name| named_host(name)).collect();
         Ok(Self {
             named: named?,
@@ -51,7 +51,7 @@ impl Hosts {
     ///
     /// # Errors
     /// It is no name of this server's.
-    pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
+    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
         // Without one, as in HTTP/1.0, it is no browser.

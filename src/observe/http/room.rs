@@ -55,7 +55,6 @@ impl Seat {
         self.room.guests().answered(self.number, bytes);
     }
 
-    /// And has taken it.
     pub(super) fn taken(&self) {
         self.room.guests().taken(self.number);
     }

@@ -25,7 +25,7 @@ const REASON_CHARS_MAX: usize = 300;
 
 /// Where the stretch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub(crate) enum Until {
     /// Transactions whose commit record is before this are in it.
     Before(Lsn),
     /// The transaction with the commit record here is the last.
@@ -33,7 +33,7 @@ pub enum Until {
 }
 
 /// Takes the messages in their order, and counts.
-pub struct Preview {
+pub(crate) struct Preview {
     source: Source,
     others: HashMap<u32, String>,
     /// Why the table's rows mean nothing.
@@ -49,10 +49,9 @@ pub struct Preview {
 
 /// What is in a stretch of WAL.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub(crate) struct Found {
     /// Transactions with events.
     pub transactions: u64,
-    /// Events, of which
     pub events: u64,
     /// so many were dealt with before, as the checkpoint says: delivered or left out; and
     pub dealt_with: u64,
@@ -72,7 +71,7 @@ pub struct Found {
 
 /// One event, without its payload.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shown {
+pub(crate) struct Shown {
     at: Position,
     row: String,
     /// Its topic, or why it can't become a record.
@@ -83,7 +82,7 @@ pub struct Shown {
 impl Shown {
     /// Where it is.
     #[must_use]
-    pub fn at(&self) -> Position {
+    pub(crate) fn at(&self) -> Position {
         self.at
     }
 }
@@ -109,7 +108,7 @@ impl Preview {
     ///
     /// # Errors
     /// The settings name what an event in a message has not.
-    pub fn new(
+    pub(crate) fn new(
         outbox: Outbox,
         settings: OutboxSettings,
         until: Until,
@@ -128,7 +127,7 @@ impl Preview {
     }
 
     /// Takes one message of the plugin, and says whether the stretch goes on behind it.
-    pub fn message(&mut self, data: &[u8]) -> bool {
+    pub(crate) fn message(&mut self, data: &[u8]) -> bool {
         let message = match Message::decode(data) {
             Ok(message) => message,
             Err(error) => {

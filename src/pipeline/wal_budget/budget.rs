@@ -12,7 +12,7 @@ use crate::model::outage::{Outage, Say};
 
 /// How much WAL the slot may retain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WalBudget {
+pub(crate) struct WalBudget {
     /// Beyond this a person is warned.
     pub warn_bytes: Option<u64>,
     /// Beyond this it is as `on_max` says.
@@ -24,7 +24,7 @@ pub struct WalBudget {
 /// What is done when the slot retains more WAL than it may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum OnMax {
+pub(crate) enum OnMax {
     /// It is kept, with an error in the log.
     #[default]
     Hold,
@@ -34,7 +34,7 @@ pub enum OnMax {
 
 /// What was found of the slot, and of what was said.
 #[derive(Debug, Default)]
-pub struct Budget {
+pub(crate) struct Budget {
     limits: WalBudget,
     warned: Outage,
     held: Outage,
@@ -42,7 +42,7 @@ pub struct Budget {
 
 /// What is to be said or done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub(crate) enum Finding {
     /// Nothing.
     Nothing,
     /// It is beyond `warn`, for so long.
@@ -60,7 +60,7 @@ pub enum Finding {
 impl Budget {
     /// Nothing was found yet.
     #[must_use]
-    pub fn new(limits: WalBudget) -> Self {
+    pub(crate) fn new(limits: WalBudget) -> Self {
         Self {
             limits,
             ..Self::default()
@@ -68,7 +68,7 @@ impl Budget {
     }
 
     /// The slot keeps so much.
-    pub fn judge(&mut self, retained_bytes: u64, now: Instant) -> Finding {
+    pub(crate) fn judge(&mut self, retained_bytes: u64, now: Instant) -> Finding {
         let beyond = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
         if beyond(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {

@@ -49,7 +49,7 @@ fn open() -> String {
 
 /// What came of dropping it.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The slot is gone.
     Dropped,
     /// Another process has it.
@@ -74,7 +74,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be read.
-    pub async fn dropped_slots(
+    pub(crate) async fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
@@ -97,7 +97,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be read.
-    pub async fn dropped_slots_of_table(
+    pub(crate) async fn dropped_slots_of_table(
         &self,
         target: &Target,
         table: &TableName,
@@ -129,8 +129,8 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
-    /// written; another attempt continues that.
-    pub async fn drop_slot_over_budget(
+    /// written; another attempt resumes that.
+    pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
         target: &Target,
@@ -237,7 +237,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn cluster(&self) -> Result<String, CatalogError> {
+    pub(crate) async fn cluster(&self) -> Result<String, CatalogError> {
         let sql = "SELECT system_identifier::text FROM pg_control_system()";
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
     }
@@ -247,7 +247,7 @@ impl Catalog {
             .client()
             .query_opt(
                 &format!(
-                    "SELECT s.active_pid, s.confirmed_flush_lsn::text, s.restart_lsn::text, pg_current_wal_lsn()::text, \
+                    "SELECT s.active_pid, s.confirmed_flush_lsn, s.restart_lsn, pg_current_wal_lsn(), \
                      n.next - (n.next - s.catalog_xmin::text::int8) % {IDS}, \
                      (SELECT system_identifier::text FROM pg_control_system()) FROM pg_replication_slots s \
                      CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) n \
@@ -259,9 +259,9 @@ impl Catalog {
         let Some(row) = found else { return Ok(None) };
         Ok(Some(SlotPosition {
             active_pid: row.try_get(0)?,
-            confirmed: lsn(row.try_get(1)?)?,
-            restart: lsn(row.try_get(2)?)?,
-            end: lsn(row.try_get(3)?)?,
+            confirmed: row.try_get(1)?,
+            restart: row.try_get(2)?,
+            end: row.try_get(3)?,
             catalog_xmin: row.try_get(4)?,
             cluster: row.try_get(5)?,
         }))
@@ -273,8 +273,8 @@ impl Catalog {
             .client()
             .query_opt(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 \
-                 AND NOT active AND confirmed_flush_lsn = $2::text::pg_lsn",
-                &[&slot, &confirmed.to_string()],
+                 AND NOT active AND confirmed_flush_lsn = $2",
+                &[&slot, &confirmed],
             )
             .await?;
         Ok(dropped.is_some())
@@ -322,11 +322,6 @@ impl From<Written> for DroppedSlot {
             to: entry.to,
         }
     }
-}
-
-fn lsn(text: &str) -> Result<Lsn, CatalogError> {
-    text.parse()
-        .map_err(|error| CatalogError::Unexpected(format!("an LSN: {error}")))
 }
 
 #[cfg(test)]

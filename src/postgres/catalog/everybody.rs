@@ -4,7 +4,7 @@ use super::{Catalog, CatalogError};
 
 /// Rights that PUBLIC has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Everybody {
+pub(crate) struct Everybody {
     /// It may call `walpost.publish` or `walpost.publish_bytes`.
     pub publishes: bool,
     /// The functions it may call that write any message, as GRANT and REVOKE name them.
@@ -19,7 +19,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn everybody(&self) -> Result<Everybody, CatalogError> {
+    pub(crate) async fn everybody(&self) -> Result<Everybody, CatalogError> {
         const SQL: &str = "WITH f AS (SELECT n.nspname, p.proname, \
              format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)) AS named FROM pg_proc p \
              JOIN pg_namespace n ON n.oid = p.pronamespace \

@@ -71,7 +71,7 @@ impl FromStr for Action {
 
 /// What is to be written.
 #[derive(Clone, Debug)]
-pub struct Entry<'e> {
+pub(crate) struct Entry<'e> {
     /// The pipeline it was done to.
     pub pipeline: &'e str,
     /// Its table and slot.
@@ -138,7 +138,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be trusted.
-    pub async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
+    pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let action = entry.action;
         match self.insert(entry, action.name(), entry.version()).await {
             // check_violation
@@ -182,7 +182,7 @@ impl Catalog {
     /// # Errors
     /// The server can't be asked, or the journal is not there, may not be trusted or has something
     /// else in it.
-    pub async fn journal(
+    pub(crate) async fn journal(
         &self,
         pipeline: &str,
         target: &Target,

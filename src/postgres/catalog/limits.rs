@@ -14,7 +14,7 @@ const NAMED: usize = 10;
 
 /// Something that there is a fixed number of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// `max_wal_senders`
     Senders,
     /// `max_replication_slots`
@@ -57,7 +57,7 @@ impl Limit {
 impl Catalog {
     /// Says of an error that the server gives for want of walsenders or slots who has them, and what fixes
     /// it.
-    pub async fn name_users(&self, error: &mut ServerError) {
+    pub(crate) async fn name_users(&self, error: &mut ServerError) {
         let Some(limit) = Limit::of(&error.code) else {
             return;
         };
@@ -71,7 +71,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn used_up(&self, limit: Limit) -> Result<Option<String>, CatalogError> {
+    pub(crate) async fn used_up(&self, limit: Limit) -> Result<Option<String>, CatalogError> {
         let setting = limit.setting();
         let sql = format!("SELECT current_setting('{setting}')::int8");
         let max: i64 = self.client.query_one(&sql, &[]).await?.try_get(0)?;

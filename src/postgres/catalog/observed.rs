@@ -11,7 +11,7 @@ const VERSION_MIN: i32 = 140_000;
 
 /// What the catalog says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
+pub(crate) struct Observed {
     /// `server_version_num`
     pub version: i32,
     /// The database we are in.
@@ -42,9 +42,8 @@ pub struct Observed {
     pub slot: Option<ObservedSlot>,
 }
 
-/// The table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObservedTable {
+pub(crate) struct ObservedTable {
     /// `pg_class.relkind`: r is a table, p a partitioned one.
     pub kind: String,
     /// `pg_class.relpersistence`: p is permanent.
@@ -59,9 +58,8 @@ pub struct ObservedTable {
     pub has_key: bool,
 }
 
-/// The publication.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObservedPublication {
+pub(crate) struct ObservedPublication {
     /// It publishes inserts.
     pub inserts: bool,
     /// It publishes something else too.
@@ -76,9 +74,8 @@ pub struct ObservedPublication {
     pub row_filter: Option<String>,
 }
 
-/// The slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObservedSlot {
+pub(crate) struct ObservedSlot {
     /// Its output plugin; none for a physical slot.
     pub plugin: Option<String>,
     /// Its database; none for a physical slot.
@@ -106,7 +103,6 @@ pub struct ObservedSlot {
 pub struct Holder {
     /// What it calls itself.
     pub application_name: String,
-    /// Its role.
     pub role: Option<String>,
     /// Where it is; none for a unix-domain socket, and where we may not know.
     pub address: Option<String>,
@@ -159,7 +155,6 @@ pub enum Problem {
          of the connection string tried meanwhile: target_session_attrs=primary"
     )]
     InRecovery {
-        /// The slot.
         slot: String,
         /// What of it.
         found: &'static str,
@@ -177,12 +172,7 @@ pub enum Problem {
     #[error(
         "table {table} does not exist in database {database:?}. Create it: walpost init --table {table}; or name yours with --table"
     )]
-    NoTable {
-        /// The table.
-        table: TableName,
-        /// The database.
-        database: String,
-    },
+    NoTable { table: TableName, database: String },
     /// Not a table.
     #[error(
         "{table} is not a table (relkind {kind:?}); expected an ordinary or a partitioned table"
@@ -197,20 +187,15 @@ pub enum Problem {
     #[error(
         "table {table} is unlogged or temporary, so its rows are not in WAL. Make it permanent: ALTER TABLE {table} SET LOGGED"
     )]
-    Unlogged {
-        /// The table.
-        table: TableName,
-    },
+    Unlogged { table: TableName },
     /// No such publication.
     #[error(
         "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init} --publication {publication}"
     )]
     NoPublication {
-        /// The publication.
         publication: String,
         /// The command that makes it.
         init: &'static str,
-        /// The database.
         database: String,
     },
     /// It has not our table.
@@ -219,9 +204,7 @@ pub enum Problem {
         name = identifier(.publication)
     )]
     NotPublished {
-        /// The publication.
         publication: String,
-        /// The table.
         table: TableName,
     },
     /// It leaves inserts out.
@@ -229,19 +212,14 @@ pub enum Problem {
         "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert')",
         name = identifier(.publication)
     )]
-    NoInserts {
-        /// The publication.
-        publication: String,
-    },
+    NoInserts { publication: String },
     /// Rows would come under their partition's name.
     #[error(
         "publication {publication:?} publishes the partitions of {table} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
         name = identifier(.publication)
     )]
     NotViaRoot {
-        /// The publication.
         publication: String,
-        /// The table.
         table: TableName,
     },
     /// It has tables besides ours.
@@ -250,11 +228,9 @@ pub enum Problem {
         name = identifier(.publication)
     )]
     OtherTables {
-        /// The publication.
         publication: String,
         /// Our table.
         table: TableName,
-        /// The others.
         others: String,
     },
     /// It has tables, and the outbox is none.
@@ -262,18 +238,12 @@ pub enum Problem {
         "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: walpost init --outbox messages --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE ...",
         name = identifier(.publication)
     )]
-    NotEmpty {
-        /// The publication.
-        publication: String,
-        /// Its tables.
-        tables: String,
-    },
+    NotEmpty { publication: String, tables: String },
     /// No such slot.
     #[error(
         "replication slot {slot:?} does not exist. Create it: {init} --slot {slot}. If it was there before, events committed since it was dropped are not in the new one"
     )]
     NoSlot {
-        /// The slot.
         slot: String,
         /// The command that makes it.
         init: &'static str,
@@ -283,7 +253,6 @@ pub enum Problem {
         "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init} --slot NAME"
     )]
     WrongPlugin {
-        /// The slot.
         slot: String,
         /// The command that makes one.
         init: &'static str,
@@ -295,7 +264,6 @@ pub enum Problem {
         "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names are one for the whole server: name another with --slot"
     )]
     WrongDatabase {
-        /// The slot.
         slot: String,
         /// Its database.
         found: String,
@@ -307,7 +275,6 @@ pub enum Problem {
         "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init} --slot NAME"
     )]
     Temporary {
-        /// The slot.
         slot: String,
         /// The command that makes one.
         init: &'static str,
@@ -317,7 +284,6 @@ pub enum Problem {
         "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init} --slot NAME"
     )]
     TwoPhase {
-        /// The slot.
         slot: String,
         /// The command that makes one.
         init: &'static str,
@@ -328,7 +294,6 @@ pub enum Problem {
          it: SELECT pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
     )]
     HeldByOther {
-        /// The slot.
         slot: String,
         /// The server process that has it.
         pid: i32,
@@ -340,7 +305,6 @@ pub enum Problem {
         "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
-        /// The slot.
         slot: String,
         /// The command that makes it.
         init: &'static str,
@@ -377,7 +341,7 @@ fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
 impl Observed {
     /// Everything that keeps a pipeline with this `target` from running, most basic first.
     #[must_use]
-    pub fn problems(&self, target: &Target) -> Vec<Problem> {
+    pub(crate) fn problems(&self, target: &Target) -> Vec<Problem> {
         let mut problems = Vec::new();
         if self.version < VERSION_MIN {
             problems.push(Problem::Version {
@@ -420,7 +384,7 @@ impl Observed {
 
     /// What of the publication would leave rows out.
     #[must_use]
-    pub fn publication_problem(&self, target: &Target) -> Option<Problem> {
+    pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
         let Some(found) = &self.publication else {
             return Some(Problem::NoPublication {
@@ -508,7 +472,7 @@ impl Observed {
 impl ObservedSlot {
     /// The slot by this name is read by what is no Walpost; sessions of ours have this `application_name`.
     #[must_use]
-    pub fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
+    pub(crate) fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
         let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);
         (!holder.may_be_ours(application_name)).then(|| Problem::HeldByOther {
             slot: slot.to_owned(),

@@ -13,7 +13,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::target::{Outbox, Target};
 
 /// The messages of the plugin, one after the other.
-pub struct Peek {
+pub(crate) struct Peek {
     rows: Pin<Box<RowStream>>,
 }
 
@@ -23,18 +23,17 @@ impl Catalog {
     ///
     /// # Errors
     /// The server refuses: the slot is in use, or the role may not read it.
-    pub async fn peek(&self, target: &Target, upto: Lsn) -> Result<Peek, CatalogError> {
+    pub(crate) async fn peek(&self, target: &Target, upto: Lsn) -> Result<Peek, CatalogError> {
         // The value is a list of identifiers.
         let publication = escape_identifier(&target.publication);
         let mut options = vec!["proto_version", "1", "publication_names", &publication];
         if let Outbox::Messages { .. } = target.outbox {
             options.extend(["messages", "true"]);
         }
-        let upto = upto.to_string();
         let rows = self
             .client()
             .query_raw(
-                "SELECT data FROM pg_logical_slot_peek_binary_changes($1::text::name, $2::text::pg_lsn, NULL, \
+                "SELECT data FROM pg_logical_slot_peek_binary_changes($1::text::name, $2, NULL, \
                  VARIADIC $3::text[])",
                 [
                     &target.slot as &(dyn tokio_postgres::types::ToSql + Sync),
@@ -52,12 +51,12 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or is a standby.
-    pub async fn log_end(&self) -> Result<Lsn, CatalogError> {
+    pub(crate) async fn log_end(&self) -> Result<Lsn, CatalogError> {
         let row = self
             .client()
-            .query_one("SELECT pg_current_wal_flush_lsn()::text", &[])
+            .query_one("SELECT pg_current_wal_flush_lsn()", &[])
             .await?;
-        read_lsn(row.try_get(0)?)
+        Ok(row.try_get(0)?)
     }
 
     /// Moves the slot forward, from where it is expected to be; false, and nothing is changed, where
@@ -65,19 +64,24 @@ impl Catalog {
     ///
     /// # Errors
     /// The server refuses: the slot is in use, or the role may not move it.
-    pub async fn advance(&self, slot: &str, from: Lsn, to: Lsn) -> Result<bool, CatalogError> {
+    pub(crate) async fn advance(
+        &self,
+        slot: &str,
+        from: Lsn,
+        to: Lsn,
+    ) -> Result<bool, CatalogError> {
         let moved = self
             .client()
             .query_opt(
-                "SELECT moved.end_lsn::text FROM pg_replication_slots s \
-                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3::text::pg_lsn) AS moved \
-                 WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2::text::pg_lsn",
-                &[&slot, &from.to_string(), &to.to_string()],
+                "SELECT moved.end_lsn FROM pg_replication_slots s \
+                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3) AS moved \
+                 WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2",
+                &[&slot, &from, &to],
             )
             .await?;
         match moved {
             None => Ok(false),
-            Some(row) => Ok(read_lsn(row.try_get(0)?)? >= to),
+            Some(row) => Ok(row.try_get::<_, Lsn>(0)? >= to),
         }
     }
 }
@@ -87,7 +91,7 @@ impl Peek {
     ///
     /// # Errors
     /// The server breaks off.
-    pub async fn next(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, CatalogError> {
+    pub(crate) async fn next(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, CatalogError> {
         match self.rows.next().await {
             None => Ok(false),
             Some(row) => {
@@ -96,9 +100,4 @@ impl Peek {
             }
         }
     }
-}
-
-fn read_lsn(text: &str) -> Result<Lsn, CatalogError> {
-    text.parse()
-        .map_err(|error| CatalogError::Unexpected(format!("{error}")))
 }

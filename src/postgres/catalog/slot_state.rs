@@ -20,20 +20,18 @@ const LOCK_TIMEOUT: &str = "2s";
 
 /// A slot, and the history that its LSNs are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlotOf {
-    /// The pipeline.
+pub(crate) struct SlotOf {
     pub pipeline: String,
     /// Its outbox and slot.
     pub target: Target,
     /// The cluster's system identifier.
     pub system_id: String,
-    /// The timeline.
     pub timeline: u32,
 }
 
 /// What the table says of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotState {
+pub(crate) struct SlotState {
     /// Where `walpost init` made it, if that did.
     pub created: Option<Lsn>,
     /// Something was read from it.
@@ -46,7 +44,7 @@ impl SlotState {
     /// `walpost init` has made the slot, it is at `confirmed` where it was made, and nothing was read
     /// from it.
     #[must_use]
-    pub fn is_untouched(self, confirmed: Lsn) -> bool {
+    pub(crate) fn is_untouched(self, confirmed: Lsn) -> bool {
         let untouched = Self {
             created: Some(confirmed),
             begun: false,
@@ -70,8 +68,7 @@ enum Use {
      someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
      is known: walpost skip --to {found}"
 )]
-pub struct Moved {
-    /// The slot.
+pub(crate) struct Moved {
     pub slot: String,
     /// Where it stands.
     pub found: Lsn,
@@ -85,7 +82,7 @@ pub struct Moved {
 
 /// The table, as this role finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FoundState {
+pub(crate) enum FoundState {
     /// It can't be used, for this reason: nobody notices who else moves the slot.
     Unusable(String),
     /// What it says of the slot, in this history; nothing where it has no row of it.
@@ -97,7 +94,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the table may not be trusted.
-    pub async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
+    pub(crate) async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
         self.found_state(of, Use::Write).await
     }
 
@@ -106,7 +103,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or lets us not read the table, or table or journal may not be trusted.
-    pub async fn moved(&self, of: &SlotOf, found: Lsn) -> Result<Option<Moved>, CatalogError> {
+    pub(crate) async fn moved(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> Result<Option<Moved>, CatalogError> {
         let SlotState {
             confirmed, begun, ..
         } = match self.found_state(of, Use::Read).await? {
@@ -154,7 +155,7 @@ impl Catalog {
         let row = self
             .client()
             .query_opt(
-                "SELECT created_lsn::text, begun, confirmed_lsn::text FROM walpost.slot_state WHERE slot = $1 \
+                "SELECT created_lsn, begun, confirmed_lsn FROM walpost.slot_state WHERE slot = $1 \
                  AND version = $2 AND system_id = $3 AND timeline = $4::int8::int4 \
                  AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
                 &[
@@ -175,16 +176,10 @@ impl Catalog {
         let Some(row) = row else {
             return Ok(FoundState::State(None));
         };
-        let lsn = |text: &str| -> Result<Lsn, CatalogError> {
-            text.parse().map_err(|error| {
-                CatalogError::Unexpected(format!("walpost.slot_state: an LSN: {error}"))
-            })
-        };
-        let created: Option<String> = row.try_get(0)?;
         Ok(FoundState::State(Some(SlotState {
-            created: created.as_deref().map(lsn).transpose()?,
+            created: row.try_get(0)?,
             begun: row.try_get(1)?,
-            confirmed: lsn(row.try_get(2)?)?,
+            confirmed: row.try_get(2)?,
         })))
     }
 
@@ -194,7 +189,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or refuses.
-    pub async fn write_slot_state(&self, of: &SlotOf, confirmed: Lsn) -> Result<(), CatalogError> {
+    pub(crate) async fn write_slot_state(
+        &self,
+        of: &SlotOf,
+        confirmed: Lsn,
+    ) -> Result<(), CatalogError> {
         // Of two instances, the one that lags must not take back what the other has written.
         let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
              AND s.database_oid = excluded.database_oid";
@@ -215,7 +214,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or refuses.
-    pub async fn write_new_slot_state(
+    pub(crate) async fn write_new_slot_state(
         &self,
         of: &SlotOf,
         created: Lsn,
@@ -256,7 +255,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or refuses.
-    pub async fn slot_was_made(&self, pipeline: &str, target: &Target) -> Result<(), CatalogError> {
+    pub(crate) async fn slot_was_made(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<(), CatalogError> {
         let Some(slot) = self.slot(&target.slot).await? else {
             return Ok(());
         };
@@ -304,7 +307,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn slot_of(&self, pipeline: &str, target: &Target) -> Result<SlotOf, CatalogError> {
+    pub(crate) async fn slot_of(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<SlotOf, CatalogError> {
         // The control file has the timeline of the last checkpoint, which a promotion does not wait for.
         let row = self
             .client()
@@ -329,7 +336,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be trusted or has something else in it.
-    pub async fn is_accounted_for(
+    pub(crate) async fn is_accounted_for(
         &self,
         target: &Target,
         confirmed: Lsn,

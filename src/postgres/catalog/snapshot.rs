@@ -12,7 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
 /// A transaction that sees the database as it was when it began.
-pub struct Snapshot<'c> {
+pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
     /// It has nothing that was committed at or after this.
     pub after: Lsn,
@@ -21,7 +21,7 @@ pub struct Snapshot<'c> {
 }
 
 /// Rows that come one by one, so that a large table takes no memory.
-pub struct Rows {
+pub(crate) struct Rows {
     stream: Pin<Box<SimpleQueryStream>>,
 }
 
@@ -30,7 +30,10 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The server can't be asked, or reading the table would run code of others.
-    pub async fn take(catalog: &'c Catalog, table: &TableName) -> Result<Self, CatalogError> {
+    pub(crate) async fn take(
+        catalog: &'c Catalog,
+        table: &TableName,
+    ) -> Result<Self, CatalogError> {
         catalog.examine_table(table, Statement::Select).await?;
         let client = catalog.client();
         copy::prepare(client).await?;
@@ -52,7 +55,7 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The server refuses the query.
-    pub async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
+    pub(crate) async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
         let stream = self.catalog.client().simple_query_raw(query).await?;
         Ok(Rows {
             stream: Box::pin(stream),
@@ -63,7 +66,7 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The connection is lost.
-    pub async fn end(self) -> Result<(), CatalogError> {
+    pub(crate) async fn end(self) -> Result<(), CatalogError> {
         Ok(self.catalog.client().batch_execute("COMMIT").await?)
     }
 }
@@ -73,7 +76,7 @@ impl Rows {
     ///
     /// # Errors
     /// The server ends the query with an error, or the connection is lost.
-    pub async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
         while let Some(message) = self.stream.try_next().await? {
             if let SimpleQueryMessage::Row(row) = message {
                 return Ok(Some(row));
@@ -88,18 +91,14 @@ async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()
         .query_one(
-            "SELECT pg_current_wal_insert_lsn()::text, current_setting('wal_block_size')::int8, \
+            "SELECT pg_current_wal_insert_lsn(), current_setting('wal_block_size')::int8, \
              pg_size_bytes(current_setting('wal_segment_size'))",
             &[],
         )
         .await?;
-    let (lsn, page, segment): (String, i64, i64) =
-        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let next = lsn
-        .parse()
-        .map_err(|error| CatalogError::Unexpected(format!("pg_current_wal_insert_lsn: {error}")))?;
+    let (page, segment): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
     Ok(end_of_record(
-        next,
+        row.try_get(0)?,
         page.unsigned_abs(),
         segment.unsigned_abs(),
     ))
@@ -117,42 +116,6 @@ fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
         Lsn(next.0 - SHORT_HEADER)
     } else {
         next
-    }
-}
-
-impl Catalog {
-    /// How many rows the table has, as far as its statistics know; zero if they don't.
-    ///
-    /// # Errors
-    /// The server can't be asked.
-    pub async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
-        let row = self
-            .client()
-            .query_one(
-                "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_class c \
-                 WHERE c.relkind = 'r' AND (c.oid = $1::text::regclass OR c.oid IN \
-                 (SELECT relid FROM pg_partition_tree($1::text::regclass)))",
-                &[&table.quoted()],
-            )
-            .await?;
-        Ok(u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0))
-    }
-
-    /// Whether we may read the table.
-    ///
-    /// # Errors
-    /// The server can't be asked.
-    pub async fn may_read(&self, table: &TableName) -> Result<bool, CatalogError> {
-        let row = self
-            .client()
-            .query_one(
-                "SELECT has_schema_privilege($1, 'USAGE') AND \
-                 coalesce(has_table_privilege((SELECT c.oid FROM pg_class c JOIN pg_namespace n \
-                 ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2), 'SELECT'), false)",
-                &[&table.schema, &table.name],
-            )
-            .await?;
-        Ok(row.try_get(0)?)
     }
 }
 

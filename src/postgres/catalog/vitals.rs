@@ -21,8 +21,8 @@ fn query() -> String {
     };
     format!(
         "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE \
-         pg_current_wal_lsn() END)::text, s.slot_name IS NOT NULL, coalesce(s.active, false), \
-         s.confirmed_flush_lsn::text, s.restart_lsn::text, s.wal_status, s.safe_wal_size, \
+         pg_current_wal_lsn() END), s.slot_name IS NOT NULL, coalesce(s.active, false), \
+         s.confirmed_flush_lsn, s.restart_lsn, s.wal_status, s.safe_wal_size, \
          age(s.catalog_xmin)::int8, \
          (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, \
          LATERAL pg_partition_tree(c.oid) t \
@@ -60,7 +60,11 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked.
-    pub async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {
+    pub(crate) async fn vitals(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<Vitals, CatalogError> {
         let (schema, name) = match target.outbox.table() {
             Some(table) => (table.schema.as_str(), table.name.as_str()),
             None => ("", ""),
@@ -70,8 +74,8 @@ impl Catalog {
         let row = self.client().query_one(&query(), &parameters).await?;
         let slot = SlotVitals {
             active: row.try_get(2)?,
-            confirmed: lsn(&row, 3)?,
-            restart: lsn(&row, 4)?,
+            confirmed: row.try_get(3)?,
+            restart: row.try_get(4)?,
             wal_status: row.try_get(5)?,
             safe_wal_bytes: row.try_get(6)?,
             catalog_xmin_age: row.try_get(7)?,
@@ -86,7 +90,7 @@ impl Catalog {
         };
         Ok(Vitals {
             dropped_slots,
-            end: lsn(&row, 0)?.unwrap_or_default(),
+            end: row.try_get::<_, Option<Lsn>>(0)?.unwrap_or_default(),
             slot: row.try_get::<_, bool>(1)?.then_some(slot),
             partitions: is_partitioned.then(|| u64::try_from(partitions).unwrap_or_default()),
             partitions_end: partitions_end(&row)?,
@@ -124,11 +128,4 @@ fn oldest_open(row: &Row) -> Result<Option<OpenTransaction>, CatalogError> {
         database: row.try_get(15)?,
         began_micros: began.and_then(|began| u64::try_from(began).ok()),
     }))
-}
-
-fn lsn(row: &Row, column: usize) -> Result<Option<Lsn>, CatalogError> {
-    row.try_get::<_, Option<&str>>(column)?
-        .map(str::parse)
-        .transpose()
-        .map_err(|error| CatalogError::Unexpected(format!("an LSN: {error}")))
 }

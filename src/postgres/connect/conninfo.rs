@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::ConninfoError;
+pub(crate) use error::ConninfoError;
 pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
 
 use super::dial::Exposures;

@@ -17,10 +17,10 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 use tokio::net::UnixStream;
 
-pub use bound::SqlLimits;
-pub use error::{DialError, ServerError};
-pub use exposure::Exposures;
-pub use socket::Socket;
+pub(crate) use bound::SqlLimits;
+pub(crate) use error::{DialError, ServerError};
+pub(crate) use exposure::Exposures;
+pub(crate) use socket::Socket;
 
 use super::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
@@ -102,7 +102,7 @@ impl fmt::Debug for Session {
 /// The half of an SQL client that moves bytes: a future to be polled (spawned) for as long as the
 /// client is in use. It ends when the client is dropped, or with the error that broke the
 /// connection.
-pub struct SqlConnection(handover::Driver);
+pub(crate) struct SqlConnection(handover::Driver);
 
 impl Future for SqlConnection {
     type Output = Result<(), tokio_postgres::Error>;
@@ -117,7 +117,7 @@ impl Future for SqlConnection {
 ///
 /// # Errors
 /// [`DialError`]; for more than one attempt [`DialError::AllHosts`].
-pub async fn replication(
+pub(crate) async fn replication(
     conninfo: &Conninfo,
     startup: &[(&str, &str)],
 ) -> Result<Session, DialError> {
@@ -131,7 +131,7 @@ pub async fn replication(
 ///
 /// # Errors
 /// As [`replication`].
-pub async fn sql(
+pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {

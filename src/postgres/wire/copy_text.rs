@@ -9,7 +9,7 @@ use memchr::memchr3;
 
 /// Reads lines, and has the room for values that are escaped in them.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(crate) struct Lines {
     /// The values that had escapes, one after the other.
     unescaped: Vec<u8>,
     fields: Vec<Field>,
@@ -29,7 +29,7 @@ enum Field {
 
 /// The values of a line.
 #[derive(Clone, Copy)]
-pub struct Values<'l> {
+pub(crate) struct Values<'l> {
     line: &'l [u8],
     lines: &'l Lines,
 }
@@ -64,7 +64,11 @@ impl Lines {
     ///
     /// # Errors
     /// It is not such a line.
-    pub fn read<'l>(&'l mut self, line: &'l [u8], width: usize) -> Result<Values<'l>, TextError> {
+    pub(crate) fn read<'l>(
+        &'l mut self,
+        line: &'l [u8],
+        width: usize,
+    ) -> Result<Values<'l>, TextError> {
         self.unescaped.clear();
         self.unescaped.shrink_to(UNESCAPED_KEPT_BYTES);
         self.fields.clear();
@@ -134,7 +138,7 @@ impl<'l> Values<'l> {
     /// # Panics
     /// There are fewer values.
     #[must_use]
-    pub fn get(self, index: usize) -> Option<&'l [u8]> {
+    pub(crate) fn get(self, index: usize) -> Option<&'l [u8]> {
         match &self.lines.fields[index] {
             Field::Null => None,
             Field::Plain(range) => Some(&self.line[range.clone()]),

@@ -37,7 +37,7 @@ pub enum Frame<'a> {
 
 /// How much of a message there is in [`Frame::LargeMessage`]: its prefix, if that is one a pipeline can have,
 /// and what is around it.
-pub const HEAD_BYTES: usize = 128;
+pub(crate) const HEAD_BYTES: usize = 128;
 
 /// What is before the plugin's message in a `w`.
 const XLOG_HEADER: usize = 25;
@@ -114,7 +114,7 @@ impl<'a> Frame<'a> {
 }
 
 /// How much of a frame's body [`Frame::large`] has to be given.
-pub const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
+pub(crate) const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
 
 fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (head, rest) = bytes.split_first_chunk::<8>()?;
@@ -122,14 +122,14 @@ fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Length of a standby status update, with the header of its `CopyData` message.
-pub const STATUS_UPDATE_LEN: usize = 39;
+pub(crate) const STATUS_UPDATE_LEN: usize = 39;
 
 /// A whole `CopyData` message with a standby status update (`r`) in it.
 ///
 /// Written, flushed and applied are all `confirmed`: what is not durable in Kafka has, for
 /// PostgreSQL, not arrived. `clock_micros` is the time in microseconds since 2000-01-01.
 #[must_use]
-pub fn status_update(
+pub(crate) fn status_update(
     confirmed: Lsn,
     clock_micros: i64,
     reply_requested: bool,

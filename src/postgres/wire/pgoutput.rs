@@ -27,7 +27,6 @@ pub enum Message<'a> {
         oid: u32,
         /// Its schema; empty for `pg_catalog`.
         namespace: &'a str,
-        /// Its name.
         name: &'a str,
     },
     /// A row was inserted.
@@ -77,7 +76,7 @@ pub enum Message<'a> {
 
 /// The beginning of a [`Message::Logical`] whose content is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogicalHead<'a> {
+pub(crate) struct LogicalHead<'a> {
     /// It belongs to the transaction.
     pub transactional: bool,
     /// The caller's prefix and the length of the content; nothing where the prefix is longer than what there
@@ -90,7 +89,7 @@ impl<'a> LogicalHead<'a> {
     ///
     /// # Errors
     /// It is none of [`Message::Logical`].
-    pub fn decode(head: &'a [u8]) -> Result<Self, DecodeError> {
+    pub(crate) fn decode(head: &'a [u8]) -> Result<Self, DecodeError> {
         let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
         if tag != b'M' {
             return Err(DecodeError::UnknownTag(tag));
@@ -138,7 +137,6 @@ pub struct Relation<'a> {
     pub oid: u32,
     /// Its schema; empty for `pg_catalog`.
     pub namespace: &'a str,
-    /// Its name.
     pub name: &'a str,
     /// `pg_class.relreplident`.
     pub replica_identity: u8,
@@ -151,9 +149,7 @@ pub struct Relation<'a> {
 pub struct Column<'a> {
     /// It is part of the replica identity.
     pub key: bool,
-    /// Its name.
     pub name: &'a str,
-    /// OID of its type.
     pub type_oid: u32,
     /// `pg_attribute.atttypmod`.
     pub type_modifier: i32,

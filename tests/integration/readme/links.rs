@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use walpost::postgres::connect::conninfo::Conninfo;
+use walpost::facade::Conninfo;
 
 use super::markdown::{Page, documents, in_backticks, in_repository, manual, page};
 use super::reference::sources;

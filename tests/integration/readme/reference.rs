@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use walpost::kafka::properties::{Properties, PropertyError, check, client_config};
-use walpost::observe::metrics::METRICS;
-use walpost::outbox::dead_letter;
+use walpost::facade::METRICS;
+use walpost::facade::dead_letter;
+use walpost::facade::{Properties, PropertyError, check, client_config};
 
 use super::markdown::{in_backticks, in_repository, page};
 use crate::support::reaper;

@@ -11,7 +11,7 @@ const MESSAGE_OVERHEAD_BYTES: usize = 128;
 
 /// The most that a client takes from its server.
 #[derive(Clone, Copy, Debug)]
-pub struct SqlLimits {
+pub(crate) struct SqlLimits {
     message_bytes: usize,
     /// All messages up to ReadyForQuery; none for a client that reads rows one by one.
     answer_bytes: Option<usize>,
@@ -20,7 +20,7 @@ pub struct SqlLimits {
 
 impl SqlLimits {
     /// For questions whose whole answer is kept. No value of the catalog is near that long.
-    pub const QUESTIONS: SqlLimits = SqlLimits {
+    pub(crate) const QUESTIONS: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
         answer_bytes: Some(64 << 20),
         remedy: "Find the object whose name, definition or comment is that long, and shorten it",
@@ -29,7 +29,7 @@ impl SqlLimits {
     /// For questions, and for rows that are read one by one and are no longer than that. A row that is a
     /// little longer comes through: who reads it names it.
     #[must_use]
-    pub fn rows(row_bytes_max: usize) -> SqlLimits {
+    pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
             message_bytes: (row_bytes_max.saturating_add(64 << 10))
                 .max(Self::QUESTIONS.message_bytes),

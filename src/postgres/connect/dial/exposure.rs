@@ -68,7 +68,7 @@ impl Exposure {
 /// What was told of the connections of one connection string: each kind once, however often
 /// Walpost connects, and again where a connection turns out worse than those before it.
 #[derive(Debug, Default)]
-pub struct Exposures(Mutex<Vec<(Exposure, String)>>);
+pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
     /// Takes a connection that was authenticated, and warns of it if it is open to others.

@@ -1,0 +1,388 @@
+//! Questions about the outbox table that its readers ask: whether they may, how many rows there are, and in which
+//! order they come.
+
+use postgres_protocol::escape::{escape_identifier, escape_literal};
+use tokio_postgres::{Row, SimpleQueryMessage};
+
+use super::{Catalog, CatalogError, Statement};
+use crate::postgres::table::{TableName, identifier};
+
+/// The rows that are in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Rows {
+    None,
+    /// So many, as far as the planner knows.
+    About(u64),
+    /// There is something, and this role may not read it.
+    Denied {
+        /// The statement that lets it.
+        grant: String,
+    },
+}
+
+const PG_CATALOG: &str = "pg_catalog";
+
+/// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+mod oid {
+    pub(super) const INT8: u32 = 20;
+    pub(super) const INT2: u32 = 21;
+    pub(super) const INT4: u32 = 23;
+    pub(super) const TEXT: u32 = 25;
+    pub(super) const VARCHAR: u32 = 1043;
+}
+
+/// Where `created_at` comes in the order of rows, in a table that has it as a time that is never null.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CreatedAt {
+    /// First: a range of rows is one of times. Nothing is ordered without a primary key, which tells rows apart.
+    First,
+    /// First, unless the primary key rises with time by itself: then its index has the order.
+    UnlessKeyRises,
+}
+
+/// What rows are ordered by: columns that are never null, most significant first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowOrder {
+    columns: Vec<OrderColumn>,
+    /// Texts are compared by their bytes, and not as the server would.
+    by_bytes: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OrderColumn {
+    name: String,
+    type_oid: u32,
+    /// The schema that has the operators of its order: not pg_catalog for types of extensions.
+    schema: String,
+    /// What is inserted later has a higher one, more or less.
+    rises: bool,
+}
+
+impl RowOrder {
+    /// By columns of built-in types.
+    #[must_use]
+    pub(crate) fn by(columns: impl IntoIterator<Item = (String, u32)>) -> Self {
+        let columns = columns.into_iter().map(|(name, type_oid)| OrderColumn {
+            name,
+            type_oid,
+            schema: PG_CATALOG.to_owned(),
+            rises: false,
+        });
+        Self {
+            columns: columns.collect(),
+            by_bytes: false,
+        }
+    }
+
+    /// The same columns, with texts compared by their bytes: whoever compares keys beside the server does it so.
+    #[must_use]
+    pub(crate) fn by_bytes(self) -> Self {
+        Self {
+            by_bytes: true,
+            ..self
+        }
+    }
+
+    /// There is no column.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.columns.is_empty()
+    }
+
+    /// How many columns it has.
+    #[must_use]
+    pub(crate) fn len(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Their names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.columns.iter().map(|column| column.name.as_str())
+    }
+
+    /// Their names and types.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = (&str, u32)> {
+        let columns = self.columns.iter();
+        columns.map(|column| (column.name.as_str(), column.type_oid))
+    }
+
+    /// The condition for rows whose key compares so with these values: `>` is behind it.
+    #[must_use]
+    pub(crate) fn compared(&self, operator: &str, values: &[String]) -> String {
+        let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
+        if self
+            .columns
+            .iter()
+            .all(|column| column.schema == PG_CATALOG)
+        {
+            return format!(
+                "({}) {operator} ({})",
+                self.expressions("").join(", "),
+                literals.join(", ")
+            );
+        }
+        // Of the first columns that differ the first decides.
+        let strict = operator.trim_end_matches('=');
+        let mut condition = String::new();
+        for (column, literal) in self.columns.iter().zip(literals).rev() {
+            let name = self.expression(column);
+            let schema = escape_identifier(&column.schema);
+            let compared =
+                |operator: &str| format!("{name} OPERATOR({schema}.{operator}) {literal}");
+            condition = match condition.as_str() {
+                "" => compared(operator),
+                rest => format!("({} OR {} AND {rest})", compared(strict), compared("=")),
+            };
+        }
+        condition
+    }
+
+    /// What stands behind ORDER BY; `direction` is empty, or ` DESC` for the other way round.
+    #[must_use]
+    pub(crate) fn sql(&self, direction: &str) -> String {
+        self.expressions(direction).join(", ")
+    }
+
+    /// The values as texts, for SELECT.
+    #[must_use]
+    pub(crate) fn texts(&self) -> String {
+        let names = self
+            .names()
+            .map(|name| format!("{}::text", escape_identifier(name)));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    fn expressions(&self, direction: &str) -> Vec<String> {
+        let columns = self.columns.iter();
+        let columns = columns.map(|column| format!("{}{direction}", self.expression(column)));
+        columns.collect()
+    }
+
+    fn expression(&self, column: &OrderColumn) -> String {
+        let name = escape_identifier(&column.name);
+        let is_text = matches!(column.type_oid, oid::TEXT | oid::VARCHAR);
+        match is_text && self.by_bytes {
+            true => format!("{name} COLLATE \"C\""),
+            false => name,
+        }
+    }
+}
+
+impl Catalog {
+    /// Nothing if this role may read the table, or else the statement that lets it.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn select_grant(
+        &self,
+        table: &TableName,
+    ) -> Result<Option<String>, CatalogError> {
+        let row = self
+            .client()
+            .query_one(
+                "SELECT has_schema_privilege($1, 'USAGE') AND \
+                 coalesce(has_table_privilege((SELECT c.oid FROM pg_class c JOIN pg_namespace n \
+                 ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2), 'SELECT'), false), \
+                 current_user::text",
+                &[&table.schema, &table.name],
+            )
+            .await?;
+        if row.try_get(0)? {
+            return Ok(None);
+        }
+        let role = identifier(row.try_get(1)?);
+        let schema = identifier(&table.schema);
+        Ok(Some(format!(
+            "GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {table} TO {role}"
+        )))
+    }
+
+    /// The rows that are in the table.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
+        let quoted = table.quoted();
+        let found = self
+            .client()
+            .query_one(
+                "SELECT (SELECT coalesce(sum(pg_relation_size(part)), 0) FROM (SELECT $1::text::regclass AS part \
+                 UNION SELECT relid FROM pg_partition_tree($1::text::regclass)) AS parts) = 0",
+                &[&quoted],
+            )
+            .await?;
+        if found.try_get(0)? {
+            return Ok(Rows::None);
+        }
+        if let Some(grant) = self.select_grant(table).await? {
+            return Ok(Rows::Denied { grant });
+        }
+        self.examine_table(table, Statement::Select).await?;
+        if !self.is_there(&format!("FROM {quoted}"), &[]).await? {
+            return Ok(Rows::None);
+        }
+        Ok(Rows::About(self.estimate(table).await?))
+    }
+
+    /// How many rows the planner expects. The table was examined.
+    async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
+        let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", table.quoted());
+        let answer = self.client().simple_query(&plan).await?;
+        let text: String = answer
+            .iter()
+            .filter_map(|message| match message {
+                SimpleQueryMessage::Row(row) => row.get(0),
+                _ => None,
+            })
+            .collect();
+        let plan: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let about = plan[0]["Plan"]["Plan Rows"].as_f64().unwrap_or(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "an estimate"
+        )]
+        Ok(about as u64)
+    }
+
+    /// What rows of the table can be ordered by: its primary key, and `created_at` as that says.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn row_order(
+        &self,
+        table: &TableName,
+        created_at: CreatedAt,
+    ) -> Result<RowOrder, CatalogError> {
+        let rows = self
+            .client()
+            .query(
+                "SELECT a.attname::text, a.atttypid, coalesce((SELECT o.nspname::text FROM pg_opclass p \
+                 JOIN pg_am m ON m.oid = p.opcmethod AND m.amname = 'btree' \
+                 JOIN pg_amop s ON s.amopfamily = p.opcfamily AND s.amoplefttype = p.opcintype \
+                 AND s.amoprighttype = p.opcintype AND s.amopstrategy = 5 \
+                 JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
+                 WHERE p.opcdefault AND p.opcintype = coalesce((SELECT nullif(typbasetype, 0) FROM pg_type t \
+                 WHERE t.oid = a.atttypid), a.atttypid)), 'pg_catalog'), \
+                 coalesce(pg_get_expr(d.adbin, d.adrelid), '') LIKE '%uuidv7(%', \
+                 k.place IS NOT NULL, a.attname = 'created_at' AND a.attnotnull \
+                 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype) \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+                 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+                 LEFT JOIN (SELECT i.indrelid, k.number, k.place FROM pg_index i \
+                 CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (number, place) WHERE i.indisprimary) AS k \
+                 ON k.indrelid = c.oid AND k.number = a.attnum \
+                 WHERE n.nspname = $1 AND c.relname = $2 AND (k.place IS NOT NULL OR a.attname = 'created_at') \
+                 ORDER BY k.place",
+                &[&table.schema, &table.name],
+            )
+            .await?;
+        let (mut key, mut time) = (Vec::new(), None);
+        for row in &rows {
+            let column = order_column(row)?;
+            if row.try_get(5)? {
+                time = Some(column.clone());
+            }
+            if row.try_get(4)? {
+                key.push(column);
+            }
+        }
+        Ok(RowOrder {
+            columns: ordered(key, time, created_at),
+            by_bytes: false,
+        })
+    }
+}
+
+fn order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
+    let type_oid = row.try_get(1)?;
+    let is_integer = matches!(type_oid, oid::INT2 | oid::INT4 | oid::INT8);
+    Ok(OrderColumn {
+        name: row.try_get(0)?,
+        type_oid,
+        schema: row.try_get(2)?,
+        rises: is_integer || row.try_get(3)?,
+    })
+}
+
+/// The columns of the key, with the time before them where that is first.
+fn ordered(
+    mut key: Vec<OrderColumn>,
+    time: Option<OrderColumn>,
+    created_at: CreatedAt,
+) -> Vec<OrderColumn> {
+    let is_first = match created_at {
+        CreatedAt::First => !key.is_empty(),
+        CreatedAt::UnlessKeyRises => !key.first().is_some_and(|first| first.rises),
+    };
+    if let Some(time) = time.filter(|_| is_first) {
+        key.retain(|column| column.name != time.name);
+        key.insert(0, time);
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, rises: bool) -> OrderColumn {
+        OrderColumn {
+            name: name.to_owned(),
+            type_oid: oid::TEXT,
+            schema: PG_CATALOG.to_owned(),
+            rises,
+        }
+    }
+
+    #[test]
+    fn created_at_is_first_unless_the_key_rises_or_tells_no_rows_apart() {
+        let time = || Some(column("created_at", false));
+        let names = |key: &[OrderColumn], time, created_at| {
+            let ordered = ordered(key.to_vec(), time, created_at);
+            let names: Vec<_> = ordered.into_iter().map(|column| column.name).collect();
+            names.join(" ")
+        };
+        use CreatedAt::{First, UnlessKeyRises};
+        let (rising, random) = ([column("id", true)], [column("id", false)]);
+        assert_eq!(names(&rising, time(), First), "created_at id");
+        assert_eq!(names(&rising, time(), UnlessKeyRises), "id");
+        assert_eq!(names(&random, time(), UnlessKeyRises), "created_at id");
+        assert_eq!(names(&random, None, First), "id");
+        assert_eq!(names(&[], time(), First), "");
+        assert_eq!(names(&[], time(), UnlessKeyRises), "created_at");
+        let both = [column("id", false), column("created_at", false)];
+        assert_eq!(names(&both, time(), First), "created_at id");
+    }
+
+    #[test]
+    fn rows_behind_a_key_are_those_that_compare_higher() {
+        let order = RowOrder::by([("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)]);
+        let values = ["2025-01-01 00:00:00+00".to_owned(), "it's".to_owned()];
+        assert_eq!(
+            order.compared(">", &values),
+            "(\"created_at\", \"x\"\"y\") > ('2025-01-01 00:00:00+00', 'it''s')"
+        );
+        assert_eq!(order.sql(" DESC"), "\"created_at\" DESC, \"x\"\"y\" DESC");
+        assert_eq!(order.texts(), "\"created_at\"::text, \"x\"\"y\"::text");
+        let by_bytes = order.by_bytes();
+        assert_eq!(by_bytes.sql(""), "\"created_at\", \"x\"\"y\" COLLATE \"C\"");
+    }
+
+    #[test]
+    fn keys_of_other_types_are_compared_by_their_own_operators() {
+        let id = OrderColumn {
+            schema: "My".to_owned(),
+            ..column("id", false)
+        };
+        let order = RowOrder {
+            columns: vec![column("t", false), id],
+            by_bytes: false,
+        };
+        assert_eq!(
+            order.compared(">=", &["1".to_owned(), "a".to_owned()]),
+            "(\"t\" OPERATOR(\"pg_catalog\".>) '1' OR \"t\" OPERATOR(\"pg_catalog\".=) '1' AND \"id\" OPERATOR(\"My\".>=) 'a')"
+        );
+    }
+}

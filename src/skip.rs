@@ -1,0 +1,393 @@
+//! Moves a slot forward over what a person has decided to leave out.
+//!
+//! The order is: journal, checkpoint, slot. A death between them leaves a journal that says what was
+//! intended; a checkpoint ahead of its slot, which the next `run` goes on from; and in each case a
+//! slot that can be moved by the same command again.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::json;
+use tracing::info;
+
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
+use crate::kafka::producer::KafkaSink;
+use crate::model::lsn::{Lsn, Position};
+use crate::pipeline::decode::preview::{Found, Preview, Until};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
+use crate::postgres::catalog::copy;
+use crate::postgres::catalog::journal::{Action, Entry, Written};
+use crate::postgres::catalog::slot_state::FoundState;
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, SnapshotRecord};
+use crate::postgres::replication::Connection;
+use crate::sink::Sink;
+
+/// No row is larger: PostgreSQL's own limit for a message.
+const ROW_BYTES_MAX: usize = 1 << 30;
+
+/// Where the slot is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Lsn(Lsn),
+    Position(Position),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.contains(':') {
+            true => text
+                .parse()
+                .map(Self::Position)
+                .map_err(|error| format!("{error}")),
+            false => text.parse().map(Self::Lsn).map_err(|error| {
+                format!("{error}; or a position like 00000000/016B3748:0000000002")
+            }),
+        }
+    }
+}
+
+impl Place {
+    fn lsn(self) -> Lsn {
+        match self {
+            Self::Lsn(lsn) => lsn,
+            Self::Position(position) => position.commit,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lsn(lsn) => lsn.fmt(f),
+            Self::Position(position) => position.fmt(f),
+        }
+    }
+}
+
+/// Why nothing was skipped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SkipError {
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    #[error(
+        "slot {slot:?} is active for PID {pid}: stop the walpost run that has it, and skip then"
+    )]
+    Active { slot: String, pid: i32 },
+    #[error(
+        "slot {slot:?} is at {confirmed}, and {to} is not behind that: there is nothing to skip"
+    )]
+    Behind {
+        slot: String,
+        confirmed: Lsn,
+        to: Place,
+    },
+    #[error("WAL ends at {end}, and {to} is beyond that")]
+    Beyond { end: Lsn, to: Place },
+    #[error(
+        "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
+         says halted, or from walpost-position"
+    )]
+    NoSuchRow { slot: String, to: Position },
+    #[error(
+        "slot {slot:?} was at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
+         if that is still what you want"
+    )]
+    Moved { slot: String, confirmed: Lsn },
+    #[error(
+        "rows that are older than slot {slot:?} are not all delivered yet, and events come after them. Let walpost run \
+         deliver them first, or leave them out: snapshot = \"never\". A row that it can't deliver has to be corrected or deleted"
+    )]
+    Copying { slot: String },
+}
+
+impl From<CatalogError> for SkipError {
+    fn from(error: CatalogError) -> Self {
+        Self::Pipeline(error.into())
+    }
+}
+
+/// What is to be done.
+pub(crate) struct Plan {
+    pub(crate) confirmed: Lsn,
+    pub(crate) to: Lsn,
+    pub(crate) found: Found,
+    /// Exactly-once: the checkpoint there is, and the one to be.
+    pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
+    /// Somebody else has moved the slot there already.
+    pub(crate) is_moved: bool,
+}
+
+/// What would be skipped. Nothing is changed before [`Skip::run`].
+pub(crate) struct Skip<'s> {
+    settings: &'s PipelineSettings,
+    catalog: Catalog,
+    journal: Vec<Written>,
+    pub(crate) plan: Plan,
+}
+
+impl<'s> Skip<'s> {
+    /// Finds out what is to be done.
+    ///
+    /// # Errors
+    /// It can't be, or the servers can't be asked.
+    pub(crate) async fn to(settings: &'s PipelineSettings, to: Place) -> Result<Self, SkipError> {
+        // A row that is too large for the pipeline is what is to be skipped.
+        let catalog = Catalog::open_for_rows(&settings.postgres, ROW_BYTES_MAX).await?;
+        // Without a journal nothing is moved, so that is found out first.
+        let journal = catalog.journal(&settings.name, &settings.target).await?;
+        let plan = plan(settings, &catalog, to).await?;
+        let begun = matches!(
+            SnapshotRecord::of(&journal),
+            SnapshotRecord::Begun(snapshot_lsn) if plan.confirmed < snapshot_lsn
+        );
+        let found = plan.checkpoint.as_ref().map(|(found, _)| found);
+        let copied = found.and_then(|found| found.snapshot.as_ref());
+        if begun && settings.snapshot == SnapshotMode::Initial
+            || copied.is_some_and(|copied| !copied.is_complete())
+        {
+            return Err(SkipError::Copying {
+                slot: settings.target.slot.clone(),
+            });
+        }
+        Ok(Self {
+            settings,
+            catalog,
+            journal,
+            plan,
+        })
+    }
+
+    /// Does it.
+    ///
+    /// # Errors
+    /// Somebody else has moved the slot or the checkpoint, or a server refuses.
+    pub(crate) async fn run(self) -> Result<(), SkipError> {
+        let Self {
+            settings,
+            catalog,
+            journal,
+            plan,
+        } = self;
+        let (pipeline, slot) = (&settings.name, &settings.target.slot);
+        let Plan {
+            confirmed,
+            to,
+            is_moved,
+            ..
+        } = plan;
+        let is_same = |entry: &&Written| {
+            entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
+        };
+        let id = match journal.last().filter(is_same) {
+            // It was begun, and not ended.
+            Some(last) => last.id,
+            None => {
+                let entry = Entry {
+                    pipeline,
+                    target: &settings.target,
+                    action: Action::Skip,
+                    from: Some(confirmed),
+                    to: Some(to),
+                    detail: detail(&plan.found),
+                };
+                catalog.write_journal(&entry).await?
+            }
+        };
+        if let Some((found, checkpoint)) = plan.checkpoint {
+            move_checkpoint(settings, &found, checkpoint).await?;
+        }
+        if !is_moved && !catalog.advance(slot, confirmed, to).await? {
+            let slot = slot.clone();
+            return Err(SkipError::Moved { slot, confirmed });
+        }
+        info!(pipeline, slot, from = %confirmed, to = %to, journal = id, "skipped");
+        Ok(())
+    }
+}
+
+/// Finds out what is to be done, and changes nothing.
+async fn plan(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    to: Place,
+) -> Result<Plan, SkipError> {
+    let target = &settings.target;
+    let observed = catalog.look(target).await?;
+    if let Some(problem) = observed.problems(target).into_iter().next() {
+        return Err(PipelineError::from(problem).into());
+    }
+    let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
+        slot: target.slot.clone(),
+        init: target.outbox.init(),
+    });
+    let slot = slot.map_err(PipelineError::from)?;
+    let confirmed = slot.confirmed;
+    let slot_name = || target.slot.clone();
+    if let Some(pid) = slot.active_pid {
+        return Err(SkipError::Active {
+            slot: slot_name(),
+            pid,
+        });
+    }
+    let is_behind = match to {
+        Place::Lsn(lsn) => lsn <= confirmed,
+        // A commit record where the slot stands was not sent yet.
+        Place::Position(position) => position.commit < confirmed,
+    };
+    if let Place::Lsn(lsn) = to
+        && lsn == confirmed
+        && let Some(written) = moved(settings, catalog, lsn).await?
+    {
+        return Ok(Plan {
+            confirmed: written,
+            to: lsn,
+            found: Found::default(),
+            checkpoint: None,
+            is_moved: true,
+        });
+    }
+    if is_behind {
+        return Err(SkipError::Behind {
+            slot: slot_name(),
+            confirmed,
+            to,
+        });
+    }
+    let end = catalog.log_end().await?;
+    if to.lsn() > end {
+        return Err(SkipError::Beyond { end, to });
+    }
+    let found = checkpoint(settings, confirmed).await?;
+    let delivered = found
+        .as_ref()
+        .and_then(|(_, resumed)| resumed.delivered.clone());
+
+    let until = match to {
+        Place::Lsn(lsn) => Until::Before(lsn),
+        Place::Position(position) => Until::Commit(position.commit),
+    };
+    copy::prepare(catalog.client()).await?;
+    let mut preview = Preview::new(
+        target.outbox.clone(),
+        settings.outbox.clone(),
+        until,
+        delivered,
+    )
+    .map_err(PipelineError::from)?;
+    // The record that is there ends behind it.
+    let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
+    let mut goes_on = true;
+    while goes_on && peek.next(|data| goes_on = preview.message(data)).await? {}
+    let preview = preview.found;
+    let to = match (to, preview.end) {
+        (Place::Lsn(lsn), _) => lsn,
+        (Place::Position(position), Some((end, rows))) if position.index < rows => end,
+        (Place::Position(to), _) => {
+            let slot = slot_name();
+            return Err(SkipError::NoSuchRow { slot, to });
+        }
+    };
+    Ok(Plan {
+        confirmed,
+        to,
+        found: preview,
+        checkpoint: found.map(|(found, resumed)| (found, resumed.skipped(to))),
+        is_moved: false,
+    })
+}
+
+/// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.
+async fn moved(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    to: Lsn,
+) -> Result<Option<Lsn>, CatalogError> {
+    let target = &settings.target;
+    let of = catalog.slot_of(&settings.name, target).await?;
+    let FoundState::State(Some(state)) = catalog.slot_state(&of).await? else {
+        return Ok(None);
+    };
+    let is_known = state.confirmed >= to
+        || catalog
+            .is_accounted_for(target, state.confirmed, to)
+            .await?;
+    Ok((!is_known).then_some(state.confirmed))
+}
+
+/// With exactly-once the checkpoint, and how a start would go on from it now.
+async fn checkpoint(
+    settings: &PipelineSettings,
+    confirmed: Lsn,
+) -> Result<Option<(Checkpoint, Checkpoint)>, PipelineError> {
+    let slot = &settings.target.slot;
+    let (Some(checkpoints), Delivery::ExactlyOnce(place)) =
+        (settings.checkpoints(), &settings.delivery)
+    else {
+        return Ok(None);
+    };
+    let found = checkpoints.look().await?;
+    let found = found.ok_or_else(|| PipelineError::NoCheckpoint {
+        pipeline: settings.name.clone(),
+        topic: place.topic.clone(),
+        slot: slot.clone(),
+    })?;
+    let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+    let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+    let identity = connection.identify().await?;
+    let history = match found.timeline == identity.timeline {
+        true => Vec::new(),
+        false => connection.timeline_history(identity.timeline).await?,
+    };
+    let server = ServerState {
+        system_id: identity.system_id,
+        timeline: identity.timeline,
+        history,
+        slot: slot.clone(),
+        confirmed,
+        flushed: identity.flushed,
+    };
+    let resumed = found.resumed(&server, &found.resume(&server)?);
+    Ok(Some((found, resumed)))
+}
+
+/// What the journal says of it.
+fn detail(found: &Found) -> serde_json::Value {
+    json!({
+        "events": found.events,
+        "dealt_with": found.dealt_with,
+        "unroutable": found.unroutable,
+        "transactions": found.transactions,
+        "topics": found.topics,
+        "first": found.first.first().map(|event| event.at().to_string()),
+        "last": found.last.map(|last| last.to_string()),
+    })
+}
+
+/// Writes the checkpoint, unless it is another one by now than the one that was `found`.
+async fn move_checkpoint(
+    settings: &PipelineSettings,
+    found: &Checkpoint,
+    mut checkpoint: Checkpoint,
+) -> Result<(), SkipError> {
+    if *found == checkpoint {
+        return Ok(());
+    }
+    let Some(producer) = settings.producer() else {
+        return Ok(());
+    };
+    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
+    let now = sink.take_over().await.map_err(PipelineError::from)?;
+    if now.as_ref() != Some(found) {
+        return Err(SkipError::Moved {
+            slot: settings.target.slot.clone(),
+            confirmed: found.safe_lsn,
+        });
+    }
+    sink.commit(&mut checkpoint)
+        .await
+        .map_err(PipelineError::from)?;
+    Ok(())
+}
