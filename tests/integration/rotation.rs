@@ -255,7 +255,7 @@ fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool
     let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
     scene.insert(&other, "meanwhile");
-    walpost.wait_for_log("Kafka refuses the connection still");
+    walpost.wait_for_log("Kafka still refuses the connection");
     scrambled.write(&password(1));
     scene.wait_for_records(2);
     scene.settle(walpost, &[], scene.resends(1));

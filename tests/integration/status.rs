@@ -122,7 +122,7 @@ fn asking_nobody_is_wrong_usage() {
     Invocation::new(["status", "--http", "off"])
         .finish()
         .expect_code(2)
-        .expect_says(&["nobody is to be asked", "--postgres", "--http"]);
+        .expect_says(&["nothing to query", "--postgres", "--http"]);
     Invocation::new(["status", "--config", "/nowhere/walpost.toml"])
         .finish()
         .expect_code(2)

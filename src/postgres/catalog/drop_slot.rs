@@ -129,7 +129,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
-    /// written; another attempt continues that.
+    /// written; another attempt resumes that.
     pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
