@@ -240,7 +240,7 @@ fn first_sentence(format: &str) -> String {
 /// The formats of an error enum's variants, wherever in `src/` it is.
 fn formats(sources: &str, name: &str) -> Vec<String> {
     let start = sources
-        .find(&format!("pub enum {name} {{"))
+        .find(&format!("enum {name} {{"))
         .unwrap_or_else(|| panic!("no enum {name}"));
     let body = &sources[start..];
     let body = &body[..body.find("\n}").unwrap()];
