@@ -175,7 +175,7 @@ fn transaction_that_meets_a_topic_with_a_limit_is_made_again_in_smaller_batches(
     let log = walpost.terminate().expect_code(0).stderr;
     assert_eq!(log.matches("reconnecting").count(), 1, "{log}");
     assert!(
-        log.contains("takes batches of 100000 bytes at most (max.message.bytes)"),
+        log.contains("accepts batches of at most 100000 bytes (max.message.bytes)"),
         "{log}"
     );
     let log = log.replace("reconnecting", "");

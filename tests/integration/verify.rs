@@ -89,8 +89,9 @@ impl<'f> Forged<'f> {
     }
 
     /// Of the event with that number in the transaction with that commit LSN.
-    fn at(mut self, commit: u32, index: u32) -> Self {
-        let position = format!("00000000/{commit:08X}:{index:010}");
+    fn at(mut self, commit: u64, index: u32) -> Self {
+        let (high, low) = (commit >> 32, commit & u64::from(u32::MAX));
+        let position = format!("{high:08X}/{low:08X}:{index:010}");
         self.headers.push(("walpost-position", position));
         self
     }
@@ -483,7 +484,7 @@ fn stranger_is_counted_and_an_error_only_where_that_is_asked() {
         .produce(scene.broker);
     // Committed later than the table was read.
     Forged::new(&aggregate, "a", "not-yet-in-the-table")
-        .at(u32::MAX, 0)
+        .at(u64::MAX >> 1, 0)
         .produce(scene.broker);
     scene.broker.produce(
         &format!("outbox.event.{aggregate}"),
