@@ -7,8 +7,9 @@
 --   psql -f sql/journal.sql
 --
 -- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: a table that is there
--- already is examined. Where its CHECK is of version 0.1, its owner has it widened. They serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and
--- add to it, and do neither UPDATE nor DELETE, and change the slots' states. They are in no publication: what they say is no event.
+-- already is examined, and the CHECK of version 0.1 on the journal's actions is replaced where its owner runs this. The
+-- tables serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and add to it, and do
+-- neither UPDATE nor DELETE, and change the slots' states. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
@@ -37,7 +38,8 @@ BEGIN
                 USING HINT = 'Give it another name, and run this again.';
         END IF;
         SELECT c.relowner, k.conname INTO owner, narrow FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
-            WHERE c.oid = journal AND k.contype = 'c' AND strpos(pg_get_constraintdef(k.oid), '''drop slot''') = 0;
+            WHERE c.oid = journal AND k.contype = 'c' AND strpos(pg_get_constraintdef(k.oid), '''let go''') > 0
+                AND strpos(pg_get_constraintdef(k.oid), '''drop slot''') = 0;
         IF narrow IS NULL THEN
             NULL;
         ELSIF pg_has_role(owner, 'USAGE') THEN

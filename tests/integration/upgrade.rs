@@ -50,6 +50,20 @@ fn as_of_the_first_version(scene: &Scene) {
     }
 }
 
+/// Another CHECK on the actions is its owner's business, however often `init` runs.
+#[test]
+fn check_that_is_not_of_the_first_version_stays() {
+    let scene = Scene::new();
+    as_of_the_first_version(&scene);
+    scene.db.run("ALTER TABLE walpost.journal ADD CONSTRAINT others CHECK (action IN ('snapshot', 'skip', 'replay'))");
+    for _ in 0..2 {
+        scene.init().finish().expect_code(0);
+    }
+    let names = "SELECT array_agg(conname::text ORDER BY conname) = '{journal_action_check,others}' FROM pg_constraint
+         WHERE conrelid = 'walpost.journal'::regclass AND contype = 'c'";
+    assert!(scene.db.is_true(names));
+}
+
 /// The journal allows what this version writes.
 fn is_widened(scene: &Scene) -> bool {
     scene.db.is_true(

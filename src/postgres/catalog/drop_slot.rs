@@ -123,8 +123,8 @@ impl Catalog {
         Ok(entries.into_iter().map(DroppedSlot::from).collect())
     }
 
-    /// Drops the slot of a pipeline, if nobody has it and it keeps more than `max_bytes` of the
-    /// log: writes that down, and drops it. `copies` says whether the pipeline delivers rows that are
+    /// Drops the slot of a pipeline, if nobody has it and it retains more than `max_bytes` of WAL: records that in the
+    /// journal, and drops it. `copies` says whether the pipeline delivers rows that are
     /// older than its slot: where it has not yet, all rows may be missing.
     ///
     /// # Errors
@@ -152,8 +152,8 @@ impl Catalog {
                 "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
             )
             .await?;
-        let said = SnapshotRecord::of(&self.journal(pipeline, target).await?);
-        let is_copied = match said {
+        let record = SnapshotRecord::of(&self.journal(pipeline, target).await?);
+        let is_copied = match record {
             // Nothing at or after the consistent point is confirmed before all of the copy is durable.
             SnapshotRecord::Begun(snapshot_lsn) => slot_position.confirmed >= snapshot_lsn,
             SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
@@ -170,7 +170,7 @@ impl Catalog {
             detail,
         };
         let table = target.outbox.table().map(TableName::to_string);
-        if said == SnapshotRecord::Nothing {
+        if record == SnapshotRecord::Nothing {
             // Before a new slot the whole table would be copied.
             let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, why))
