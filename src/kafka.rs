@@ -1,6 +1,7 @@
 //! Everything that knows rdkafka.
 
 mod aside;
+mod brokers;
 pub(crate) mod context;
 pub(crate) mod credentials;
 mod end;

@@ -20,13 +20,13 @@ use rdkafka::bindings::{
     rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs, rd_kafka_ConfigResource_destroy,
     rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new, rd_kafka_ConfigResource_t,
     rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources,
-    rd_kafka_ResourceType_t as ResourceType, rd_kafka_admin_op_t as AdminOp,
-    rd_kafka_event_DescribeConfigs_result, rd_kafka_event_destroy, rd_kafka_event_error,
-    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
-    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
-    rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy,
-    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new,
-    rd_kafka_vtype_t as Vtype,
+    rd_kafka_ResourceType_t as ResourceType, rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add,
+    rd_kafka_brokers_learned_ids, rd_kafka_event_DescribeConfigs_result, rd_kafka_event_destroy,
+    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets,
+    rd_kafka_header_add, rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t,
+    rd_kafka_last_error, rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy,
+    rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
+    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -150,6 +150,27 @@ pub(super) fn meet(producer: &BaseProducer<Context>, within: Duration) {
         if !metadata.is_null() {
             rd_kafka_metadata_destroy(metadata);
         }
+    }
+}
+
+/// Whether the producer knows a broker by its id: one that brokers have named in their metadata.
+pub(super) fn knows_brokers(producer: &BaseProducer<Context>) -> bool {
+    let mut count = 0;
+    // SAFETY: the producer is there, and the ids are librdkafka's to free.
+    unsafe {
+        let client = producer.client().native_ptr();
+        let ids = rd_kafka_brokers_learned_ids(client, &raw mut count);
+        rd_kafka_mem_free(client, ids.cast());
+    }
+    count > 0
+}
+
+/// Has the producer connect to these brokers too, which are written as in `bootstrap.servers`.
+pub(super) fn add_brokers(producer: &BaseProducer<Context>, servers: &str) {
+    // What holds a NUL was no list for the producer either.
+    if let Ok(servers) = CString::new(servers) {
+        // SAFETY: the producer is there, and the text is copied.
+        unsafe { rd_kafka_brokers_add(producer.client().native_ptr(), servers.as_ptr()) };
     }
 }
 

@@ -9,6 +9,7 @@ use rdkafka::producer::{BaseProducer, Producer};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{info, warn};
 
+use super::brokers::Brokers;
 use super::context::Context;
 use super::credentials::{Credentials, Login};
 use super::flusher::Flusher;
@@ -53,6 +54,7 @@ pub struct KafkaSink {
     /// Exactly-once.
     transactions: Option<Transactions>,
     asked_at: Instant,
+    brokers: Arc<Brokers>,
     /// How often [`Sink::read_more`] was called.
     reads: u64,
     /// Records that must not be produced: the brokers do not take them.
@@ -209,6 +211,7 @@ impl KafkaSink {
             .create_with_context(context)
             .map_err(|error| SinkError::Configuration(describe(&error)))?;
         let producer = Arc::new(producer);
+        let brokers = Arc::new(Brokers::new(topics.brokers()));
         let no_thread =
             |error: std::io::Error| SinkError::Broken(format!("no thread for it: {error}"));
         let poller = Poller::start(Arc::clone(&producer)).map_err(no_thread)?;
@@ -228,6 +231,7 @@ impl KafkaSink {
             known: HashMap::new(),
             transactions: None,
             asked_at: Instant::now(),
+            brokers,
             reads: 0,
             refused: Vec::new(),
         })
@@ -408,9 +412,10 @@ impl Sink for KafkaSink {
     }
 
     fn answers(&mut self) -> Answer {
-        let producer = Arc::clone(&self.producer);
+        let (producer, brokers) = (Arc::clone(&self.producer), Arc::clone(&self.brokers));
         Box::pin(async move {
             loop {
+                brokers.keep(&producer);
                 let asking = Arc::clone(&producer);
                 let asked = spawn_blocking(move || {
                     ask(&asking, None) || asking.context().refusal().is_some()
@@ -425,10 +430,14 @@ impl Sink for KafkaSink {
 
     /// Without records nobody would notice that an outage has ended.
     fn tend(&mut self) {
-        if !self.producer.context().is_down() || self.asked_at.elapsed() < ASK {
+        if self.asked_at.elapsed() < ASK {
             return;
         }
         self.asked_at = Instant::now();
+        self.brokers.keep(&self.producer);
+        if !self.producer.context().is_down() {
+            return;
+        }
         let producer = Arc::clone(&self.producer);
         let topic = self.known.keys().next().cloned();
         spawn_blocking(move || ask(&producer, topic.as_deref()));

@@ -8,7 +8,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::{freeze, thaw};
 use crate::support::scene::Scene;
-use crate::support::wait::stays;
+use crate::support::wait::{stays, wait_until};
 
 const MEGABYTE: u64 = 1 << 20;
 
@@ -77,6 +77,29 @@ fn connector_that_starts_before_the_broker_waits_for_it() {
     stays("running", Duration::from_secs(3), || walpost.is_running());
     broker.start();
     scene.settle(walpost, &[], Resends::Never);
+}
+
+in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
+
+/// The last broker that stops answers still. librdkafka forgets all brokers then, for good.
+fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
+    let broker = Broker::private();
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let departure = kafka.departure();
+    let servers = format!("bootstrap.servers=127.0.0.1:{}", kafka.port());
+    let often = "topic.metadata.refresh.interval.ms=500";
+    let walpost = scene.start_with(&["-X", &servers, "-X", often]);
+    scene.insert(&aggregate, "k");
+    scene.wait_until_confirmed();
+    departure.set(true);
+    wait_until("an answer that names no broker", || departure.answers() > 0);
+    scene.insert(&aggregate, "k");
+    kafka.cut();
+    departure.set(false);
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], scene.resends(1));
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Lag {
 }
 
 /// A message without its length.
-fn receive(mut from: &TcpStream) -> io::Result<Vec<u8>> {
+pub(super) fn receive(mut from: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let mut message = vec![0; u32::from_be_bytes(length) as usize];
@@ -142,12 +142,12 @@ fn receive(mut from: &TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-fn send(mut to: &TcpStream, message: &[u8]) -> io::Result<()> {
+pub(super) fn send(mut to: &TcpStream, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     to.write_all(&[&length, message].concat())
 }
 
-fn varint(from: &mut &[u8]) -> Option<usize> {
+pub(super) fn varint(from: &mut &[u8]) -> Option<usize> {
     let last = from.iter().take(4).position(|byte| byte & 0x80 == 0)?;
     let (bytes, rest) = from.split_at(last + 1);
     *from = rest;

@@ -19,6 +19,7 @@ pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod checker;
 pub(crate) mod cluster;
+pub(crate) mod departure;
 pub(crate) mod disk;
 pub(crate) mod event;
 pub(crate) mod http;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
+use super::departure::Departure;
 use super::lag::{Fetches, Lag};
 
 /// What the proxy does with the bytes of all its connections.
@@ -65,6 +66,8 @@ struct State {
     hidden: Option<String>,
     /// What Kafka's leaders don't give yet.
     lag: Option<Arc<Lag>>,
+    /// Kafka's brokers seem to be no more.
+    departure: Option<Arc<Departure>>,
     is_over: bool,
 }
 
@@ -84,6 +87,7 @@ impl Proxy {
                 cuts: 0,
                 hidden: None,
                 lag: None,
+                departure: None,
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -144,6 +148,13 @@ impl Proxy {
         let lag = Arc::new(Lag::behind(end));
         self.shared.lock().lag = Some(Arc::clone(&lag));
         lag
+    }
+
+    /// Kafka's brokers can seem to be no more on connections that come from now on, which have no other troubles.
+    pub(crate) fn departure(&self) -> Arc<Departure> {
+        let departure = Arc::new(Departure::default());
+        self.shared.lock().departure = Some(Arc::clone(&departure));
+        departure
     }
 
     /// Passes on to another port after so many connections more.
@@ -224,7 +235,10 @@ impl Shared {
             stream.set_nodelay(true)?;
             self.lock().streams.push(Arc::downgrade(stream));
         }
-        let lag = self.lock().lag.clone();
+        let (lag, departure) = {
+            let state = self.lock();
+            (state.lag.clone(), state.departure.clone())
+        };
         let fetches = Arc::new(Fetches::default());
         let ways = [
             (true, Arc::clone(&client), Arc::clone(&server)),
@@ -233,11 +247,14 @@ impl Shared {
         for (is_asking, from, to) in ways {
             let shared = Arc::clone(self);
             let (lag, fetches) = (lag.clone(), Arc::clone(&fetches));
+            let departure = departure.clone();
             thread::spawn(move || {
-                let _ = match lag {
-                    Some(lag) if is_asking => lag.ask(&from, &to, &fetches),
-                    Some(lag) => lag.answer(&from, &to, &fetches),
-                    None => shared.carry(&from, &to),
+                let _ = match (lag, departure) {
+                    (Some(lag), _) if is_asking => lag.ask(&from, &to, &fetches),
+                    (Some(lag), _) => lag.answer(&from, &to, &fetches),
+                    (None, Some(departure)) if is_asking => departure.ask(&from, &to),
+                    (None, Some(departure)) => departure.answer(&from, &to),
+                    (None, None) => shared.carry(&from, &to),
                 };
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);
