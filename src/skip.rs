@@ -15,6 +15,7 @@ use crate::kafka::producer::KafkaSink;
 use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::decode::preview::{Found, Preview, Until};
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry, Written};
@@ -329,7 +330,7 @@ async fn checkpoint(
         return Ok(None);
     };
     let found = checkpoints.look().await?;
-    let found = found.ok_or_else(|| PipelineError::NoCheckpoint {
+    let found = found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
         pipeline: settings.name.clone(),
         topic: place.topic.clone(),
         slot: slot.clone(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
+use super::exactly_once::error::ExactlyOnceError;
 use crate::delivery::checkpoint::HistoryError;
 use crate::delivery::chunks::KeyError;
 use crate::delivery::watermark::DeliveryFailure;
@@ -113,26 +114,8 @@ pub enum PipelineError {
          which requires one. Add it, or set wal_budget.on_max = \"hold\""
     )]
     NoKey { table: TableName },
-    /// Exactly-once, and nobody knows what is in Kafka.
-    #[error(
-        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
-         nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
-    )]
-    NoCheckpoint {
-        pipeline: String,
-        /// The topic of checkpoints.
-        topic: String,
-        slot: String,
-    },
-    /// Exactly-once, and the log does not go on from what is in Kafka.
-    #[error(
-        "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-         and accept the slot as it is now: walpost checkpoint adopt"
-    )]
-    History(#[from] HistoryError),
-    /// The same may be, or another instance had the slot after the checkpoint was read.
-    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
-    Outrun(HistoryError),
+    #[error(transparent)]
+    ExactlyOnce(#[from] ExactlyOnceError),
     /// What is delivered can't be confirmed.
     #[error(
         "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
@@ -296,6 +279,12 @@ pub enum PipelineError {
         /// The last.
         until: Position,
     },
+}
+
+impl From<HistoryError> for PipelineError {
+    fn from(error: HistoryError) -> Self {
+        Self::ExactlyOnce(error.into())
+    }
 }
 
 impl PipelineError {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::error::PipelineError;
 use super::error::SnapshotError;
+use super::exactly_once::error::ExactlyOnceError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
@@ -59,9 +60,7 @@ pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
         | PipelineError::SlotMoved { .. }
         | PipelineError::OverBudget { .. }
         | PipelineError::SlotDropped(_)
-        | PipelineError::NoCheckpoint { .. }
-        | PipelineError::History(_)
-        | PipelineError::Outrun(_) => ErrorKind::History,
+        | PipelineError::ExactlyOnce(_) => ErrorKind::History,
         PipelineError::Decode { .. }
         | PipelineError::Order(_)
         | PipelineError::UnknownRelation { .. }
@@ -100,16 +99,13 @@ pub(crate) fn remedy(error: &PipelineError) -> Remedy {
         PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
         PipelineError::DeadLetter { error, .. } => of_sink(error),
         PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
-        PipelineError::Delivery(_) | PipelineError::Passed { .. } | PipelineError::Outrun(_) => {
-            Remedy::RebuildSink
-        }
+        PipelineError::Delivery(_) | PipelineError::Passed { .. } => Remedy::RebuildSink,
+        PipelineError::ExactlyOnce(error) => of_exactly_once(error),
         PipelineError::Problem(_)
         | PipelineError::OtherCluster { .. }
         | PipelineError::SlotMoved { .. }
         | PipelineError::SlotDropped(_)
         | PipelineError::NoKey { .. }
-        | PipelineError::NoCheckpoint { .. }
-        | PipelineError::History(_)
         | PipelineError::Decode { .. }
         | PipelineError::Order(_)
         | PipelineError::Mapping(_)
@@ -195,6 +191,13 @@ fn of_server(error: &ServerError) -> Remedy {
             // Everything else is about what is there or what we may: it will be the same next time.
             _ => Remedy::Halt,
         },
+    }
+}
+
+pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
+    match error {
+        ExactlyOnceError::NoCheckpoint { .. } | ExactlyOnceError::History(_) => Remedy::Halt,
+        ExactlyOnceError::Outrun(_) => Remedy::RebuildSink,
     }
 }
 

@@ -24,6 +24,7 @@ use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
 use super::database::{CatalogQueries, Database};
 use super::error::PipelineError;
+use super::exactly_once::error::ExactlyOnceError;
 use super::order::Order;
 use super::run;
 use super::settings::{
@@ -391,7 +392,8 @@ impl Simulation {
                 let is_expected = self.shared.lock().put_back.is_some();
                 let is_halt = matches!(
                     error,
-                    PipelineError::History(_) | PipelineError::SlotMoved { .. }
+                    PipelineError::ExactlyOnce(ExactlyOnceError::History(_))
+                        | PipelineError::SlotMoved { .. }
                 );
                 if is_expected && is_halt {
                     self.has_halted = true;

@@ -5,6 +5,7 @@ use crate::delivery::chunks::Chunk;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
 use crate::outbox::Record;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::sink::{Produced, SinkError};
 
 mod ahead;
@@ -597,7 +598,13 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     scene.done(&outbox());
     scene.done(&insert("a"));
     let error = scene.send(&insert("x")).expect_err("another history");
-    assert!(matches!(error, PipelineError::History(_)), "{error}");
+    assert!(
+        matches!(
+            error,
+            PipelineError::ExactlyOnce(ExactlyOnceError::History(_))
+        ),
+        "{error}"
+    );
 }
 
 /// A transaction between the consistent points of two chunks has rows of which some were copied. Those count

@@ -22,6 +22,7 @@ use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::decode::Core;
 use crate::pipeline::error::{PipelineError, SnapshotError};
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
@@ -151,7 +152,7 @@ impl<C: CatalogQueries> Checked<C> {
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error),
                     error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
-                Some(found.ok_or_else(|| PipelineError::NoCheckpoint {
+                Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
                     pipeline: settings.name.clone(),
                     topic: checkpoint.topic.clone(),
                     slot: settings.target.slot.clone(),
@@ -427,7 +428,7 @@ fn resume_from(
     core: &mut Core,
     session_state: &mut SessionState,
     now: Instant,
-) -> Result<TransactionCommitter, PipelineError> {
+) -> Result<TransactionCommitter, ExactlyOnceError> {
     let resume = match checkpoint.resume(server) {
         Ok(resume) => resume,
         Err(error) => return Err(session_state.doubt(checkpoint, error)),

@@ -9,6 +9,7 @@ use crate::model::window::Window;
 use crate::pipeline::access::Access;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
@@ -83,12 +84,16 @@ impl SessionState {
 
     /// `checkpoint` does not fit the slot. It was read before the slot was ours, and another
     /// instance may have moved both since: only if it is the same still, that is how it is.
-    pub(super) fn doubt(&mut self, checkpoint: Checkpoint, error: HistoryError) -> PipelineError {
+    pub(super) fn doubt(
+        &mut self,
+        checkpoint: Checkpoint,
+        error: HistoryError,
+    ) -> ExactlyOnceError {
         if self.doubted.as_ref() == Some(&checkpoint) {
-            return PipelineError::History(error);
+            return error.into();
         }
         self.doubted = Some(checkpoint);
-        PipelineError::Outrun(error)
+        ExactlyOnceError::Outrun(error)
     }
 
     /// A server of another cluster has not what was read so far, and its LSNs mean something else.
