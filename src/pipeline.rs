@@ -28,6 +28,7 @@ use tracing::{debug, info, warn};
 
 use self::database::Database;
 use self::decode::Core;
+use self::decode::error::CoreError;
 use self::error::PipelineError;
 use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
@@ -274,8 +275,8 @@ pub(crate) async fn run<S: Sink>(
 /// that the next producer would meet the same refusal, and so on for ever.
 async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     let broken = match &error {
-        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => error,
-        PipelineError::DeadLetter { error, .. } => error,
+        PipelineError::Sink(error) | PipelineError::Core(CoreError::Produce { error, .. }) => error,
+        PipelineError::Core(CoreError::DeadLetter { error, .. }) => error,
         _ => return error,
     };
     if !matches!(broken, SinkError::Broken(_)) {

@@ -350,7 +350,10 @@ async fn checkpoint(
         confirmed,
         flushed: identity.flushed,
     };
-    let resumed = found.resumed(&server, &found.resume(&server)?);
+    let resumed = found.resumed(
+        &server,
+        &found.resume(&server).map_err(ExactlyOnceError::from)?,
+    );
     Ok(Some((found, resumed)))
 }
 

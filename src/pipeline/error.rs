@@ -4,29 +4,23 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 
+use super::decode::error::CoreError;
 use super::exactly_once::error::ExactlyOnceError;
-use crate::delivery::checkpoint::HistoryError;
-use crate::delivery::chunks::KeyError;
 use crate::delivery::watermark::DeliveryFailure;
-use crate::delivery::watermark::OrderError;
 use crate::model::lsn::Lsn;
 use crate::model::lsn::Position;
 use crate::model::rounded::Elapsed;
 use crate::outbox::columns::MappingError;
-use crate::outbox::envelope::EnvelopeError;
-use crate::outbox::route::RouteError;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::Problem;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
-use crate::postgres::wire::copy_text::TextError;
-use crate::postgres::wire::pgoutput::DecodeError;
 use crate::sink::SinkError;
 
 /// Why a pipeline can't go on. [`recovery::remedy`](super::recovery::remedy) says what each calls for.
 #[derive(Debug, thiserror::Error)]
-pub enum PipelineError {
+pub(crate) enum PipelineError {
     /// The replication connection failed.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
@@ -134,134 +128,14 @@ pub enum PipelineError {
         "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
     )]
     ServerStopping,
-    /// A message of the plugin can't be decoded.
-    #[error("{error}, at {at}")]
-    Decode {
-        /// Position of the message.
-        at: String,
-        /// What is wrong with it.
-        error: DecodeError,
-    },
-    /// The stream violates the protocol.
-    #[error("replication protocol violation: {0}")]
-    Order(#[from] OrderError),
     /// The outbox has not the columns that the settings expect.
     #[error(transparent)]
     Mapping(#[from] MappingError),
-    /// The publication has another table's rows.
-    #[error(
-        "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
-         with publish_via_partition_root = true if that is partitioned"
-    )]
-    ForeignTable {
-        /// Position of the row.
-        at: Position,
-        /// The table of the row.
-        found: String,
-        /// The table of the settings.
-        expected: TableName,
-    },
-    /// The publication has a table's rows, and the outbox is no table.
-    #[error(
-        "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
-    )]
-    RowBesideMessages {
-        /// Position of the row.
-        at: Position,
-        /// The table of the row.
-        found: String,
-    },
-    /// A message with the outbox's prefix is no event.
-    #[error(
-        "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
-         walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
-         topic for dead letters. To leave out the transaction that has it: walpost skip --to {at}"
-    )]
-    Envelope {
-        /// Position of the message.
-        at: Position,
-        prefix: String,
-        /// What is wrong with it.
-        error: EnvelopeError,
-    },
-    /// A row is larger than the configuration allows.
-    #[error(
-        "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
-         max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
-         sql/outbox.sql and sql/publish.sql do"
-    )]
-    RowTooLarge {
-        /// Position of the row.
-        at: String,
-        /// Length of the message.
-        bytes: usize,
-        /// `max_row_bytes`
-        max: usize,
-    },
-    /// A row of a table that was not described before.
-    #[error("the row at {at} is of the unknown relation {oid}")]
-    UnknownRelation {
-        /// Position of the row.
-        at: Position,
-        /// OID of its table.
-        oid: u32,
-    },
-    /// A row that the protocol doesn't allow.
-    #[error("{table}: the stream has {found} at {at}")]
-    BadTuple {
-        /// Position of the row.
-        at: Position,
-        table: TableName,
-        /// What is there.
-        found: &'static str,
-    },
-    /// A row that can't be copied, or not be told from one that was.
-    #[error("{table}: the row at {at} can't be copied, or told from those that were: {error}")]
-    BadLine {
-        /// Position of the row.
-        at: Position,
-        table: TableName,
-        /// What is wrong with it.
-        error: LineError,
-    },
+    #[error(transparent)]
+    Core(#[from] CoreError),
     /// Rows that are older than the slot can't be delivered.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A row that can't become a record.
-    #[error("{row} at {at} can't become a record: {error}")]
-    Route {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: RouteError,
-    },
-    /// A record that the sink doesn't take.
-    #[error("{row} at {at}: {error}")]
-    Produce {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: SinkError,
-    },
-    /// A dead letter that the sink doesn't take.
-    #[error(
-        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
-    )]
-    DeadLetter {
-        /// Position of the row.
-        at: Position,
-        /// The row, for a person.
-        row: String,
-        /// Why.
-        error: Box<SinkError>,
-        /// Why the row can't become a record.
-        reason: String,
-    },
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
@@ -281,12 +155,6 @@ pub enum PipelineError {
     },
 }
 
-impl From<HistoryError> for PipelineError {
-    fn from(error: HistoryError) -> Self {
-        Self::ExactlyOnce(error.into())
-    }
-}
-
 impl PipelineError {
     pub(super) fn two_servers(target: &Target, walsender: i32, found: Option<i32>) -> Self {
         Self::TwoServers {
@@ -299,7 +167,7 @@ impl PipelineError {
 
 /// Rows that are older than the slot can't be delivered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SnapshotError {
+pub(crate) enum SnapshotError {
     /// Nobody knows whether they are already.
     #[error(
         "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
@@ -351,17 +219,6 @@ pub enum SnapshotError {
     Outrun,
 }
 
-/// A line that can't be taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LineError {
-    /// It is none of COPY's.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// It could not be gone on behind it.
-    #[error(transparent)]
-    Key(#[from] KeyError),
-}
-
 /// A slot was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -369,7 +226,7 @@ pub enum LineError {
      it: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; then send what is missing: \
      walpost replay --dropped-slots --pipeline {pipeline}"
 )]
-pub struct SlotDropped {
+pub(crate) struct SlotDropped {
     pub(super) pipeline: String,
     pub(super) slot: String,
     /// For what reason, if it was just now.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::error::SnapshotError;
 use super::exactly_once::error::ExactlyOnceError;
@@ -44,79 +45,73 @@ impl Remedy {
 /// What `error` is about.
 #[must_use]
 pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
-    match error {
-        PipelineError::Connection(_)
-        | PipelineError::Catalog(_)
-        | PipelineError::Refused { .. }
-        | PipelineError::SlotInUse { .. }
-        | PipelineError::TwoServers { .. }
-        | PipelineError::Unrecorded { .. }
-        | PipelineError::ServerStopping => ErrorKind::Postgres,
-        PipelineError::Problem(_)
-        | PipelineError::NoKey { .. }
-        | PipelineError::Mapping(_)
-        | PipelineError::Snapshot(_) => ErrorKind::Setup,
-        PipelineError::OtherCluster { .. }
-        | PipelineError::SlotMoved { .. }
-        | PipelineError::OverBudget { .. }
-        | PipelineError::SlotDropped(_)
-        | PipelineError::ExactlyOnce(_) => ErrorKind::History,
-        PipelineError::Decode { .. }
-        | PipelineError::Order(_)
-        | PipelineError::UnknownRelation { .. }
-        | PipelineError::BadTuple { .. } => ErrorKind::Protocol,
-        PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideMessages { .. }
-        | PipelineError::Envelope { .. }
-        | PipelineError::RowTooLarge { .. }
-        | PipelineError::BadLine { .. }
-        | PipelineError::Route { .. } => ErrorKind::Row,
-        PipelineError::Sink(_)
-        | PipelineError::Produce { .. }
-        | PipelineError::DeadLetter { .. }
-        | PipelineError::Passed { .. }
-        | PipelineError::Delivery(_) => ErrorKind::Kafka,
-    }
+    both(error).0
 }
 
 /// What `error` calls for.
 #[must_use]
 pub(crate) fn remedy(error: &PipelineError) -> Remedy {
+    both(error).1
+}
+
+/// What an error is about, and what it calls for.
+type Both = (ErrorKind, Remedy);
+
+fn both(error: &PipelineError) -> Both {
     match error {
-        PipelineError::Connection(error) => of_connection(error),
-        PipelineError::Catalog(error) => of_catalog(error),
-        PipelineError::Refused { lasts, .. } if *lasts < REFUSAL_PATIENCE => Remedy::Reconnect,
-        PipelineError::Refused { .. } => Remedy::Halt,
-        PipelineError::SlotInUse { .. } => Remedy::StandBy,
-        PipelineError::ServerStopping
-        | PipelineError::TwoServers { .. }
-        | PipelineError::Unrecorded { .. }
-        | PipelineError::OverBudget { .. }
-        | PipelineError::Problem(Problem::InRecovery { .. } | Problem::HeldByOther { .. }) => {
-            Remedy::Reconnect
+        PipelineError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
+        PipelineError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        PipelineError::Problem(error) => (ErrorKind::Setup, of_problem(error)),
+        PipelineError::Refused { lasts, .. } if *lasts < REFUSAL_PATIENCE => {
+            (ErrorKind::Postgres, Remedy::Reconnect)
         }
-        PipelineError::Snapshot(error) => of_snapshot(error),
-        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
-        PipelineError::DeadLetter { error, .. } => of_sink(error),
-        PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
-        PipelineError::Delivery(_) | PipelineError::Passed { .. } => Remedy::RebuildSink,
-        PipelineError::ExactlyOnce(error) => of_exactly_once(error),
-        PipelineError::Problem(_)
-        | PipelineError::OtherCluster { .. }
-        | PipelineError::SlotMoved { .. }
-        | PipelineError::SlotDropped(_)
-        | PipelineError::NoKey { .. }
-        | PipelineError::Decode { .. }
-        | PipelineError::Order(_)
-        | PipelineError::Mapping(_)
-        | PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideMessages { .. }
-        | PipelineError::Envelope { .. }
-        | PipelineError::RowTooLarge { .. }
-        | PipelineError::UnknownRelation { .. }
-        | PipelineError::BadTuple { .. }
-        | PipelineError::BadLine { .. }
-        | PipelineError::Route { .. } => Remedy::Halt,
+        PipelineError::Refused { .. } => (ErrorKind::Postgres, Remedy::Halt),
+        PipelineError::SlotInUse { .. } => (ErrorKind::Postgres, Remedy::StandBy),
+        PipelineError::TwoServers { .. } => (ErrorKind::Postgres, Remedy::Reconnect),
+        PipelineError::OtherCluster { .. } | PipelineError::SlotMoved { .. } => {
+            (ErrorKind::History, Remedy::Halt)
+        }
+        PipelineError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
+        PipelineError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
+        PipelineError::NoKey { .. } => (ErrorKind::Setup, Remedy::Halt),
+        PipelineError::Unrecorded { .. } | PipelineError::ServerStopping => {
+            (ErrorKind::Postgres, Remedy::Reconnect)
+        }
+        PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
+        PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
+        PipelineError::Core(error) => core(error),
+        PipelineError::Snapshot(error) => (ErrorKind::Setup, of_snapshot(error)),
+        PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
+        PipelineError::Delivery(failure) if failure.permanent => (ErrorKind::Kafka, Remedy::Halt),
+        PipelineError::Delivery(_) | PipelineError::Passed { .. } => {
+            (ErrorKind::Kafka, Remedy::RebuildSink)
+        }
+    }
+}
+
+/// What an error of decoding calls for.
+#[cfg(any(test, fuzzing))]
+#[must_use]
+pub(crate) fn of_core(error: &CoreError) -> Remedy {
+    core(error).1
+}
+
+fn core(error: &CoreError) -> Both {
+    match error {
+        CoreError::Decode { .. }
+        | CoreError::Order(_)
+        | CoreError::UnknownRelation { .. }
+        | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
+        CoreError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
+        CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
+        CoreError::ForeignTable { .. }
+        | CoreError::RowBesideMessages { .. }
+        | CoreError::Envelope { .. }
+        | CoreError::RowTooLarge { .. }
+        | CoreError::BadLine { .. }
+        | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
+        CoreError::Produce { error, .. } => (ErrorKind::Kafka, of_sink(error)),
+        CoreError::DeadLetter { error, .. } => (ErrorKind::Kafka, of_sink(error)),
     }
 }
 
@@ -146,6 +141,32 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unexpected(_) => Remedy::Halt,
+    }
+}
+
+/// What a problem in the database calls for.
+#[must_use]
+pub(crate) fn of_problem(problem: &Problem) -> Remedy {
+    match problem {
+        Problem::InRecovery { .. } | Problem::HeldByOther { .. } => Remedy::Reconnect,
+        Problem::Version { .. }
+        | Problem::WalLevel { .. }
+        | Problem::NotReplicating { .. }
+        | Problem::NoTable { .. }
+        | Problem::NotATable { .. }
+        | Problem::Unlogged { .. }
+        | Problem::NoPublication { .. }
+        | Problem::NotPublished { .. }
+        | Problem::NoInserts { .. }
+        | Problem::NotViaRoot { .. }
+        | Problem::OtherTables { .. }
+        | Problem::NotEmpty { .. }
+        | Problem::NoSlot { .. }
+        | Problem::WrongPlugin { .. }
+        | Problem::WrongDatabase { .. }
+        | Problem::Temporary { .. }
+        | Problem::TwoPhase { .. }
+        | Problem::Lost { .. } => Remedy::Halt,
     }
 }
 

@@ -216,7 +216,10 @@ impl Session<'_> {
         draining: bool,
     ) -> Result<Wait, PipelineError> {
         while !draining || core.is_open() {
-            let frame = self.connection.peek().map_err(|error| core.unread(error))?;
+            let frame = self
+                .connection
+                .peek()
+                .map_err(|error| core.unread::<PipelineError>(error))?;
             let Some(frame) = frame else { break };
             match core.frame(&frame, sink)? {
                 Step::Done => {}

@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
 use super::database::{CatalogQueries, Database};
+use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::order::Order;
@@ -393,6 +394,7 @@ impl Simulation {
                 let is_halt = matches!(
                     error,
                     PipelineError::ExactlyOnce(ExactlyOnceError::History(_))
+                        | PipelineError::Core(CoreError::History(_))
                         | PipelineError::SlotMoved { .. }
                 );
                 if is_expected && is_halt {

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::database::{CatalogQueries, Database};
+use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
 use super::error::PipelineError;
 use super::settings::PipelineSettings;
@@ -454,7 +455,8 @@ impl Snapshot {
             mapping,
             key,
             before,
-        })?;
+        })
+        .map_err(CoreError::from)?;
         let stats = core.delivery.watermark.stats();
         stats.snapshot_entered(SnapshotPhase::Copying, about);
         info!(
@@ -541,7 +543,9 @@ impl Copying {
         let Some(connection) = &mut self.connection else {
             return Ok(Read::Nothing);
         };
-        let row = connection.peek_row().map_err(|error| core.unread(error))?;
+        let row = connection
+            .peek_row()
+            .map_err(|error| core.unread::<PipelineError>(error))?;
         match row {
             None => {
                 self.count(core);
@@ -560,7 +564,7 @@ impl Copying {
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
             },
             Some(CopyOut::End) => {
-                core.end_snapshot()?;
+                core.end_snapshot().map_err(CoreError::from)?;
                 self.count(core);
                 let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);

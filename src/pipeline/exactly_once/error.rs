@@ -4,7 +4,7 @@ use crate::delivery::checkpoint::HistoryError;
 
 /// What a start with exactly-once can end with.
 #[derive(Debug, thiserror::Error)]
-pub enum ExactlyOnceError {
+pub(crate) enum ExactlyOnceError {
     /// Nobody knows what is in Kafka.
     #[error(
         "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \

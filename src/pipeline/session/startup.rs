@@ -223,7 +223,9 @@ impl<C: CatalogQueries> Connected<C> {
             None => None,
             Some(checkpoint) => Some(Known {
                 has_delivered: checkpoint.delivered.is_some(),
-                copied: checkpoint.copied_on(&server)?,
+                copied: checkpoint
+                    .copied_on(&server)
+                    .map_err(ExactlyOnceError::from)?,
             }),
         };
         // A checkpoint knows better, here too.

@@ -284,6 +284,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
     for (name, least) in [
         ("Problem", 15),
         ("PipelineError", 8),
+        ("CoreError", 10),
         ("ExactlyOnceError", 2),
         ("SinkError", 7),
         ("ConnectionError", 5),
