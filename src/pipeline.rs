@@ -32,6 +32,7 @@ use self::decode::error::CoreError;
 use self::error::PipelineError;
 use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
+use self::session::error::StreamError;
 use self::session::state::SessionState;
 use self::settings::{Delivery, PipelineSettings};
 use self::wal_budget::slot_monitor;
@@ -144,10 +145,10 @@ pub(crate) async fn run<S: Sink>(
                     Err(error) => {
                         let error = with_reason(error, core).await;
                         isolates = match &error {
-                            PipelineError::Delivery(failure) => {
+                            PipelineError::Stream(StreamError::Delivery(failure)) => {
                                 isolation.failed(failure, core.delivery.watermark.in_flight())
                             }
-                            PipelineError::Passed { .. } => {
+                            PipelineError::Stream(StreamError::Passed { .. }) => {
                                 isolation.passed();
                                 true
                             }
@@ -219,7 +220,7 @@ pub(crate) async fn run<S: Sink>(
                     _ => None,
                 };
                 // A refusal ends in a halt, unless a person sees it in time.
-                let is_news = matches!(error, PipelineError::Refused { .. })
+                let is_news = matches!(error, PipelineError::Refused(_))
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
@@ -285,7 +286,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     // In vain where nothing but the connection is broken: then all is in flight until it times out.
     let _ = timeout(REASON, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
-        Some(failure) => PipelineError::Delivery(failure),
+        Some(failure) => StreamError::Delivery(failure).into(),
         None => error,
     }
 }

@@ -14,7 +14,7 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Problem};
+use crate::postgres::catalog::{Catalog, Problem, SlotInUse};
 use crate::postgres::replication::Connection;
 use crate::sink::{Sink, SinkError};
 
@@ -192,7 +192,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     let (server, active) = server(settings).await?;
     if let Some(pid) = active {
         let slot = server.slot;
-        return Err(PipelineError::SlotInUse { slot, pid }.into());
+        return Err(PipelineError::from(SlotInUse { slot, pid }).into());
     }
     let Some(producer) = settings.producer() else {
         return Ok(());

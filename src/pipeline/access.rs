@@ -53,13 +53,30 @@ impl Access {
             return error;
         }
         let since = *self.refused_since.get_or_insert(now);
-        PipelineError::Refused {
+        PipelineError::Refused(Refused {
             error: Box::new(error),
             role: postgres.user().to_owned(),
             origin: postgres.password_origin(),
             lasts: Duration::from_secs(now.duration_since(since).as_secs()),
-        }
+        })
     }
+}
+
+/// The server refuses the role that it had accepted.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
+     password or pg_hba.conf was changed. The password comes from {origin}",
+    .lasts.as_secs()
+)]
+pub(crate) struct Refused {
+    /// What the server says.
+    error: Box<PipelineError>,
+    role: String,
+    /// Where its password comes from, for a person.
+    origin: String,
+    /// For how long.
+    pub(super) lasts: Duration,
 }
 
 /// The server, or the one that has the last word among several, does not accept who we are.
@@ -117,7 +134,7 @@ mod tests {
         let walsender = ConnectionError::Dial(refused("28P01")).into();
         let error = access.judge(walsender, &postgres, at(615));
         assert_eq!(recovery::remedy(&error), Remedy::Halt, "{error}");
-        assert!(!matches!(error, PipelineError::Refused { .. }), "{error}");
+        assert!(!matches!(error, PipelineError::Refused(_)), "{error}");
         access.granted();
         let walsender = ConnectionError::Dial(refused("28P01")).into();
         let error = access.judge(walsender, &postgres, at(620));

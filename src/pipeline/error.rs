@@ -1,21 +1,16 @@
 //! Why a pipeline can't go on.
 
-use std::time::Duration;
-
 use bytesize::ByteSize;
 
+use super::access::Refused;
 use super::decode::error::CoreError;
 use super::exactly_once::error::ExactlyOnceError;
-use crate::delivery::watermark::DeliveryFailure;
-use crate::model::lsn::Lsn;
-use crate::model::lsn::Position;
-use crate::model::rounded::Elapsed;
+use super::session::error::{SlotError, StreamError};
 use crate::outbox::columns::MappingError;
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::catalog::Problem;
+use crate::postgres::catalog::{Problem, SlotInUse};
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
-use crate::postgres::target::Target;
 use crate::sink::SinkError;
 
 /// Why a pipeline can't go on. [`recovery::remedy`](super::recovery::remedy) says what each calls for.
@@ -27,71 +22,9 @@ pub(crate) enum PipelineError {
     /// The catalog can't be asked.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// The server refuses the role that it had accepted.
-    #[error(
-        "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
-         password or pg_hba.conf was changed. The password comes from {origin}",
-        .lasts.as_secs()
-    )]
-    Refused {
-        /// What the server says.
-        error: Box<PipelineError>,
-        role: String,
-        /// Where its password comes from, for a person.
-        origin: String,
-        /// For how long.
-        lasts: Duration,
-    },
     /// Outbox, publication or slot are not as they have to be.
     #[error(transparent)]
     Problem(#[from] Problem),
-    #[error("slot {slot:?} is active for PID {pid}")]
-    SlotInUse {
-        slot: String,
-        /// The server process that has it.
-        pid: i32,
-    },
-    /// The replication connection and the one for questions don't see the same slot.
-    #[error(
-        "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
-         two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
-         address lead to one server only"
-    )]
-    TwoServers {
-        slot: String,
-        /// The server process that streams to us.
-        walsender: i32,
-        /// What the catalog says, for a person.
-        found: String,
-    },
-    /// The server that answers is another one than before.
-    #[error(
-        "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
-         cluster, and what it has delivered is not known. If it is the right one, restart walpost"
-    )]
-    OtherCluster {
-        /// Now.
-        found: String,
-        /// Before.
-        expected: String,
-    },
-    /// Somebody else moved or re-created the slot.
-    #[error(
-        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
-         re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
-         {resend}; {then}"
-    )]
-    SlotMoved {
-        slot: String,
-        /// Where it stands.
-        found: Lsn,
-        /// What was confirmed last.
-        confirmed: Lsn,
-        /// How the events between are delivered.
-        resend: &'static str,
-        /// What a person does then.
-        then: String,
-    },
     /// The slot retains more WAL than it may, and is to be dropped.
     #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
     OverBudget {
@@ -109,25 +42,15 @@ pub(crate) enum PipelineError {
     )]
     NoKey { table: TableName },
     #[error(transparent)]
+    SlotInUse(#[from] SlotInUse),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    #[error(transparent)]
     ExactlyOnce(#[from] ExactlyOnceError),
-    /// What is delivered can't be confirmed.
-    #[error(
-        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
-         second connection to the server that streams it: {reason}",
-        elapsed = Elapsed(*lasts)
-    )]
-    Unrecorded {
-        slot: String,
-        /// For so long.
-        lasts: Duration,
-        /// Why.
-        reason: String,
-    },
-    /// The server is stopping and waits for what can't be delivered now.
-    #[error(
-        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
-    )]
-    ServerStopping,
     /// The outbox has not the columns that the settings expect.
     #[error(transparent)]
     Mapping(#[from] MappingError),
@@ -139,30 +62,6 @@ pub(crate) enum PipelineError {
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The sink took a record and could not make it durable.
-    #[error("{}", .0.reason)]
-    Delivery(DeliveryFailure),
-    /// Rows of a refused batch were accepted one by one.
-    #[error(
-        "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
-         smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
-    )]
-    Passed {
-        /// The first of the batch.
-        from: Position,
-        /// The last.
-        until: Position,
-    },
-}
-
-impl PipelineError {
-    pub(super) fn two_servers(target: &Target, walsender: i32, found: Option<i32>) -> Self {
-        Self::TwoServers {
-            slot: target.slot.clone(),
-            walsender,
-            found: found.map_or("none".to_owned(), |pid| pid.to_string()),
-        }
-    }
 }
 
 /// Rows that are older than the slot can't be delivered.

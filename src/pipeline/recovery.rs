@@ -6,6 +6,7 @@ use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::error::SnapshotError;
 use super::exactly_once::error::ExactlyOnceError;
+use super::session::error::{SlotError, StreamError};
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
@@ -62,28 +63,40 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
         PipelineError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
         PipelineError::Problem(error) => (ErrorKind::Setup, of_problem(error)),
-        PipelineError::Refused { lasts, .. } if *lasts < REFUSAL_PATIENCE => {
+        PipelineError::Refused(refused) if refused.lasts < REFUSAL_PATIENCE => {
             (ErrorKind::Postgres, Remedy::Reconnect)
         }
-        PipelineError::Refused { .. } => (ErrorKind::Postgres, Remedy::Halt),
-        PipelineError::SlotInUse { .. } => (ErrorKind::Postgres, Remedy::StandBy),
-        PipelineError::TwoServers { .. } => (ErrorKind::Postgres, Remedy::Reconnect),
-        PipelineError::OtherCluster { .. } | PipelineError::SlotMoved { .. } => {
-            (ErrorKind::History, Remedy::Halt)
-        }
+        PipelineError::Refused(_) => (ErrorKind::Postgres, Remedy::Halt),
+        PipelineError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
+        PipelineError::Slot(error) => slot(error),
+        PipelineError::Stream(error) => stream(error),
         PipelineError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
         PipelineError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
         PipelineError::NoKey { .. } => (ErrorKind::Setup, Remedy::Halt),
-        PipelineError::Unrecorded { .. } | PipelineError::ServerStopping => {
-            (ErrorKind::Postgres, Remedy::Reconnect)
-        }
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
         PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
         PipelineError::Core(error) => core(error),
         PipelineError::Snapshot(error) => (ErrorKind::Setup, of_snapshot(error)),
         PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
-        PipelineError::Delivery(failure) if failure.permanent => (ErrorKind::Kafka, Remedy::Halt),
-        PipelineError::Delivery(_) | PipelineError::Passed { .. } => {
+    }
+}
+
+fn slot(error: &SlotError) -> Both {
+    match error {
+        SlotError::TwoServers { .. } => (ErrorKind::Postgres, Remedy::Reconnect),
+        SlotError::OtherCluster { .. } | SlotError::SlotMoved { .. } => {
+            (ErrorKind::History, Remedy::Halt)
+        }
+    }
+}
+
+fn stream(error: &StreamError) -> Both {
+    match error {
+        StreamError::Unrecorded { .. } | StreamError::ServerStopping => {
+            (ErrorKind::Postgres, Remedy::Reconnect)
+        }
+        StreamError::Delivery(failure) if failure.permanent => (ErrorKind::Kafka, Remedy::Halt),
+        StreamError::Delivery(_) | StreamError::Passed { .. } => {
             (ErrorKind::Kafka, Remedy::RebuildSink)
         }
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::error::SlotError;
 use super::keepalive::status_pause;
 use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
@@ -70,7 +71,7 @@ impl Link {
         // confirmed says nothing of this one's.
         if slot.active_pid != Some(self.walsender) {
             let (walsender, found) = (self.walsender, slot.active_pid);
-            return Err(PipelineError::two_servers(target, walsender, found));
+            return Err(SlotError::two_servers(target, walsender, found).into());
         }
         self.resume = Some(slot.confirmed);
         Ok(slot.confirmed)

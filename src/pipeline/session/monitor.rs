@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use super::error::SlotError;
 use super::{UNRECORDED, VITALS};
 use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -120,7 +121,7 @@ async fn reopened<D: Database>(
     let pid = observed.slot.as_ref().and_then(|slot| slot.active_pid);
     match pid == Some(walsender) {
         true => Ok((catalog, observed)),
-        false => Err(PipelineError::two_servers(target, walsender, pid)),
+        false => Err(SlotError::two_servers(target, walsender, pid).into()),
     }
 }
 

@@ -29,8 +29,8 @@ use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::pace::Pace;
 use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::pipeline::wal_budget::slot_monitor;
-use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::{Observed, SlotInUse};
 use crate::postgres::replication::Identity;
 use crate::sink::Sink;
 
@@ -115,10 +115,8 @@ impl<C: CatalogQueries> Checked<C> {
         settings.check_columns(&observed)?;
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
             start.session_state.access.granted();
-            return Err(PipelineError::SlotInUse {
-                slot: target.slot.clone(),
-                pid,
-            });
+            let slot = target.slot.clone();
+            return Err(SlotInUse { slot, pid }.into());
         }
         Ok(Self { catalog, observed })
     }
@@ -315,7 +313,7 @@ impl<C: CatalogQueries> Planned<C> {
                             .catalog
                             .is_accounted_for(target, recorded, resume)
                             .await? => {}
-                    _ => return Err(moved),
+                    _ => return Err(moved.into()),
                 }
             }
         }

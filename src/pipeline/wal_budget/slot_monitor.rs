@@ -18,7 +18,7 @@ use crate::pipeline::error::SlotDropped;
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::postgres::catalog::drop_slot::Outcome;
-use crate::postgres::catalog::{CatalogError, Problem};
+use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
 /// What the slot monitor watches, in every session of a pipeline.
@@ -145,10 +145,11 @@ pub(crate) async fn drop_slot(
             let why = format!(", because it retained more than wal_budget.max, {max_size}");
             slot_dropped(settings, &entries, why)
         }
-        Ok(Ok((Outcome::InUse(pid), _))) => PipelineError::SlotInUse {
+        Ok(Ok((Outcome::InUse(pid), _))) => SlotInUse {
             slot: target.slot.clone(),
             pid,
-        },
+        }
+        .into(),
         Ok(Ok((Outcome::Changed, _))) => watched.over(),
         Ok(Err(error)) => PipelineError::Catalog(error),
         Err(_) => watched.over(),

@@ -317,6 +317,15 @@ pub(crate) enum Problem {
     },
 }
 
+/// The slot has a reader already: that is no problem of the database, and passes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot:?} is active for PID {pid}")]
+pub(crate) struct SlotInUse {
+    pub slot: String,
+    /// The server process that has it.
+    pub pid: i32,
+}
+
 /// Why a slot is lost, as the server calls it, for a person.
 fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
     match reason {

@@ -237,13 +237,21 @@ fn first_sentence(format: &str) -> String {
     sentence
 }
 
-/// The formats of an error enum's variants, wherever in `src/` it is.
+/// The formats of an error enum's variants, or that of an error struct, wherever in `src/` it is.
 fn formats(sources: &str, name: &str) -> Vec<String> {
-    let start = sources
-        .find(&format!("enum {name} {{"))
-        .unwrap_or_else(|| panic!("no enum {name}"));
-    let body = &sources[start..];
-    let body = &body[..body.find("\n}").unwrap()];
+    let body = match sources.find(&format!("enum {name} {{")) {
+        Some(start) => {
+            let body = &sources[start..];
+            &body[..body.find("\n}").unwrap()]
+        }
+        None => {
+            let end = sources
+                .find(&format!("struct {name} {{"))
+                .unwrap_or_else(|| panic!("no error {name}"));
+            let before = &sources[..end];
+            &before[before.rfind("#[error(").unwrap()..]
+        }
+    };
     body.split("#[error(")
         .skip(1)
         .filter_map(|rest| {
@@ -283,8 +291,10 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
     let mut missing = Vec::new();
     for (name, least) in [
         ("Problem", 15),
-        ("PipelineError", 8),
         ("CoreError", 10),
+        ("SlotError", 3),
+        ("SlotInUse", 1),
+        ("StreamError", 2),
         ("ExactlyOnceError", 2),
         ("SinkError", 7),
         ("ConnectionError", 5),
