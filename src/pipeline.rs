@@ -28,13 +28,13 @@ use tracing::{debug, info, warn};
 
 use self::database::Database;
 use self::decode::Core;
-use self::decode::error::CoreError;
-use self::error::PipelineError;
+use self::error::{Cause, PipelineError};
 use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
 use self::session::error::StreamError;
 use self::session::state::SessionState;
 use self::settings::{Delivery, PipelineSettings};
+use self::wal_budget::error::WalBudgetError;
 use self::wal_budget::slot_monitor;
 use self::wal_budget::slot_monitor::Watched;
 use crate::delivery::isolation::{Batching, Isolation};
@@ -179,11 +179,11 @@ pub(crate) async fn run<S: Sink>(
             Err(error) => error,
         };
         let error = match error {
-            PipelineError::OverBudget { .. } => {
+            PipelineError::WalBudget(WalBudgetError::OverBudget { .. }) => {
                 tokio::select! {
                     biased;
                     () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
-                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error,
+                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error.into(),
                 }
             }
             error => error,
@@ -275,12 +275,7 @@ pub(crate) async fn run<S: Sink>(
 /// no more records as soon as it knows, which can be before it has told whose batch it was; without
 /// that the next producer would meet the same refusal, and so on for ever.
 async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
-    let broken = match &error {
-        PipelineError::Sink(error) | PipelineError::Core(CoreError::Produce { error, .. }) => error,
-        PipelineError::Core(CoreError::DeadLetter { error, .. }) => error,
-        _ => return error,
-    };
-    if !matches!(broken, SinkError::Broken(_)) {
+    if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
     // In vain where nothing but the connection is broken: then all is in flight until it times out.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::PipelineError;
+use super::error::{Cause, PipelineError};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
@@ -42,12 +42,12 @@ impl Access {
         postgres: &Conninfo,
         now: Instant,
     ) -> PipelineError {
-        let (was_accepted, refused) = match &error {
-            PipelineError::Connection(ConnectionError::Dial(refused)) => {
-                (self.was_granted, refused)
+        let (was_accepted, refused) = match error.cause() {
+            Cause::Connection(ConnectionError::Dial(refused)) => (self.was_granted, refused),
+            Cause::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
+            Cause::Connection(_) | Cause::Catalog(_) | Cause::Sink(_) | Cause::Found => {
+                return error;
             }
-            PipelineError::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
-            _ => return error,
         };
         if !was_accepted || !is_refusal(refused) {
             return error;

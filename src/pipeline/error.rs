@@ -1,11 +1,10 @@
 //! Why a pipeline can't go on.
 
-use bytesize::ByteSize;
-
 use super::access::Refused;
 use super::decode::error::CoreError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
+use super::wal_budget::error::WalBudgetError;
 use crate::outbox::columns::MappingError;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::{Problem, SlotInUse};
@@ -25,22 +24,6 @@ pub(crate) enum PipelineError {
     /// Outbox, publication or slot are not as they have to be.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// The slot retains more WAL than it may, and is to be dropped.
-    #[error("slot {slot:?} retains more than wal_budget.max, {max}, and could not be dropped yet")]
-    OverBudget {
-        slot: String,
-        /// `wal_budget.max`
-        max: ByteSize,
-    },
-    /// The slot was dropped.
-    #[error(transparent)]
-    SlotDropped(Box<SlotDropped>),
-    /// The slot may be dropped, and the rows could not be sent again.
-    #[error(
-        "table {table} has no primary key, and wal_budget.on_max is \"drop-slot\": the events of a dropped slot are sent again from the table, \
-         which requires one. Add it, or set wal_budget.on_max = \"hold\""
-    )]
-    NoKey { table: TableName },
     #[error(transparent)]
     SlotInUse(#[from] SlotInUse),
     #[error(transparent)]
@@ -55,6 +38,8 @@ pub(crate) enum PipelineError {
     #[error(transparent)]
     Mapping(#[from] MappingError),
     #[error(transparent)]
+    WalBudget(#[from] WalBudgetError),
+    #[error(transparent)]
     Core(#[from] CoreError),
     /// Rows that are older than the slot can't be delivered.
     #[error(transparent)]
@@ -62,6 +47,64 @@ pub(crate) enum PipelineError {
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
+}
+
+/// Who has refused or failed, whichever stage it was met in.
+pub(super) enum Cause<'e> {
+    Connection(&'e ConnectionError),
+    Catalog(&'e CatalogError),
+    Sink(&'e SinkError),
+    /// Nobody else: the stages have found it themselves.
+    Found,
+}
+
+impl PipelineError {
+    pub(super) fn cause(&self) -> Cause<'_> {
+        match self {
+            Self::Connection(error) => Cause::Connection(error),
+            Self::Catalog(error) => Cause::Catalog(error),
+            Self::Sink(error) => Cause::Sink(error),
+            Self::WalBudget(error) => of_wal_budget(error),
+            Self::Core(error) => of_core(error),
+            Self::Snapshot(_) => Cause::Found,
+            Self::Problem(_)
+            | Self::SlotInUse(_)
+            | Self::Refused(_)
+            | Self::Slot(_)
+            | Self::Stream(_)
+            | Self::ExactlyOnce(_)
+            | Self::Mapping(_) => Cause::Found,
+        }
+    }
+}
+
+fn of_wal_budget(error: &WalBudgetError) -> Cause<'_> {
+    match error {
+        WalBudgetError::Catalog(error) => Cause::Catalog(error),
+        WalBudgetError::SlotInUse(_)
+        | WalBudgetError::OverBudget { .. }
+        | WalBudgetError::SlotDropped(_)
+        | WalBudgetError::NoKey { .. } => Cause::Found,
+    }
+}
+
+fn of_core(error: &CoreError) -> Cause<'_> {
+    match error {
+        CoreError::Produce { error, .. } => Cause::Sink(error),
+        CoreError::DeadLetter { error, .. } => Cause::Sink(error),
+        CoreError::Decode { .. }
+        | CoreError::Order(_)
+        | CoreError::Mapping(_)
+        | CoreError::History(_)
+        | CoreError::ForeignTable { .. }
+        | CoreError::RowBesideMessages { .. }
+        | CoreError::Envelope { .. }
+        | CoreError::RowTooLarge { .. }
+        | CoreError::UnknownRelation { .. }
+        | CoreError::BadTuple { .. }
+        | CoreError::BadLine { .. }
+        | CoreError::Route { .. } => Cause::Found,
+    }
 }
 
 /// Rows that are older than the slot can't be delivered.
@@ -116,24 +159,4 @@ pub(crate) enum SnapshotError {
     /// Another instance has begun or ended a snapshot since the journal was read.
     #[error("another instance has written about the snapshot since the journal was read")]
     Outrun,
-}
-
-/// A slot was dropped.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "slot {slot:?} was dropped{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Create \
-     it: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; then send what is missing: \
-     walpost replay --dropped-slots --pipeline {pipeline}"
-)]
-pub(crate) struct SlotDropped {
-    pub(super) pipeline: String,
-    pub(super) slot: String,
-    /// For what reason, if it was just now.
-    pub(super) why: String,
-    /// What went with it.
-    pub(super) what: String,
-    /// Where the events are.
-    pub(super) outbox: String,
-    /// What exactly-once needs beside a new slot.
-    pub(super) adopt: String,
 }

@@ -7,6 +7,7 @@ use super::error::PipelineError;
 use super::error::SnapshotError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
+use super::wal_budget::error::WalBudgetError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
@@ -70,9 +71,7 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
         PipelineError::Slot(error) => slot(error),
         PipelineError::Stream(error) => stream(error),
-        PipelineError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
-        PipelineError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
-        PipelineError::NoKey { .. } => (ErrorKind::Setup, Remedy::Halt),
+        PipelineError::WalBudget(error) => wal_budget(error),
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
         PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
         PipelineError::Core(error) => core(error),
@@ -87,6 +86,16 @@ fn slot(error: &SlotError) -> Both {
         SlotError::OtherCluster { .. } | SlotError::SlotMoved { .. } => {
             (ErrorKind::History, Remedy::Halt)
         }
+    }
+}
+
+fn wal_budget(error: &WalBudgetError) -> Both {
+    match error {
+        WalBudgetError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        WalBudgetError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
+        WalBudgetError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
+        WalBudgetError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
+        WalBudgetError::NoKey { .. } => (ErrorKind::Setup, Remedy::Halt),
     }
 }
 

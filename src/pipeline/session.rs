@@ -184,7 +184,7 @@ impl Session<'_> {
                         }
                         // Not while it drains: what is in flight may be all that there is.
                         MonitorEvent::OverBudget if drain_until.is_none() => {
-                            return Err(session_state.watched.over());
+                            return Err(session_state.watched.over().into());
                         }
                         MonitorEvent::OverBudget => {}
                     }

@@ -11,6 +11,7 @@ use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;
+use crate::pipeline::wal_budget::error::WalBudgetError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::target::Target;
@@ -36,7 +37,7 @@ pub(super) enum MonitorEvent {
 pub(super) async fn monitor_until_lost(
     catalog: &mut impl CatalogQueries,
     watched: &Watched,
-) -> PipelineError {
+) -> WalBudgetError {
     loop {
         match watched.ask(&*catalog).await {
             Ok(true) => return watched.over(),

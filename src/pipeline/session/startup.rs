@@ -104,7 +104,8 @@ impl<C: CatalogQueries> Checked<C> {
         start.session_state.access.accepted();
         let observed = catalog.look(target).await?;
         if let Some(problem) = observed.problems(target).into_iter().next() {
-            return Err(slot_monitor::explain(settings, &catalog, problem).await);
+            let dropped = slot_monitor::dropped_before(settings, &catalog, &problem).await;
+            return Err(dropped.map_or_else(|| problem.into(), Into::into));
         }
         settings.check_drop_slot(&observed)?;
         if !start.session_state.has_reminded {
@@ -147,7 +148,7 @@ impl<C: CatalogQueries> Checked<C> {
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
                     // It waits for Kafka, for as long as that is away.
-                    error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error),
+                    error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
                     error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
                 Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {

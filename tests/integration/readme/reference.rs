@@ -296,6 +296,8 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("SlotInUse", 1),
         ("StreamError", 2),
         ("ExactlyOnceError", 2),
+        ("WalBudgetError", 2),
+        ("SlotDropped", 1),
         ("SinkError", 7),
         ("ConnectionError", 5),
         ("CatalogError", 3),
