@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::decode::error::CoreError;
 use super::error::PipelineError;
-use super::error::SnapshotError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
+use super::snapshot::error::SnapshotError;
 use super::wal_budget::error::WalBudgetError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
@@ -75,7 +75,7 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
         PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
         PipelineError::Core(error) => core(error),
-        PipelineError::Snapshot(error) => (ErrorKind::Setup, of_snapshot(error)),
+        PipelineError::Snapshot(error) => snapshot(error),
         PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
     }
 }
@@ -244,13 +244,23 @@ pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
     }
 }
 
-fn of_snapshot(error: &SnapshotError) -> Remedy {
+/// What an error of a snapshot calls for.
+#[must_use]
+pub(crate) fn of_snapshot(error: &SnapshotError) -> Remedy {
+    snapshot(error).1
+}
+
+fn snapshot(error: &SnapshotError) -> Both {
     match error {
-        SnapshotError::NoJournal { .. }
+        SnapshotError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
+        SnapshotError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        SnapshotError::Core(error) => core(error),
+        SnapshotError::Mapping(_)
+        | SnapshotError::NoJournal { .. }
         | SnapshotError::Denied { .. }
-        | SnapshotError::Interrupted { .. } => Remedy::Halt,
+        | SnapshotError::Interrupted { .. } => (ErrorKind::Setup, Remedy::Halt),
         SnapshotError::Waits(_) | SnapshotError::OtherServer | SnapshotError::Outrun => {
-            Remedy::Reconnect
+            (ErrorKind::Setup, Remedy::Reconnect)
         }
     }
 }

@@ -36,7 +36,7 @@ impl Link {
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = match database.connect(limit, row_bytes).await {
             Ok(connection) => connection,
-            Err(error) => return Err(with_users(error.into(), catalog).await),
+            Err(error) => return Err(with_users(error, catalog).await.into()),
         };
         session_state.access.granted();
         let identity = connection.identify().await?;
@@ -104,12 +104,10 @@ pub(super) async fn hold(
 
 /// The error, with who has the walsenders or slots if the server has no more.
 pub(super) async fn with_users(
-    mut error: PipelineError,
+    mut error: ConnectionError,
     catalog: &impl CatalogQueries,
-) -> PipelineError {
-    if let PipelineError::Connection(error) = &mut error
-        && let Some(error) = error.server_mut()
-    {
+) -> ConnectionError {
+    if let Some(error) = error.server_mut() {
         catalog.name_users(error).await;
     }
     error

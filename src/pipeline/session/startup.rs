@@ -20,12 +20,13 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::confirms::{Confirms, Writer};
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::decode::Core;
-use crate::pipeline::error::{PipelineError, SnapshotError};
+use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
+use crate::pipeline::snapshot::error::SnapshotError;
 use crate::pipeline::snapshot::pace::Pace;
 use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::pipeline::wal_budget::slot_monitor;
@@ -249,7 +250,10 @@ impl<C: CatalogQueries> Connected<C> {
                 let catalog = &self.catalog;
                 match Snapshot::make(settings, start.database, catalog, identity, plan).await {
                     Ok(snapshot) => OlderRows::Copy(snapshot),
-                    Err(error) => return Err(with_users(error, catalog).await),
+                    Err(SnapshotError::Connection(error)) => {
+                        return Err(with_users(error, catalog).await.into());
+                    }
+                    Err(error) => return Err(error.into()),
                 }
             }
         };
