@@ -45,7 +45,7 @@ impl Access {
         let (was_accepted, refused) = match error.cause() {
             Cause::Connection(ConnectionError::Dial(refused)) => (self.was_granted, refused),
             Cause::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
-            Cause::Connection(_) | Cause::Catalog(_) | Cause::Sink(_) | Cause::Found => {
+            Cause::Connection(_) | Cause::Catalog(_) | Cause::Sink(_) | Cause::Other => {
                 return error;
             }
         };

@@ -7,8 +7,7 @@ use super::session::error::{SlotError, StreamError};
 use super::snapshot::error::SnapshotError;
 use super::wal_budget::error::WalBudgetError;
 use crate::outbox::columns::MappingError;
-use crate::postgres::catalog::CatalogError;
-use crate::postgres::catalog::{Problem, SlotInUse};
+use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::ConnectionError;
 use crate::sink::SinkError;
 
@@ -53,8 +52,8 @@ pub(super) enum Cause<'e> {
     Connection(&'e ConnectionError),
     Catalog(&'e CatalogError),
     Sink(&'e SinkError),
-    /// Nobody else: the stages have found it themselves.
-    Found,
+    /// None of these: a stage has found it.
+    Other,
 }
 
 impl PipelineError {
@@ -72,7 +71,7 @@ impl PipelineError {
             | Self::Slot(_)
             | Self::Stream(_)
             | Self::ExactlyOnce(_)
-            | Self::Mapping(_) => Cause::Found,
+            | Self::Mapping(_) => Cause::Other,
         }
     }
 }
@@ -83,7 +82,7 @@ fn of_wal_budget(error: &WalBudgetError) -> Cause<'_> {
         WalBudgetError::SlotInUse(_)
         | WalBudgetError::OverBudget { .. }
         | WalBudgetError::SlotDropped(_)
-        | WalBudgetError::NoKey { .. } => Cause::Found,
+        | WalBudgetError::NoKey { .. } => Cause::Other,
     }
 }
 
@@ -98,7 +97,7 @@ fn of_snapshot(error: &SnapshotError) -> Cause<'_> {
         | SnapshotError::Waits(_)
         | SnapshotError::Interrupted { .. }
         | SnapshotError::OtherServer
-        | SnapshotError::Outrun => Cause::Found,
+        | SnapshotError::Outrun => Cause::Other,
     }
 }
 
@@ -117,6 +116,6 @@ fn of_core(error: &CoreError) -> Cause<'_> {
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. }
         | CoreError::BadLine { .. }
-        | CoreError::Route { .. } => Cause::Found,
+        | CoreError::Route { .. } => Cause::Other,
     }
 }

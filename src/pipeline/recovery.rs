@@ -137,7 +137,9 @@ fn core(error: &CoreError) -> Both {
     }
 }
 
-fn of_connection(error: &ConnectionError) -> Remedy {
+/// What an error of a connection for replication calls for.
+#[must_use]
+pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
     match error {
         ConnectionError::Dial(error) => of_dial(error),
         ConnectionError::Server(error) => of_server(error),
@@ -237,6 +239,8 @@ fn of_server(error: &ServerError) -> Remedy {
     }
 }
 
+/// What an error of exactly-once calls for.
+#[must_use]
 pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
     match error {
         ExactlyOnceError::NoCheckpoint { .. } | ExactlyOnceError::History(_) => Remedy::Halt,

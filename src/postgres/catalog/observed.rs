@@ -317,7 +317,7 @@ pub(crate) enum Problem {
     },
 }
 
-/// The slot has a reader already: that is no problem of the database, and passes.
+/// Somebody reads the slot. No [`Problem`]: who stands by waits for it to end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot:?} is active for PID {pid}")]
 pub(crate) struct SlotInUse {
