@@ -103,8 +103,9 @@ fn of_snapshot(error: &SnapshotError) -> Cause<'_> {
 
 fn of_core(error: &CoreError) -> Cause<'_> {
     match error {
-        CoreError::Produce { error, .. } => Cause::Sink(error),
-        CoreError::DeadLetter { error, .. } => Cause::Sink(error),
+        CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
+            Cause::Sink(error)
+        }
         CoreError::Decode { .. }
         | CoreError::Order(_)
         | CoreError::Mapping(_)

@@ -132,8 +132,9 @@ fn core(error: &CoreError) -> Both {
         | CoreError::RowTooLarge { .. }
         | CoreError::BadLine { .. }
         | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
-        CoreError::Produce { error, .. } => (ErrorKind::Kafka, of_sink(error)),
-        CoreError::DeadLetter { error, .. } => (ErrorKind::Kafka, of_sink(error)),
+        CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
+            (ErrorKind::Kafka, of_sink(error))
+        }
     }
 }
 

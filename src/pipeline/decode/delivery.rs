@@ -63,7 +63,7 @@ impl Undelivered {
             Self::Produce(error) => CoreError::Produce {
                 at,
                 row: row(),
-                error,
+                error: Box::new(error),
             },
             Self::DeadLetter { error, reason } => CoreError::DeadLetter {
                 at,

@@ -127,7 +127,7 @@ pub enum CoreError {
         /// The row, for a person.
         row: String,
         /// Why.
-        error: SinkError,
+        error: Box<SinkError>,
     },
     /// A dead letter that the sink doesn't take.
     #[error(
