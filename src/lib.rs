@@ -29,7 +29,8 @@
 //!   that it has taken off.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts and streams over one connection,
 //!   [`pipeline::decode`] turns frames into records (pure): [`pipeline::decode::delivery`] is the way of every row, also of one
-//!   that a replay sends. [`pipeline::error`] has what can go wrong, [`pipeline::recovery`] the remedy of each.
+//!   that a replay sends. Each stage has a file `error.rs` with what it can end with; [`pipeline::error`] joins them where
+//!   stages come together, and [`pipeline::recovery`] has the remedy of each.
 //!   Features have rooms of their own: [`pipeline::snapshot`] copies rows that are older than the slot,
 //!   [`pipeline::exactly_once`] leaves out what is in Kafka already and commits with a checkpoint, [`pipeline::wal_budget`] says
 //!   what follows from the WAL that the slot retains. `pipeline::sim`, of the tests alone, runs all of it against simulated
@@ -65,7 +66,7 @@
 //!   metrics.
 //! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
 //!   [`pipeline::settings`] carries it.
-//! - A remedy: [`pipeline::recovery`], for every error of [`pipeline::error`].
+//! - A remedy: [`pipeline::recovery`], for every error of every stage.
 //!
 //! # One event's way
 //!

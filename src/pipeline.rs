@@ -28,11 +28,13 @@ use tracing::{debug, info, warn};
 
 use self::database::Database;
 use self::decode::Core;
-use self::error::PipelineError;
+use self::error::{Cause, PipelineError};
 use self::order::{Order, drain_ordered};
 use self::recovery::{Backoff, Remedy};
+use self::session::error::StreamError;
 use self::session::state::SessionState;
 use self::settings::{Delivery, PipelineSettings};
+use self::wal_budget::error::WalBudgetError;
 use self::wal_budget::slot_monitor;
 use self::wal_budget::slot_monitor::Watched;
 use crate::delivery::isolation::{Batching, Isolation};
@@ -143,10 +145,10 @@ pub(crate) async fn run<S: Sink>(
                     Err(error) => {
                         let error = with_reason(error, core).await;
                         isolates = match &error {
-                            PipelineError::Delivery(failure) => {
+                            PipelineError::Stream(StreamError::Delivery(failure)) => {
                                 isolation.failed(failure, core.delivery.watermark.in_flight())
                             }
-                            PipelineError::Passed { .. } => {
+                            PipelineError::Stream(StreamError::Passed { .. }) => {
                                 isolation.passed();
                                 true
                             }
@@ -177,11 +179,11 @@ pub(crate) async fn run<S: Sink>(
             Err(error) => error,
         };
         let error = match error {
-            PipelineError::OverBudget { .. } => {
+            PipelineError::WalBudget(WalBudgetError::OverBudget { .. }) => {
                 tokio::select! {
                     biased;
                     () = drain_ordered(&mut orders) => return stopped(pipeline, &session_state, &carrier.core),
-                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error,
+                    error = slot_monitor::drop_slot(settings, database, session_state.watched()) => error.into(),
                 }
             }
             error => error,
@@ -218,7 +220,7 @@ pub(crate) async fn run<S: Sink>(
                     _ => None,
                 };
                 // A refusal ends in a halt, unless a person sees it in time.
-                let is_news = matches!(error, PipelineError::Refused { .. })
+                let is_news = matches!(error, PipelineError::Refused(_))
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
@@ -273,18 +275,13 @@ pub(crate) async fn run<S: Sink>(
 /// no more records as soon as it knows, which can be before it has told whose batch it was; without
 /// that the next producer would meet the same refusal, and so on for ever.
 async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
-    let broken = match &error {
-        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => error,
-        PipelineError::DeadLetter { error, .. } => error,
-        _ => return error,
-    };
-    if !matches!(broken, SinkError::Broken(_)) {
+    if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
     // In vain where nothing but the connection is broken: then all is in flight until it times out.
     let _ = timeout(REASON, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
-        Some(failure) => PipelineError::Delivery(failure),
+        Some(failure) => StreamError::Delivery(failure).into(),
         None => error,
     }
 }

@@ -13,15 +13,16 @@ use tracing::info;
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::lsn::{Lsn, Position};
+use crate::outbox::columns::MappingError;
 use crate::pipeline::decode::preview::{Found, Preview, Until};
-use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry, Written};
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, SnapshotRecord};
-use crate::postgres::replication::Connection;
-use crate::sink::Sink;
+use crate::postgres::replication::{Connection, ConnectionError};
+use crate::sink::{Sink, SinkError};
 
 /// No row is larger: PostgreSQL's own limit for a message.
 const ROW_BYTES_MAX: usize = 1 << 30;
@@ -71,7 +72,17 @@ impl fmt::Display for Place {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SkipError {
     #[error(transparent)]
-    Pipeline(#[from] PipelineError),
+    Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Problem(#[from] Problem),
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    #[error(transparent)]
+    ExactlyOnce(#[from] ExactlyOnceError),
+    #[error(transparent)]
+    Sink(#[from] SinkError),
     #[error(
         "slot {slot:?} is active for PID {pid}: stop the walpost run that has it, and skip then"
     )]
@@ -101,12 +112,6 @@ pub(crate) enum SkipError {
          deliver them first, or leave them out: snapshot = \"never\". A row that it can't deliver has to be corrected or deleted"
     )]
     Copying { slot: String },
-}
-
-impl From<CatalogError> for SkipError {
-    fn from(error: CatalogError) -> Self {
-        Self::Pipeline(error.into())
-    }
 }
 
 /// What is to be done.
@@ -217,13 +222,12 @@ async fn plan(
     let target = &settings.target;
     let observed = catalog.look(target).await?;
     if let Some(problem) = observed.problems(target).into_iter().next() {
-        return Err(PipelineError::from(problem).into());
+        return Err(problem.into());
     }
     let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
         init: target.outbox.init(),
-    });
-    let slot = slot.map_err(PipelineError::from)?;
+    })?;
     let confirmed = slot.confirmed;
     let slot_name = || target.slot.clone();
     if let Some(pid) = slot.active_pid {
@@ -275,8 +279,7 @@ async fn plan(
         settings.outbox.clone(),
         until,
         delivered,
-    )
-    .map_err(PipelineError::from)?;
+    )?;
     // The record that is there ends behind it.
     let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
     let mut goes_on = true;
@@ -321,7 +324,7 @@ async fn moved(
 async fn checkpoint(
     settings: &PipelineSettings,
     confirmed: Lsn,
-) -> Result<Option<(Checkpoint, Checkpoint)>, PipelineError> {
+) -> Result<Option<(Checkpoint, Checkpoint)>, SkipError> {
     let slot = &settings.target.slot;
     let (Some(checkpoints), Delivery::ExactlyOnce(place)) =
         (settings.checkpoints(), &settings.delivery)
@@ -329,7 +332,7 @@ async fn checkpoint(
         return Ok(None);
     };
     let found = checkpoints.look().await?;
-    let found = found.ok_or_else(|| PipelineError::NoCheckpoint {
+    let found = found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
         pipeline: settings.name.clone(),
         topic: place.topic.clone(),
         slot: slot.clone(),
@@ -349,7 +352,10 @@ async fn checkpoint(
         confirmed,
         flushed: identity.flushed,
     };
-    let resumed = found.resumed(&server, &found.resume(&server)?);
+    let resumed = found.resumed(
+        &server,
+        &found.resume(&server).map_err(ExactlyOnceError::from)?,
+    );
     Ok(Some((found, resumed)))
 }
 
@@ -378,16 +384,14 @@ async fn move_checkpoint(
     let Some(producer) = settings.producer() else {
         return Ok(());
     };
-    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
-    let now = sink.take_over().await.map_err(PipelineError::from)?;
+    let mut sink = KafkaSink::for_checkpoint(&producer)?;
+    let now = sink.take_over().await?;
     if now.as_ref() != Some(found) {
         return Err(SkipError::Moved {
             slot: settings.target.slot.clone(),
             confirmed: found.safe_lsn,
         });
     }
-    sink.commit(&mut checkpoint)
-        .await
-        .map_err(PipelineError::from)?;
+    sink.commit(&mut checkpoint).await?;
     Ok(())
 }

@@ -217,7 +217,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
                 report.add("older rows", Outcome::Ok, outlook);
             }
             Ok(None) => {}
-            Err(error) => report.add("older rows", of(recovery::remedy(&error)), error),
+            Err(error) => report.add("older rows", of(recovery::of_snapshot(&error)), error),
         }
     }
     if needs_slot {

@@ -10,12 +10,11 @@ use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
-use crate::pipeline::error::PipelineError;
-use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::{Catalog, Problem};
-use crate::postgres::replication::Connection;
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
+use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
 
 /// What to do with a checkpoint.
@@ -56,7 +55,15 @@ pub(crate) struct AdoptArgs {
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
-    Pipeline(#[from] PipelineError),
+    Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Problem(#[from] Problem),
+    #[error(transparent)]
+    SlotInUse(#[from] SlotInUse),
+    #[error(transparent)]
+    Sink(#[from] SinkError),
     #[error("pipeline {0:?} was not named: nothing was changed")]
     NotAsked(String),
 }
@@ -97,8 +104,12 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         error!(pipeline = settings.name, "{reason}");
         exit = match reason {
             Failure::NotAsked(_) => Exit::Usage,
-            Failure::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
-            Failure::Pipeline(_) => Exit::Failed,
+            Failure::Catalog(error) => recovery::of_catalog(&error).into(),
+            Failure::Connection(error) => recovery::of_connection(&error).into(),
+            Failure::Problem(problem) => recovery::of_problem(&problem).into(),
+            // It is free as soon as what has it ends.
+            Failure::SlotInUse(_) => Exit::Failed,
+            Failure::Sink(error) => recovery::of_sink(&error).into(),
         };
     }
     runtime.shutdown_background();
@@ -113,7 +124,7 @@ enum Action {
 
 async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
     let found = match settings.checkpoints() {
-        Some(checkpoints) => checkpoints.look().await.map_err(PipelineError::from)?,
+        Some(checkpoints) => checkpoints.look().await?,
         None => None,
     };
     let name = &settings.name;
@@ -165,7 +176,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
 }
 
 /// Where slot and server are, and which process has the slot.
-async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), PipelineError> {
+async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
     let slot = catalog.look(target).await?.slot;
@@ -192,19 +203,19 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     let (server, active) = server(settings).await?;
     if let Some(pid) = active {
         let slot = server.slot;
-        return Err(PipelineError::SlotInUse { slot, pid }.into());
+        return Err(SlotInUse { slot, pid }.into());
     }
     let Some(producer) = settings.producer() else {
         return Ok(());
     };
-    let mut sink = KafkaSink::for_checkpoint(&producer).map_err(PipelineError::from)?;
+    let mut sink = KafkaSink::for_checkpoint(&producer)?;
     let found = match sink.take_over().await {
         Ok(found) => found,
         Err(error @ SinkError::Checkpoint { .. }) => {
             say!("{name}: {error}");
             None
         }
-        Err(error) => return Err(PipelineError::from(error).into()),
+        Err(error) => return Err(error.into()),
     };
     match &found {
         None => say!("{name}: no checkpoint"),
@@ -217,13 +228,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         server.system_id,
         server.timeline
     );
-    let catalog = Catalog::open(&settings.postgres)
-        .await
-        .map_err(PipelineError::from)?;
-    let observed = catalog
-        .look(&settings.target)
-        .await
-        .map_err(PipelineError::from)?;
+    let catalog = Catalog::open(&settings.postgres).await?;
+    let observed = catalog.look(&settings.target).await?;
     match snapshot::outlook(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}
@@ -235,9 +241,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     }
     let epoch = found.map_or(1, |found| found.next_epoch());
     let mut checkpoint = Checkpoint::first(epoch, &server);
-    sink.commit(&mut checkpoint)
-        .await
-        .map_err(PipelineError::from)?;
+    sink.commit(&mut checkpoint).await?;
     info!(pipeline = name, epoch, safe = %checkpoint.safe_lsn, "checkpoint set");
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::{consent, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::model::exit::Exit;
-use crate::pipeline::recovery::{self, Remedy};
+use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::target::Outbox;
 use crate::skip::{Place, Plan, Skip, SkipError};
@@ -69,8 +69,12 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         SkipError::NoSuchRow { .. } => Exit::Usage,
         SkipError::Copying { .. } => Exit::Halted,
         SkipError::Active { .. } | SkipError::Moved { .. } => Exit::Failed,
-        SkipError::Pipeline(error) if recovery::remedy(&error) == Remedy::Halt => Exit::Halted,
-        SkipError::Pipeline(_) => Exit::Failed,
+        SkipError::Catalog(error) => recovery::of_catalog(&error).into(),
+        SkipError::Connection(error) => recovery::of_connection(&error).into(),
+        SkipError::Problem(problem) => recovery::of_problem(&problem).into(),
+        SkipError::Mapping(_) => Exit::Halted,
+        SkipError::ExactlyOnce(error) => recovery::of_exactly_once(&error).into(),
+        SkipError::Sink(error) => recovery::of_sink(&error).into(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::PipelineError;
+use super::error::{Cause, PipelineError};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
@@ -42,24 +42,41 @@ impl Access {
         postgres: &Conninfo,
         now: Instant,
     ) -> PipelineError {
-        let (was_accepted, refused) = match &error {
-            PipelineError::Connection(ConnectionError::Dial(refused)) => {
-                (self.was_granted, refused)
+        let (was_accepted, refused) = match error.cause() {
+            Cause::Connection(ConnectionError::Dial(refused)) => (self.was_granted, refused),
+            Cause::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
+            Cause::Connection(_) | Cause::Catalog(_) | Cause::Sink(_) | Cause::Other => {
+                return error;
             }
-            PipelineError::Catalog(CatalogError::Dial(refused)) => (self.was_accepted, refused),
-            _ => return error,
         };
         if !was_accepted || !is_refusal(refused) {
             return error;
         }
         let since = *self.refused_since.get_or_insert(now);
-        PipelineError::Refused {
+        PipelineError::Refused(RoleRefused {
             error: Box::new(error),
             role: postgres.user().to_owned(),
             origin: postgres.password_origin(),
             lasts: Duration::from_secs(now.duration_since(since).as_secs()),
-        }
+        })
     }
+}
+
+/// The server refuses the role that it had accepted.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
+     password or pg_hba.conf was changed. The password comes from {origin}",
+    .lasts.as_secs()
+)]
+pub(crate) struct RoleRefused {
+    /// What the server says.
+    error: Box<PipelineError>,
+    role: String,
+    /// Where its password comes from, for a person.
+    origin: String,
+    /// For how long.
+    pub(super) lasts: Duration,
 }
 
 /// The server, or the one that has the last word among several, does not accept who we are.
@@ -117,7 +134,7 @@ mod tests {
         let walsender = ConnectionError::Dial(refused("28P01")).into();
         let error = access.judge(walsender, &postgres, at(615));
         assert_eq!(recovery::remedy(&error), Remedy::Halt, "{error}");
-        assert!(!matches!(error, PipelineError::Refused { .. }), "{error}");
+        assert!(!matches!(error, PipelineError::Refused(_)), "{error}");
         access.granted();
         let walsender = ConnectionError::Dial(refused("28P01")).into();
         let error = access.judge(walsender, &postgres, at(620));

@@ -9,8 +9,8 @@ pub(crate) use self::copied_rows::CopyFrom;
 use self::copied_rows::SnapshotRows;
 use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
+use self::error::CoreError;
 use self::source::{Meaning, Source};
-use super::error::PipelineError;
 use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};
@@ -33,6 +33,7 @@ mod ahead;
 pub(crate) mod copied_rows;
 pub(crate) mod dead_letters;
 pub(crate) mod delivery;
+pub(crate) mod error;
 pub(crate) mod message_source;
 pub(crate) mod preview;
 mod source;
@@ -169,16 +170,12 @@ impl Core {
     ///
     /// # Errors
     /// What can't be mapped, routed or produced.
-    pub fn snapshot_row(
-        &mut self,
-        line: &[u8],
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    pub fn snapshot_row(&mut self, line: &[u8], sink: &mut impl Sink) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let (Some(snapshot), Source::Table(source)) = (&mut self.snapshot, &self.source) else {
             return Err(OrderError::Stray.into());
         };
-        let (mapping, row) = snapshot.row(line).map_err(|error| PipelineError::BadLine {
+        let (mapping, row) = snapshot.row(line).map_err(|error| CoreError::BadLine {
             at,
             table: source.table().clone(),
             error,
@@ -281,11 +278,7 @@ impl Core {
     ///
     /// # Errors
     /// What can't be decoded, mapped, routed or produced.
-    pub fn frame(
-        &mut self,
-        frame: &Frame<'_>,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    pub fn frame(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         match *frame {
             Frame::Keepalive {
                 wal_end,
@@ -307,7 +300,7 @@ impl Core {
             }
             Frame::LargeMessage { head, bytes, max } => self.large(head, bytes, max, sink),
             Frame::XLogData { data, .. } => {
-                let message = Message::decode(data).map_err(|error| PipelineError::Decode {
+                let message = Message::decode(data).map_err(|error| CoreError::Decode {
                     at: self.place(),
                     error,
                 })?;
@@ -316,11 +309,7 @@ impl Core {
         }
     }
 
-    fn message(
-        &mut self,
-        message: &Message<'_>,
-        sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    fn message(&mut self, message: &Message<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         let step = match self.source.meaning(message) {
             Meaning::Begin(begin) => return self.begin(begin),
             Meaning::Commit(commit) => return self.commit(commit),
@@ -393,7 +382,7 @@ impl Core {
     }
 
     #[inline]
-    fn begin(&mut self, begin: &Begin) -> Result<Step, PipelineError> {
+    fn begin(&mut self, begin: &Begin) -> Result<Step, CoreError> {
         self.delivery.watermark.begin(begin.commit)?;
         let committed = of_postgres(begin.time_micros);
         self.delivery.watermark.committed_at(committed);
@@ -409,7 +398,7 @@ impl Core {
     }
 
     #[inline]
-    fn commit(&mut self, commit: &Commit) -> Result<Step, PipelineError> {
+    fn commit(&mut self, commit: &Commit) -> Result<Step, CoreError> {
         self.delivery.watermark.commit(commit.commit, commit.end)?;
         if let (Some(duplicate_filter), Some(position)) =
             (&mut self.delivery.duplicate_filter, self.position)
@@ -421,7 +410,7 @@ impl Core {
         Ok(Step::Done)
     }
 
-    fn relation(&mut self, relation: &Relation<'_>) -> Result<(), PipelineError> {
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<(), CoreError> {
         let is_outbox = match &mut self.source {
             Source::Table(source) => source.relation(relation)?,
             Source::Messages(_) => false,
@@ -441,8 +430,8 @@ impl Core {
         bytes: usize,
         max: usize,
         sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
-        let head = LogicalHead::decode(head).map_err(|error| PipelineError::Decode {
+    ) -> Result<Step, CoreError> {
+        let head = LogicalHead::decode(head).map_err(|error| CoreError::Decode {
             at: self.place(),
             error,
         })?;
@@ -461,7 +450,7 @@ impl Core {
             return self.counted(Step::Done);
         };
         if content_bytes <= PUBLISHED_MAX {
-            return Err(PipelineError::RowTooLarge {
+            return Err(CoreError::RowTooLarge {
                 at: at_place,
                 bytes,
                 max,
@@ -474,7 +463,7 @@ impl Core {
     }
 
     /// A row that was updated or deleted: it was delivered when it was inserted.
-    fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, PipelineError> {
+    fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
             return Err(self.beside_messages(at, relation));
@@ -485,19 +474,19 @@ impl Core {
         self.counted(Step::Done)
     }
 
-    fn beside_messages(&self, at: Position, relation: u32) -> PipelineError {
+    fn beside_messages(&self, at: Position, relation: u32) -> CoreError {
         match self.others.get(&relation) {
-            Some(name) => PipelineError::RowBesideMessages {
+            Some(name) => CoreError::RowBesideMessages {
                 at,
                 found: name.clone(),
             },
-            None => PipelineError::UnknownRelation { at, oid: relation },
+            None => CoreError::UnknownRelation { at, oid: relation },
         }
     }
 
     /// Every row message and every message of the transaction has an index, whatever becomes of it,
     /// so that a setting can't shift the positions of others.
-    fn counted(&mut self, step: Step) -> Result<Step, PipelineError> {
+    fn counted(&mut self, step: Step) -> Result<Step, CoreError> {
         if step == Step::Done {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
             self.suspect();
@@ -507,13 +496,17 @@ impl Core {
 
     /// What it means that the next message can't be read.
     #[must_use]
-    pub fn unread(&self, error: ConnectionError) -> PipelineError {
+    pub(super) fn unread<E: From<CoreError> + From<ConnectionError>>(
+        &self,
+        error: ConnectionError,
+    ) -> E {
         match error {
-            ConnectionError::TooLarge { bytes, max } => PipelineError::RowTooLarge {
+            ConnectionError::TooLarge { bytes, max } => CoreError::RowTooLarge {
                 at: self.place(),
                 bytes,
                 max,
-            },
+            }
+            .into(),
             error => error.into(),
         }
     }

@@ -4,6 +4,7 @@
 pub(crate) mod adaptive_window;
 pub(crate) mod committer;
 pub(crate) mod duplicate_filter;
+pub(crate) mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 pub(crate) mod schedule;

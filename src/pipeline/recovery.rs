@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use super::decode::error::CoreError;
 use super::error::PipelineError;
-use super::error::SnapshotError;
+use super::exactly_once::error::ExactlyOnceError;
+use super::session::error::{SlotError, StreamError};
+use super::snapshot::error::SnapshotError;
+use super::wal_budget::error::WalBudgetError;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::postgres::catalog::{CatalogError, Problem};
@@ -43,88 +47,100 @@ impl Remedy {
 /// What `error` is about.
 #[must_use]
 pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
-    match error {
-        PipelineError::Connection(_)
-        | PipelineError::Catalog(_)
-        | PipelineError::Refused { .. }
-        | PipelineError::SlotInUse { .. }
-        | PipelineError::TwoServers { .. }
-        | PipelineError::Unrecorded { .. }
-        | PipelineError::ServerStopping => ErrorKind::Postgres,
-        PipelineError::Problem(_)
-        | PipelineError::NoKey { .. }
-        | PipelineError::Mapping(_)
-        | PipelineError::Snapshot(_) => ErrorKind::Setup,
-        PipelineError::OtherCluster { .. }
-        | PipelineError::SlotMoved { .. }
-        | PipelineError::OverBudget { .. }
-        | PipelineError::SlotDropped(_)
-        | PipelineError::NoCheckpoint { .. }
-        | PipelineError::History(_)
-        | PipelineError::Outrun(_) => ErrorKind::History,
-        PipelineError::Decode { .. }
-        | PipelineError::Order(_)
-        | PipelineError::UnknownRelation { .. }
-        | PipelineError::BadTuple { .. } => ErrorKind::Protocol,
-        PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideMessages { .. }
-        | PipelineError::Envelope { .. }
-        | PipelineError::RowTooLarge { .. }
-        | PipelineError::BadLine { .. }
-        | PipelineError::Route { .. } => ErrorKind::Row,
-        PipelineError::Sink(_)
-        | PipelineError::Produce { .. }
-        | PipelineError::DeadLetter { .. }
-        | PipelineError::Passed { .. }
-        | PipelineError::Delivery(_) => ErrorKind::Kafka,
-    }
+    both(error).0
 }
 
 /// What `error` calls for.
 #[must_use]
 pub(crate) fn remedy(error: &PipelineError) -> Remedy {
+    both(error).1
+}
+
+/// What an error is about, and what it calls for.
+type Both = (ErrorKind, Remedy);
+
+fn both(error: &PipelineError) -> Both {
     match error {
-        PipelineError::Connection(error) => of_connection(error),
-        PipelineError::Catalog(error) => of_catalog(error),
-        PipelineError::Refused { lasts, .. } if *lasts < REFUSAL_PATIENCE => Remedy::Reconnect,
-        PipelineError::Refused { .. } => Remedy::Halt,
-        PipelineError::SlotInUse { .. } => Remedy::StandBy,
-        PipelineError::ServerStopping
-        | PipelineError::TwoServers { .. }
-        | PipelineError::Unrecorded { .. }
-        | PipelineError::OverBudget { .. }
-        | PipelineError::Problem(Problem::InRecovery { .. } | Problem::HeldByOther { .. }) => {
-            Remedy::Reconnect
+        PipelineError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
+        PipelineError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        PipelineError::Problem(error) => (ErrorKind::Setup, of_problem(error)),
+        PipelineError::Refused(refused) if refused.lasts < REFUSAL_PATIENCE => {
+            (ErrorKind::Postgres, Remedy::Reconnect)
         }
-        PipelineError::Snapshot(error) => of_snapshot(error),
-        PipelineError::Sink(error) | PipelineError::Produce { error, .. } => of_sink(error),
-        PipelineError::DeadLetter { error, .. } => of_sink(error),
-        PipelineError::Delivery(failure) if failure.permanent => Remedy::Halt,
-        PipelineError::Delivery(_) | PipelineError::Passed { .. } | PipelineError::Outrun(_) => {
-            Remedy::RebuildSink
-        }
-        PipelineError::Problem(_)
-        | PipelineError::OtherCluster { .. }
-        | PipelineError::SlotMoved { .. }
-        | PipelineError::SlotDropped(_)
-        | PipelineError::NoKey { .. }
-        | PipelineError::NoCheckpoint { .. }
-        | PipelineError::History(_)
-        | PipelineError::Decode { .. }
-        | PipelineError::Order(_)
-        | PipelineError::Mapping(_)
-        | PipelineError::ForeignTable { .. }
-        | PipelineError::RowBesideMessages { .. }
-        | PipelineError::Envelope { .. }
-        | PipelineError::RowTooLarge { .. }
-        | PipelineError::UnknownRelation { .. }
-        | PipelineError::BadTuple { .. }
-        | PipelineError::BadLine { .. }
-        | PipelineError::Route { .. } => Remedy::Halt,
+        PipelineError::Refused(_) => (ErrorKind::Postgres, Remedy::Halt),
+        PipelineError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
+        PipelineError::Slot(error) => slot(error),
+        PipelineError::Stream(error) => stream(error),
+        PipelineError::WalBudget(error) => wal_budget(error),
+        PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
+        PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
+        PipelineError::Core(error) => core(error),
+        PipelineError::Snapshot(error) => snapshot(error),
+        PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
     }
 }
 
-fn of_connection(error: &ConnectionError) -> Remedy {
+fn slot(error: &SlotError) -> Both {
+    match error {
+        SlotError::TwoServers { .. } => (ErrorKind::Postgres, Remedy::Reconnect),
+        SlotError::OtherCluster { .. } | SlotError::SlotMoved { .. } => {
+            (ErrorKind::History, Remedy::Halt)
+        }
+    }
+}
+
+fn wal_budget(error: &WalBudgetError) -> Both {
+    match error {
+        WalBudgetError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        WalBudgetError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
+        WalBudgetError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
+        WalBudgetError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
+        WalBudgetError::NoKey { .. } => (ErrorKind::Setup, Remedy::Halt),
+    }
+}
+
+fn stream(error: &StreamError) -> Both {
+    match error {
+        StreamError::Unrecorded { .. } | StreamError::ServerStopping => {
+            (ErrorKind::Postgres, Remedy::Reconnect)
+        }
+        StreamError::Delivery(failure) if failure.permanent => (ErrorKind::Kafka, Remedy::Halt),
+        StreamError::Delivery(_) | StreamError::Passed { .. } => {
+            (ErrorKind::Kafka, Remedy::RebuildSink)
+        }
+    }
+}
+
+/// What an error of decoding calls for.
+#[cfg(any(test, fuzzing))]
+#[must_use]
+pub(crate) fn of_core(error: &CoreError) -> Remedy {
+    core(error).1
+}
+
+fn core(error: &CoreError) -> Both {
+    match error {
+        CoreError::Decode { .. }
+        | CoreError::Order(_)
+        | CoreError::UnknownRelation { .. }
+        | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
+        CoreError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
+        CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
+        CoreError::ForeignTable { .. }
+        | CoreError::RowBesideMessages { .. }
+        | CoreError::Envelope { .. }
+        | CoreError::RowTooLarge { .. }
+        | CoreError::BadLine { .. }
+        | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
+        CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
+            (ErrorKind::Kafka, of_sink(error))
+        }
+    }
+}
+
+/// What an error of a connection for replication calls for.
+#[must_use]
+pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
     match error {
         ConnectionError::Dial(error) => of_dial(error),
         ConnectionError::Server(error) => of_server(error),
@@ -150,6 +166,32 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unexpected(_) => Remedy::Halt,
+    }
+}
+
+/// What a problem in the database calls for.
+#[must_use]
+pub(crate) fn of_problem(problem: &Problem) -> Remedy {
+    match problem {
+        Problem::InRecovery { .. } | Problem::HeldByOther { .. } => Remedy::Reconnect,
+        Problem::Version { .. }
+        | Problem::WalLevel { .. }
+        | Problem::NotReplicating { .. }
+        | Problem::NoTable { .. }
+        | Problem::NotATable { .. }
+        | Problem::Unlogged { .. }
+        | Problem::NoPublication { .. }
+        | Problem::NotPublished { .. }
+        | Problem::NoInserts { .. }
+        | Problem::NotViaRoot { .. }
+        | Problem::OtherTables { .. }
+        | Problem::NotEmpty { .. }
+        | Problem::NoSlot { .. }
+        | Problem::WrongPlugin { .. }
+        | Problem::WrongDatabase { .. }
+        | Problem::Temporary { .. }
+        | Problem::TwoPhase { .. }
+        | Problem::Lost { .. } => Remedy::Halt,
     }
 }
 
@@ -198,13 +240,32 @@ fn of_server(error: &ServerError) -> Remedy {
     }
 }
 
-fn of_snapshot(error: &SnapshotError) -> Remedy {
+/// What an error of exactly-once calls for.
+#[must_use]
+pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
     match error {
-        SnapshotError::NoJournal { .. }
+        ExactlyOnceError::NoCheckpoint { .. } | ExactlyOnceError::History(_) => Remedy::Halt,
+        ExactlyOnceError::Outrun(_) => Remedy::RebuildSink,
+    }
+}
+
+/// What an error of a snapshot calls for.
+#[must_use]
+pub(crate) fn of_snapshot(error: &SnapshotError) -> Remedy {
+    snapshot(error).1
+}
+
+fn snapshot(error: &SnapshotError) -> Both {
+    match error {
+        SnapshotError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
+        SnapshotError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        SnapshotError::Core(error) => core(error),
+        SnapshotError::Mapping(_)
+        | SnapshotError::NoJournal { .. }
         | SnapshotError::Denied { .. }
-        | SnapshotError::Interrupted { .. } => Remedy::Halt,
+        | SnapshotError::Interrupted { .. } => (ErrorKind::Setup, Remedy::Halt),
         SnapshotError::Waits(_) | SnapshotError::OtherServer | SnapshotError::Outrun => {
-            Remedy::Reconnect
+            (ErrorKind::Setup, Remedy::Reconnect)
         }
     }
 }

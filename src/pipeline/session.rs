@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
+use self::error::StreamError;
 use self::monitor::MonitorEvent;
 use self::state::SessionState;
 use super::confirms::Confirms;
@@ -32,6 +33,7 @@ use crate::sink::{Preparation, Sink, SinkError};
 pub(super) use self::startup::open;
 
 mod drain;
+pub(crate) mod error;
 mod keepalive;
 mod link;
 mod monitor;
@@ -97,10 +99,11 @@ impl Session<'_> {
                 && drain_until.is_none()
                 && let Some(suspects) = core.passed()
             {
-                return Err(PipelineError::Passed {
+                return Err(StreamError::Passed {
                     from: *suspects.start(),
                     until: *suspects.end(),
-                });
+                }
+                .into());
             }
             if takes {
                 core.delivery.watermark.tick(unix_micros());
@@ -129,7 +132,7 @@ impl Session<'_> {
             if deliveries.failed()
                 && let Some(failure) = deliveries.failure()
             {
-                return Err(PipelineError::Delivery(failure));
+                return Err(StreamError::Delivery(failure).into());
             }
             let now = Instant::now();
             if let Some(until) = drain_until
@@ -172,15 +175,16 @@ impl Session<'_> {
                         MonitorEvent::Problem(problem) => return Err(problem.into()),
                         MonitorEvent::Stopping => self.stopping_since = Some(Instant::now()),
                         MonitorEvent::Unrecorded(reason) => {
-                            return Err(PipelineError::Unrecorded {
+                            return Err(StreamError::Unrecorded {
                                 slot: self.settings.target.slot.clone(),
                                 lasts: UNRECORDED,
                                 reason,
-                            });
+                            }
+                            .into());
                         }
                         // Not while it drains: what is in flight may be all that there is.
                         MonitorEvent::OverBudget if drain_until.is_none() => {
-                            return Err(session_state.watched.over());
+                            return Err(session_state.watched.over().into());
                         }
                         MonitorEvent::OverBudget => {}
                     }
@@ -216,7 +220,10 @@ impl Session<'_> {
         draining: bool,
     ) -> Result<Wait, PipelineError> {
         while !draining || core.is_open() {
-            let frame = self.connection.peek().map_err(|error| core.unread(error))?;
+            let frame = self
+                .connection
+                .peek()
+                .map_err(|error| core.unread::<PipelineError>(error))?;
             let Some(frame) = frame else { break };
             match core.frame(&frame, sink)? {
                 Step::Done => {}

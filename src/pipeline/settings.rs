@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::error::PipelineError;
 use super::wal_budget::budget::{OnMax, WalBudget};
+use super::wal_budget::error::WalBudgetError;
 use crate::delivery::stats::About;
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
@@ -115,7 +115,7 @@ impl PipelineSettings {
     /// # Errors
     /// There is no journal to write it down in, or the table has no primary key to send its rows
     /// again by.
-    pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), PipelineError> {
+    pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), WalBudgetError> {
         if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl PipelineSettings {
             return Err(CatalogError::NoJournal.into());
         }
         match (&observed.table, self.target.outbox.table()) {
-            (Some(found), Some(table)) if !found.has_key => Err(PipelineError::NoKey {
+            (Some(found), Some(table)) if !found.has_key => Err(WalBudgetError::NoKey {
                 table: table.clone(),
             }),
             _ => Ok(()),

@@ -23,9 +23,12 @@ use tokio::time::{sleep, timeout};
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
 use super::database::{CatalogQueries, Database};
+use super::decode::error::CoreError;
 use super::error::PipelineError;
+use super::exactly_once::error::ExactlyOnceError;
 use super::order::Order;
 use super::run;
+use super::session::error::SlotError;
 use super::settings::{
     DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
     Undeliverable,
@@ -391,7 +394,9 @@ impl Simulation {
                 let is_expected = self.shared.lock().put_back.is_some();
                 let is_halt = matches!(
                     error,
-                    PipelineError::History(_) | PipelineError::SlotMoved { .. }
+                    PipelineError::ExactlyOnce(ExactlyOnceError::History(_))
+                        | PipelineError::Core(CoreError::History(_))
+                        | PipelineError::Slot(SlotError::SlotMoved { .. })
                 );
                 if is_expected && is_halt {
                     self.has_halted = true;
@@ -691,7 +696,7 @@ fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
         let most = REFUSAL_PATIENCE + Duration::from_secs(30);
         assert!((REFUSAL_PATIENCE..most).contains(&lived), "{lived:?}");
         let error = ended.expect_err("a halt");
-        assert!(matches!(error, PipelineError::Refused { .. }), "{error}");
+        assert!(matches!(error, PipelineError::Refused(_)), "{error}");
         let text = error.to_string();
         for words in ["28P01", "had accepted role \"sim\"", "refused it for 6"] {
             assert!(text.contains(words), "{words} in {text}");

@@ -9,14 +9,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::pipeline::error::SnapshotError;
 use crate::pipeline::settings::SnapshotMode;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::error::SnapshotError;
 use super::database::{CatalogQueries, Database};
+use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
-use super::error::PipelineError;
 use super::settings::PipelineSettings;
 use crate::delivery::chunks::{CopyProgress, KeyType};
 use crate::model::lifecycle::SnapshotPhase;
@@ -110,7 +110,7 @@ pub(super) async fn plan(
     catalog: &impl CatalogQueries,
     observed: &Observed,
     delivered: Option<&Known>,
-) -> Result<Planned, PipelineError> {
+) -> Result<Planned, SnapshotError> {
     let (pipeline, target) = (&settings.name, &settings.target);
     let Some(table) = target.outbox.table() else {
         return Ok(Planned::Nothing);
@@ -207,7 +207,7 @@ async fn decided(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
-) -> Result<Option<(Decision, Rows)>, PipelineError> {
+) -> Result<Option<(Decision, Rows)>, SnapshotError> {
     let target = &settings.target;
     let (SnapshotMode::Initial, Some(table), Some(slot)) =
         (settings.snapshot, target.outbox.table(), &observed.slot)
@@ -250,7 +250,7 @@ pub(crate) async fn outlook(
     settings: &PipelineSettings,
     catalog: &Catalog,
     observed: &Observed,
-) -> Result<Option<Outlook>, PipelineError> {
+) -> Result<Option<Outlook>, SnapshotError> {
     let decided = decided(settings, catalog, observed).await?;
     Ok(decided.map(|decided| match decided {
         (Decision::Copy, Rows::About(rows)) => Outlook::Copies(rows),
@@ -362,13 +362,13 @@ impl Snapshot {
         catalog: &impl CatalogQueries,
         identity: &Identity,
         mut plan: Box<Plan>,
-    ) -> Result<Self, PipelineError> {
+    ) -> Result<Self, SnapshotError> {
         let pipeline = &settings.name;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = database.connect(limit, row_bytes).await?;
         let found = connection.identify().await?;
         if (&found.system_id, found.timeline) != (&identity.system_id, identity.timeline) {
-            return Err(SnapshotError::OtherServer.into());
+            return Err(SnapshotError::OtherServer);
         }
         info!(
             pipeline,
@@ -388,7 +388,7 @@ impl Snapshot {
             .await
             .map_err(|error| match error {
                 ConnectionError::Server(error) if error.code == LOCK_NOT_AVAILABLE => {
-                    PipelineError::Snapshot(SnapshotError::Waits(error.to_string()))
+                    SnapshotError::Waits(error.to_string())
                 }
                 error => error.into(),
             })?;
@@ -403,7 +403,7 @@ impl Snapshot {
         if plan.record == SnapshotRecord::Nothing && plan.before.is_none() {
             let record = catalog.snapshot_record(pipeline, &settings.target).await?;
             if record != plan.record {
-                return Err(SnapshotError::Outrun.into());
+                return Err(SnapshotError::Outrun);
             }
             let entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN, None);
             catalog.write_journal(&entry).await?;
@@ -429,12 +429,12 @@ impl Snapshot {
         catalog: &impl CatalogQueries,
         confirmed: Lsn,
         core: &mut Core,
-    ) -> Result<Copying, PipelineError> {
+    ) -> Result<Copying, SnapshotError> {
         let (pipeline, target) = (&settings.name, &settings.target);
         let record = catalog.snapshot_record(pipeline, target).await?;
         let stream_from = self.stream_from();
         if is_outrun(self.plan.record, record, confirmed, stream_from) {
-            return Err(SnapshotError::Outrun.into());
+            return Err(SnapshotError::Outrun);
         }
         let Plan {
             statement,
@@ -454,7 +454,8 @@ impl Snapshot {
             mapping,
             key,
             before,
-        })?;
+        })
+        .map_err(CoreError::from)?;
         let stats = core.delivery.watermark.stats();
         stats.snapshot_entered(SnapshotPhase::Copying, about);
         info!(
@@ -537,11 +538,13 @@ impl Copying {
         &mut self,
         core: &mut Core,
         sink: &mut impl Sink,
-    ) -> Result<Read, PipelineError> {
+    ) -> Result<Read, SnapshotError> {
         let Some(connection) = &mut self.connection else {
             return Ok(Read::Nothing);
         };
-        let row = connection.peek_row().map_err(|error| core.unread(error))?;
+        let row = connection
+            .peek_row()
+            .map_err(|error| core.unread::<SnapshotError>(error))?;
         match row {
             None => {
                 self.count(core);
@@ -560,7 +563,7 @@ impl Copying {
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
             },
             Some(CopyOut::End) => {
-                core.end_snapshot()?;
+                core.end_snapshot().map_err(CoreError::from)?;
                 self.count(core);
                 let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);
@@ -619,6 +622,7 @@ impl Copying {
 /// How long the journal's last entry may take: the stream waits meanwhile.
 const NOTE: Duration = Duration::from_secs(5);
 
+pub(crate) mod error;
 pub(crate) mod pace;
 #[cfg(test)]
 mod tests;

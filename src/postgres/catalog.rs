@@ -18,7 +18,7 @@ use crate::model::lsn::Lsn;
 pub(crate) use self::everybody::Everybody;
 pub(crate) use self::limits::Limit;
 pub(crate) use self::observed::{
-    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem,
+    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
 };
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};

@@ -9,7 +9,7 @@
 use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
-use crate::pipeline::error::LineError;
+use crate::pipeline::decode::error::LineError;
 use crate::postgres::wire::copy_text::Lines;
 
 /// What is copied, from which snapshot.

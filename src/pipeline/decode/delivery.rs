@@ -9,7 +9,7 @@ use crate::outbox::columns::{Mapping, Row};
 use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::{POSITION_HEADER, RouteError, Router};
-use crate::pipeline::error::PipelineError;
+use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::exactly_once::duplicate_filter::DuplicateFilter;
 use crate::sink::{Produced, Sink, SinkError};
 
@@ -52,26 +52,26 @@ impl From<OrderError> for Undelivered {
 }
 
 impl Undelivered {
-    /// The error of a pipeline, of the event at this position. `row` is for a person.
-    fn at(self, at: Position, row: impl FnOnce() -> String) -> PipelineError {
+    /// The same, of the event at this position. `row` is for a person.
+    fn at(self, at: Position, row: impl FnOnce() -> String) -> CoreError {
         match self {
-            Self::Route(error) => PipelineError::Route {
+            Self::Route(error) => CoreError::Route {
                 at,
                 row: row(),
                 error,
             },
-            Self::Produce(error) => PipelineError::Produce {
+            Self::Produce(error) => CoreError::Produce {
                 at,
                 row: row(),
-                error,
+                error: Box::new(error),
             },
-            Self::DeadLetter { error, reason } => PipelineError::DeadLetter {
+            Self::DeadLetter { error, reason } => CoreError::DeadLetter {
                 at,
                 row: row(),
                 error: Box::new(error),
                 reason,
             },
-            Self::Order(error) => PipelineError::Order(error),
+            Self::Order(error) => CoreError::Order(error),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Delivery {
         mapping: &Mapping,
         row: &Row<'_>,
         sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    ) -> Result<Step, CoreError> {
         let id = || mapping.id(row);
         if let Some(duplicate_filter) = &mut self.duplicate_filter
             && duplicate_filter.has(at, id)?
@@ -117,7 +117,7 @@ impl Delivery {
         mapping: &Mapping,
         row: &Row<'_>,
         sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    ) -> Result<Step, CoreError> {
         self.hand_over(mapping, row, (POSITION_HEADER, &at.text()), sink)
             .map_err(|error| error.at(at, || mapping.describe(row)))
     }
@@ -130,7 +130,7 @@ impl Delivery {
         error: EnvelopeError,
         remains: Remains<'_>,
         sink: &mut impl Sink,
-    ) -> Result<Step, PipelineError> {
+    ) -> Result<Step, CoreError> {
         if let Some(duplicate_filter) = &mut self.duplicate_filter
             && duplicate_filter.has(at, || None)?
         {
@@ -139,7 +139,7 @@ impl Delivery {
         let failure = Failure::malformed(&error);
         let letters = self.dead_letters.as_mut();
         let Some(letters) = letters.filter(|letters| letters.are_for(&failure)) else {
-            return Err(PipelineError::Envelope {
+            return Err(CoreError::Envelope {
                 at,
                 prefix: prefix.to_owned(),
                 error,

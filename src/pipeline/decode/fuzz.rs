@@ -6,7 +6,7 @@ use super::*;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
 use crate::outbox::Record;
-use crate::pipeline::recovery::{Remedy, remedy};
+use crate::pipeline::recovery::{Remedy, of_core};
 use crate::pipeline::settings::Undeliverable;
 use crate::sink::{Produced, SinkError};
 
@@ -193,7 +193,7 @@ impl Stream {
                     self.step(&mut &b"d\0"[..])?;
                 }
                 Err(error) => {
-                    assert_eq!(remedy(&error), Remedy::Halt);
+                    assert_eq!(of_core(&error), Remedy::Halt);
                     return None;
                 }
             }

@@ -12,7 +12,7 @@ use crate::outbox::columns::{Mapping, MappingError, Row};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::error::PipelineError;
+use crate::pipeline::decode::error::CoreError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 
@@ -165,7 +165,7 @@ impl Preview {
                     let (row, fate) = fate(&mut self.router, mapping, &row, at);
                     self.counted(row, fate);
                 }
-                Err(PipelineError::ForeignTable { .. }) => self.passed_over(),
+                Err(CoreError::ForeignTable { .. }) => self.passed_over(),
                 Err(error) => {
                     let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
                     self.counted("row".to_owned(), Err(reason));

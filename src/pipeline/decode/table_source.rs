@@ -6,7 +6,7 @@ use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::model::lsn::Position;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::pipeline::error::PipelineError;
+use crate::pipeline::decode::error::CoreError;
 use crate::postgres::table::TableName;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
@@ -79,7 +79,7 @@ impl TableSource {
         at: Position,
         relation: u32,
         tuple: &Tuple<'_>,
-    ) -> Result<bool, PipelineError> {
+    ) -> Result<bool, CoreError> {
         let Some(copied) = &self.copied else {
             return Ok(false);
         };
@@ -97,7 +97,7 @@ impl TableSource {
         let has = key
             .ok_or(KeyError)
             .and_then(|key| copied.has(at.commit, &key));
-        has.map_err(|error| PipelineError::BadLine {
+        has.map_err(|error| CoreError::BadLine {
             at,
             table: self.table.clone(),
             error: error.into(),
@@ -111,18 +111,18 @@ impl TableSource {
         relation: u32,
         tuple: &Tuple<'a>,
         others: &HashMap<u32, String>,
-    ) -> Result<(&Mapping, Row<'a>), PipelineError> {
+    ) -> Result<(&Mapping, Row<'a>), CoreError> {
         let Some((_, mapping)) = self.mappings.iter().find(|(oid, _)| *oid == relation) else {
             return Err(match others.get(&relation) {
-                Some(name) => PipelineError::ForeignTable {
+                Some(name) => CoreError::ForeignTable {
                     at,
                     found: name.clone(),
                     expected: self.table.clone(),
                 },
-                None => PipelineError::UnknownRelation { at, oid: relation },
+                None => CoreError::UnknownRelation { at, oid: relation },
             });
         };
-        let row = lay_out(mapping, tuple).map_err(|found| PipelineError::BadTuple {
+        let row = lay_out(mapping, tuple).map_err(|found| CoreError::BadTuple {
             at,
             table: self.table.clone(),
             found,

@@ -91,7 +91,7 @@ impl Scene {
         }
     }
 
-    fn send(&mut self, message: &[u8]) -> Result<Step, PipelineError> {
+    fn send(&mut self, message: &[u8]) -> Result<Step, CoreError> {
         let frame = Frame::XLogData {
             start: Lsn::ZERO,
             wal_end: Lsn::ZERO,
@@ -597,7 +597,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     scene.done(&outbox());
     scene.done(&insert("a"));
     let error = scene.send(&insert("x")).expect_err("another history");
-    assert!(matches!(error, PipelineError::History(_)), "{error}");
+    assert!(matches!(error, CoreError::History(_)), "{error}");
 }
 
 /// A transaction between the consistent points of two chunks has rows of which some were copied. Those count

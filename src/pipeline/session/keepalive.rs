@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::Session;
+use super::error::StreamError;
 use super::monitor::MonitorEvent;
 use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
@@ -49,7 +50,7 @@ impl Session<'_> {
                 now >= since + LAST_CONFIRM || self.confirms.are_over()
             })
         {
-            return Err(PipelineError::ServerStopping);
+            return Err(StreamError::ServerStopping.into());
         }
         let risen = self.reported != Some(confirmed);
         if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM) {

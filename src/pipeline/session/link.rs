@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::error::SlotError;
 use super::keepalive::status_pause;
 use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
@@ -35,7 +36,7 @@ impl Link {
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = match database.connect(limit, row_bytes).await {
             Ok(connection) => connection,
-            Err(error) => return Err(with_users(error.into(), catalog).await),
+            Err(error) => return Err(with_users(error, catalog).await.into()),
         };
         session_state.access.granted();
         let identity = connection.identify().await?;
@@ -70,7 +71,7 @@ impl Link {
         // confirmed says nothing of this one's.
         if slot.active_pid != Some(self.walsender) {
             let (walsender, found) = (self.walsender, slot.active_pid);
-            return Err(PipelineError::two_servers(target, walsender, found));
+            return Err(SlotError::two_servers(target, walsender, found).into());
         }
         self.resume = Some(slot.confirmed);
         Ok(slot.confirmed)
@@ -103,12 +104,10 @@ pub(super) async fn hold(
 
 /// The error, with who has the walsenders or slots if the server has no more.
 pub(super) async fn with_users(
-    mut error: PipelineError,
+    mut error: ConnectionError,
     catalog: &impl CatalogQueries,
-) -> PipelineError {
-    if let PipelineError::Connection(error) = &mut error
-        && let Some(error) = error.server_mut()
-    {
+) -> ConnectionError {
+    if let Some(error) = error.server_mut() {
         catalog.name_users(error).await;
     }
     error

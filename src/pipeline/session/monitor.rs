@@ -5,11 +5,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
+use super::error::SlotError;
 use super::{UNRECORDED, VITALS};
 use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;
+use crate::pipeline::wal_budget::error::WalBudgetError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::target::Target;
@@ -35,7 +37,7 @@ pub(super) enum MonitorEvent {
 pub(super) async fn monitor_until_lost(
     catalog: &mut impl CatalogQueries,
     watched: &Watched,
-) -> PipelineError {
+) -> WalBudgetError {
     loop {
         match watched.ask(&*catalog).await {
             Ok(true) => return watched.over(),
@@ -120,7 +122,7 @@ async fn reopened<D: Database>(
     let pid = observed.slot.as_ref().and_then(|slot| slot.active_pid);
     match pid == Some(walsender) {
         true => Ok((catalog, observed)),
-        false => Err(PipelineError::two_servers(target, walsender, pid)),
+        false => Err(SlotError::two_servers(target, walsender, pid).into()),
     }
 }
 

@@ -2,13 +2,14 @@
 
 use tracing::warn;
 
+use super::error::SlotError;
 use crate::delivery::checkpoint::{Checkpoint, HistoryError};
 use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::pipeline::access::Access;
-use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
@@ -83,18 +84,22 @@ impl SessionState {
 
     /// `checkpoint` does not fit the slot. It was read before the slot was ours, and another
     /// instance may have moved both since: only if it is the same still, that is how it is.
-    pub(super) fn doubt(&mut self, checkpoint: Checkpoint, error: HistoryError) -> PipelineError {
+    pub(super) fn doubt(
+        &mut self,
+        checkpoint: Checkpoint,
+        error: HistoryError,
+    ) -> ExactlyOnceError {
         if self.doubted.as_ref() == Some(&checkpoint) {
-            return PipelineError::History(error);
+            return error.into();
         }
         self.doubted = Some(checkpoint);
-        PipelineError::Outrun(error)
+        ExactlyOnceError::Outrun(error)
     }
 
     /// A server of another cluster has not what was read so far, and its LSNs mean something else.
-    pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), PipelineError> {
+    pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), SlotError> {
         match &self.system_id {
-            Some(expected) if *expected != found.system_id => Err(PipelineError::OtherCluster {
+            Some(expected) if *expected != found.system_id => Err(SlotError::OtherCluster {
                 found: found.system_id.clone(),
                 expected: expected.clone(),
             }),
@@ -139,11 +144,11 @@ impl SessionState {
         of: &SlotOf,
         written: Option<Lsn>,
         found: Lsn,
-    ) -> Result<(), PipelineError> {
+    ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
         match written.or(ours.filter(|_| !another_owner)) {
-            Some(confirmed) if found > confirmed => Err(PipelineError::SlotMoved {
+            Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
                 slot: of.target.slot.clone(),
                 found,
                 confirmed,

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
+use super::error::SlotError;
 use super::state::SessionState;
 use crate::delivery::watermark::Watermark;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
-use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;
 use crate::pipeline::sim;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
@@ -55,11 +55,11 @@ fn another_cluster_is_refused() {
         let error = session_state
             .check_cluster(&identity("other", timeline))
             .expect_err("another cluster");
-        let PipelineError::OtherCluster { found, expected } = &error else {
+        let SlotError::OtherCluster { found, expected } = &error else {
             panic!("{error}");
         };
         assert_eq!((found.as_str(), expected.as_str()), ("other", "one"));
-        assert_eq!(recovery::remedy(&error), recovery::Remedy::Halt);
+        assert_eq!(recovery::remedy(&error.into()), recovery::Remedy::Halt);
     }
     session_state.system_id = None;
     assert!(session_state.check_cluster(&identity("any", 1)).is_ok());
@@ -75,7 +75,7 @@ fn slot_beyond_what_was_confirmed_was_moved_by_someone() {
         );
     }
     let moved = session_state.check_slot(&of, None, BEYOND);
-    assert!(matches!(moved, Err(PipelineError::SlotMoved { .. })));
+    assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
     session_state.confirmed = None;
     assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
 }
@@ -87,7 +87,7 @@ fn another_owner_of_the_slot_explains_its_place_once() {
     session_state.note_another_owner();
     assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
     let moved = session_state.check_slot(&of, None, BEYOND);
-    assert!(matches!(moved, Err(PipelineError::SlotMoved { .. })));
+    assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
 /// Who stands by has no memory of its own, and whoever has had the slot has written down how far it is.
@@ -99,7 +99,7 @@ fn what_is_written_down_counts_whoever_had_the_slot() {
     assert!(session_state.check_slot(&of, Some(BEYOND), BEYOND).is_ok());
     session_state.note_another_owner();
     let moved = session_state.check_slot(&of, Some(CONFIRMED), BEYOND);
-    let Err(PipelineError::SlotMoved { then, .. }) = moved else {
+    let Err(SlotError::SlotMoved { then, .. }) = moved else {
         panic!("{moved:?}");
     };
     assert!(then.contains("walpost skip --pipeline"), "{then}");

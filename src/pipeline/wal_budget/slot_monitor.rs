@@ -9,16 +9,15 @@ use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
 use super::budget::{Budget, Finding, OnMax, WalBudget};
+use super::error::{SlotDropped, WalBudgetError};
 use crate::delivery::stats::PipelineStats;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::rounded::Elapsed;
 use crate::pipeline::database::{CatalogQueries, Database};
-use crate::pipeline::error::PipelineError;
-use crate::pipeline::error::SlotDropped;
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::postgres::catalog::drop_slot::Outcome;
-use crate::postgres::catalog::{CatalogError, Problem};
+use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
 /// What the slot monitor watches, in every session of a pipeline.
@@ -70,8 +69,8 @@ impl Watched {
     }
 
     /// Why the session ends that has the slot.
-    pub(crate) fn over(&self) -> PipelineError {
-        PipelineError::OverBudget {
+    pub(crate) fn over(&self) -> WalBudgetError {
+        WalBudgetError::OverBudget {
             slot: self.target.slot.clone(),
             max: ByteSize::b(self.limits.max_bytes.unwrap_or_default()),
         }
@@ -113,7 +112,7 @@ pub(crate) async fn drop_slot(
     settings: &PipelineSettings,
     database: &impl Database,
     watched: &Watched,
-) -> PipelineError {
+) -> WalBudgetError {
     let (pipeline, target) = (&settings.name, &settings.target);
     let (Some(max), OnMax::DropSlot) = (settings.wal_budget.max_bytes, settings.wal_budget.on_max)
     else {
@@ -145,12 +144,13 @@ pub(crate) async fn drop_slot(
             let why = format!(", because it retained more than wal_budget.max, {max_size}");
             slot_dropped(settings, &entries, why)
         }
-        Ok(Ok((Outcome::InUse(pid), _))) => PipelineError::SlotInUse {
+        Ok(Ok((Outcome::InUse(pid), _))) => SlotInUse {
             slot: target.slot.clone(),
             pid,
-        },
+        }
+        .into(),
         Ok(Ok((Outcome::Changed, _))) => watched.over(),
-        Ok(Err(error)) => PipelineError::Catalog(error),
+        Ok(Err(error)) => WalBudgetError::Catalog(error),
         Err(_) => watched.over(),
     }
 }
@@ -159,10 +159,10 @@ fn slot_dropped(
     settings: &PipelineSettings,
     entries: &[DroppedSlot],
     why: String,
-) -> PipelineError {
+) -> WalBudgetError {
     let pipeline = settings.name.clone();
     let described: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
-    PipelineError::SlotDropped(Box::new(SlotDropped {
+    WalBudgetError::SlotDropped(Box::new(SlotDropped {
         slot: settings.target.slot.clone(),
         why,
         what: described.join("; "),
@@ -177,23 +177,20 @@ fn slot_dropped(
     }))
 }
 
-/// The error of a start that has met `problem`: where the slot is not there because it was dropped,
-/// that.
-pub(crate) async fn explain(
+/// Where the slot is not there, as `problem` says, because it was dropped: that.
+pub(crate) async fn dropped_before(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
-    problem: Problem,
-) -> PipelineError {
+    problem: &Problem,
+) -> Option<WalBudgetError> {
     if !matches!(problem, Problem::NoSlot { .. }) {
-        return problem.into();
+        return None;
     }
-    match catalog
+    let entries = catalog
         .dropped_slots(&settings.name, &settings.target)
-        .await
-    {
-        Ok(entries) if !entries.is_empty() => slot_dropped(settings, &entries, String::new()),
-        _ => problem.into(),
-    }
+        .await;
+    let entries = entries.ok().filter(|entries| !entries.is_empty())?;
+    Some(slot_dropped(settings, &entries, String::new()))
 }
 
 /// Logs which slots were dropped and not replayed.
@@ -203,7 +200,7 @@ pub(crate) async fn explain(
 pub(crate) async fn remind(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
-) -> Result<(), PipelineError> {
+) -> Result<(), CatalogError> {
     let (pipeline, target) = (&settings.name, &settings.target);
     if target.outbox.table().is_none() {
         return Ok(());
@@ -220,7 +217,7 @@ pub(crate) async fn remind(
                 );
             }
         }
-        Err(error) if settings.wal_budget.on_max == OnMax::DropSlot => return Err(error.into()),
+        Err(error) if settings.wal_budget.on_max == OnMax::DropSlot => return Err(error),
         Err(error) => debug!(pipeline, %error, "it is not known whether slots were dropped"),
     }
     Ok(())

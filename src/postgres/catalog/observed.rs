@@ -100,7 +100,7 @@ pub(crate) struct ObservedSlot {
 
 /// Whose session it is that uses a slot, by `pg_stat_activity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// What it calls itself.
     pub application_name: String,
     pub role: Option<String>,
@@ -127,14 +127,14 @@ const OUR_NAME: &str = "walpost";
 impl Holder {
     /// It may be another instance of the pipeline whose sessions have this `application_name`.
     #[must_use]
-    pub fn may_be_ours(&self, application_name: &str) -> bool {
+    pub(crate) fn may_be_ours(&self, application_name: &str) -> bool {
         self.application_name == application_name || self.application_name.starts_with(OUR_NAME)
     }
 }
 
 /// Something in the database that keeps a pipeline from running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub(crate) enum Problem {
     /// The server is too old.
     #[error("PostgreSQL has version {found}; Walpost needs 14 or later")]
     Version {
@@ -315,6 +315,15 @@ pub enum Problem {
         /// Why, and what keeps that from coming again.
         reason: String,
     },
+}
+
+/// Somebody reads the slot. No [`Problem`]: who stands by waits for it to end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot:?} is active for PID {pid}")]
+pub(crate) struct SlotInUse {
+    pub slot: String,
+    /// The server process that has it.
+    pub pid: i32,
 }
 
 /// Why a slot is lost, as the server calls it, for a person.

@@ -1,7 +1,7 @@
 //! Events that can't be delivered as they are.
 
 use super::*;
-use crate::pipeline::recovery::{Remedy, remedy};
+use crate::pipeline::recovery::{Remedy, of_core};
 use crate::pipeline::settings::Undeliverable;
 
 const TOPIC: &str = "walpost-dead-letters";
@@ -115,7 +115,7 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     let halts = |mut scene: Scene, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
         scene.sink.answers = answer.into_iter().collect();
         let error = scene.send(row).expect_err("halts");
-        assert_eq!(remedy(&error), Remedy::Halt, "{error}");
+        assert_eq!(of_core(&error), Remedy::Halt, "{error}");
         assert!(scene.taken().is_empty());
     };
     let only = |oversize, unroutable| Scene::new().with_dead_letters(oversize, unroutable);
@@ -157,7 +157,7 @@ fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
     for oversize in [true, false] {
         let mut scene = large(oversize);
         let error = scene.send(&lost("a")).expect_err("halts");
-        assert_eq!(remedy(&error), Remedy::Halt);
+        assert_eq!(of_core(&error), Remedy::Halt);
         let text = error.to_string();
         for word in [
             "dead letter of row with id a",
@@ -175,7 +175,7 @@ fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
     let mut scene = large(false);
     scene.sink.answers.pop();
     let error = scene.send(&lost("a")).expect_err("halts");
-    assert_eq!(remedy(&error), Remedy::Halt);
+    assert_eq!(of_core(&error), Remedy::Halt);
     assert!(scene.taken().is_empty(), "{:?}", scene.taken());
 }
 
@@ -263,7 +263,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
     assert_eq!((left.foreign, left.nontransactional), (2, 1));
     let halts = |mut scene: Scene, head: &[u8], text: &str| {
         let error = send(&mut scene, head).expect_err("halts");
-        assert_eq!(remedy(&error), Remedy::Halt);
+        assert_eq!(of_core(&error), Remedy::Halt);
         assert!(error.to_string().contains(text), "{error}");
     };
     let as_messages = |letters| Scene::as_messages().with_dead_letters(false, letters);

@@ -1,0 +1,38 @@
+//! Why exactly-once can't go on from what is in Kafka.
+
+use crate::delivery::checkpoint::HistoryError;
+
+/// What a start with exactly-once can end with.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExactlyOnceError {
+    /// Nobody knows what is in Kafka.
+    #[error(
+        "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
+         nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
+    )]
+    NoCheckpoint {
+        pipeline: String,
+        /// The topic of checkpoints.
+        topic: String,
+        slot: String,
+    },
+    #[error(transparent)]
+    History(#[from] HistoryConflict),
+    /// WAL may not continue it, or another instance had the slot after the checkpoint was read.
+    #[error("the checkpoint was read before this instance had the slot, and is read again: {0}")]
+    Outrun(HistoryError),
+}
+
+impl From<HistoryError> for ExactlyOnceError {
+    fn from(error: HistoryError) -> Self {
+        Self::History(error.into())
+    }
+}
+
+/// WAL does not continue what is in Kafka: found at a start, or later in the stream.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
+     and accept the slot as it is now: walpost checkpoint adopt"
+)]
+pub struct HistoryConflict(#[from] HistoryError);

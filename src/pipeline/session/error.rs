@@ -1,0 +1,101 @@
+//! What keeps a session from beginning or from going on.
+
+use std::time::Duration;
+
+use crate::delivery::watermark::DeliveryFailure;
+use crate::model::lsn::{Lsn, Position};
+use crate::model::rounded::Elapsed;
+use crate::postgres::target::Target;
+
+/// The slot is not the one that was left.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SlotError {
+    /// The replication connection and the one for questions don't see the same slot.
+    #[error(
+        "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
+         two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
+         address lead to one server only"
+    )]
+    TwoServers {
+        slot: String,
+        /// The server process that streams to us.
+        walsender: i32,
+        /// What the catalog says, for a person.
+        found: String,
+    },
+    /// The server that answers is another one than before.
+    #[error(
+        "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
+         cluster, and what it has delivered is not known. If it is the right one, restart walpost"
+    )]
+    OtherCluster {
+        /// Now.
+        found: String,
+        /// Before.
+        expected: String,
+    },
+    /// Somebody else moved or re-created the slot.
+    #[error(
+        "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
+         re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
+         {resend}; {then}"
+    )]
+    SlotMoved {
+        slot: String,
+        /// Where it stands.
+        found: Lsn,
+        /// What was confirmed last.
+        confirmed: Lsn,
+        /// How the events between are delivered.
+        resend: &'static str,
+        /// What a person does then.
+        then: String,
+    },
+}
+
+impl SlotError {
+    pub(super) fn two_servers(target: &Target, walsender: i32, found: Option<i32>) -> Self {
+        Self::TwoServers {
+            slot: target.slot.clone(),
+            walsender,
+            found: found.map_or("none".to_owned(), |pid| pid.to_string()),
+        }
+    }
+}
+
+/// A stream that had begun can't go on, though both connections are there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    /// What is delivered can't be confirmed.
+    #[error(
+        "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
+         second connection to the server that streams it: {reason}",
+        elapsed = Elapsed(*lasts)
+    )]
+    Unrecorded {
+        slot: String,
+        /// For so long.
+        lasts: Duration,
+        /// Why.
+        reason: String,
+    },
+    /// The server is stopping and waits for what can't be delivered now.
+    #[error(
+        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
+    )]
+    ServerStopping,
+    /// The sink took a record and could not make it durable.
+    #[error("{}", .0.reason)]
+    Delivery(DeliveryFailure),
+    /// Rows of a refused batch were accepted one by one.
+    #[error(
+        "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
+         smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
+    )]
+    Passed {
+        /// The first of the batch.
+        from: Position,
+        /// The last.
+        until: Position,
+    },
+}

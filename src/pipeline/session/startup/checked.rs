@@ -1,0 +1,144 @@
+//! What a pipeline needs is there: next is a connection that can stream.
+
+use tracing::info;
+
+use super::Startup;
+use super::connected::Connected;
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
+use crate::model::lsn::Lsn;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
+use crate::pipeline::session::link::hold;
+use crate::pipeline::session::monitor::monitor_until_lost;
+use crate::pipeline::settings::Delivery;
+use crate::pipeline::snapshot;
+use crate::pipeline::wal_budget::slot_monitor;
+use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::{CatalogError, Observed, SlotInUse};
+use crate::postgres::replication::Identity;
+use crate::sink::Sink;
+
+/// The database has what the pipeline needs, and nobody has the slot.
+pub(super) struct Checked<C> {
+    catalog: C,
+    observed: Observed,
+}
+
+impl<C: CatalogQueries> Checked<C> {
+    pub(super) async fn by<D: Database<Catalog = C>>(
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<Self, PipelineError> {
+        let (settings, target) = (start.settings, &start.settings.target);
+        let catalog = start.database.catalog().await?;
+        start.session_state.access.accepted();
+        let observed = catalog.look(target).await?;
+        if let Some(problem) = observed.problems(target).into_iter().next() {
+            let dropped = slot_monitor::dropped_before(settings, &catalog, &problem).await;
+            return Err(dropped.map_or_else(|| problem.into(), Into::into));
+        }
+        settings.check_drop_slot(&observed)?;
+        if !start.session_state.has_reminded {
+            slot_monitor::remind(settings, &catalog).await?;
+            start.session_state.has_reminded = true;
+        }
+        // As the table is now; rows say again what it was like when they were written.
+        settings.check_columns(&observed)?;
+        if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
+            start.session_state.access.granted();
+            let slot = target.slot.clone();
+            return Err(SlotInUse { slot, pid }.into());
+        }
+        Ok(Self { catalog, observed })
+    }
+
+    /// Opens the connection that will stream. Exactly-once first sees to it that nobody else produces, which takes
+    /// Kafka, and finds out what is in it.
+    pub(super) async fn connect<D: Database<Catalog = C>>(
+        mut self,
+        start: &mut Startup<'_, '_, D>,
+        sink: &mut impl Sink,
+    ) -> Result<Connected<C>, PipelineError> {
+        let settings = start.settings;
+        let mut taken = None;
+        let found = match &settings.delivery {
+            Delivery::AtLeastOnce => None,
+            Delivery::ExactlyOnce(checkpoint) => {
+                // What the slot has sent says later that nothing is to be copied.
+                if !start.session_state.copies
+                    && snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed).await
+                {
+                    let mut link = start.link(&self.catalog).await?;
+                    start.take_slot(&mut link, &self.catalog, Lsn::ZERO).await?;
+                    taken = Some(link);
+                }
+                // Whoever had the slot before can't produce from here on; only then is it known what it has
+                // produced.
+                let confirmed = start.core.delivery.watermark.confirmed();
+                let found = tokio::select! {
+                    found = sink.take_over() => found?,
+                    // It waits for Kafka, for as long as that is away.
+                    error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
+                    error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
+                };
+                Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
+                    pipeline: settings.name.clone(),
+                    topic: checkpoint.topic.clone(),
+                    slot: settings.target.slot.clone(),
+                }))
+            }
+        };
+        let mut link = match taken {
+            Some(link) => link,
+            None => start.link(&self.catalog).await?,
+        };
+        link.connection.pause();
+        let of = start.session_state.note_server(settings, &link.identity);
+        let checkpoint = match found {
+            Some(Err(missing)) => {
+                let first = self.first_checkpoint(start, &of, &link.identity).await?;
+                Some(first.ok_or(missing)?)
+            }
+            found => found.transpose()?,
+        };
+        Ok(Connected {
+            catalog: self.catalog,
+            observed: self.observed,
+            link,
+            of,
+            checkpoint,
+        })
+    }
+
+    /// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the
+    /// slot, and nothing was read from it.
+    async fn first_checkpoint<D: Database<Catalog = C>>(
+        &self,
+        start: &mut Startup<'_, '_, D>,
+        of: &SlotOf,
+        identity: &Identity,
+    ) -> Result<Option<Checkpoint>, CatalogError> {
+        let Some(slot) = &self.observed.slot else {
+            return Ok(None);
+        };
+        let state = start.slot_state(&self.catalog, of).await?.flatten();
+        if !state.is_some_and(|state| state.is_untouched(slot.confirmed)) {
+            return Ok(None);
+        }
+        info!(
+            pipeline = of.pipeline,
+            slot = of.target.slot,
+            from = %slot.confirmed,
+            "the first start since walpost init has made the slot: nothing of it is in Kafka"
+        );
+        let server = ServerState {
+            system_id: of.system_id.clone(),
+            timeline: of.timeline,
+            history: Vec::new(),
+            slot: of.target.slot.clone(),
+            confirmed: slot.confirmed,
+            flushed: identity.flushed,
+        };
+        Ok(Some(Checkpoint::first(1, &server)))
+    }
+}

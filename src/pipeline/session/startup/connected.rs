@@ -1,0 +1,117 @@
+//! A connection can stream: next is what becomes of rows that are older than the slot.
+
+use super::Startup;
+use super::planned::Planned;
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
+use crate::model::lifecycle::SnapshotPhase;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
+use crate::pipeline::session::link::{Link, with_users};
+use crate::pipeline::snapshot::error::SnapshotError;
+use crate::pipeline::snapshot::{self, Known, Snapshot};
+use crate::postgres::catalog::Observed;
+use crate::postgres::catalog::slot_state::SlotOf;
+
+/// There is a connection that can stream, and of exactly-once it is known what is in Kafka.
+pub(super) struct Connected<C> {
+    pub(super) catalog: C,
+    pub(super) observed: Observed,
+    pub(super) link: Link,
+    pub(super) of: SlotOf,
+    pub(super) checkpoint: Option<Checkpoint>,
+}
+
+impl<C: CatalogQueries> Connected<C> {
+    /// Decides about rows that are older than the slot, and makes their snapshot.
+    pub(super) async fn plan<D: Database<Catalog = C>>(
+        self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<Planned<C>, PipelineError> {
+        let settings = start.settings;
+        let server = self.server_state(start).await?;
+        let known = match &self.checkpoint {
+            None => None,
+            Some(checkpoint) => Some(Known {
+                has_delivered: checkpoint.delivered.is_some(),
+                copied: checkpoint
+                    .copied_on(&server)
+                    .map_err(ExactlyOnceError::from)?,
+            }),
+        };
+        // A checkpoint knows better, here too.
+        let planned = match start.session_state.snapshot_done && known.is_none() {
+            true => snapshot::Planned::Nothing,
+            false => {
+                let known = known.as_ref();
+                snapshot::plan(settings, &self.catalog, &self.observed, known).await?
+            }
+        };
+        start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
+        if start.session_state.copies && self.link.resume.is_some() {
+            // The stream has to begin elsewhere.
+            return Err(SnapshotError::Outrun.into());
+        }
+        let older = match planned {
+            snapshot::Planned::Nothing => OlderRows::Nothing,
+            snapshot::Planned::Settled(why) => OlderRows::Settled(why),
+            snapshot::Planned::Copy(plan) => {
+                let stats = start.core.delivery.watermark.stats();
+                stats.snapshot_entered(SnapshotPhase::Making, None);
+                let catalog = &self.catalog;
+                match Snapshot::make(settings, start.database, catalog, &self.link.identity, plan)
+                    .await
+                {
+                    Ok(snapshot) => OlderRows::Copy(snapshot),
+                    Err(SnapshotError::Connection(error)) => {
+                        return Err(with_users(error, catalog).await.into());
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
+        Ok(Planned {
+            catalog: self.catalog,
+            link: self.link,
+            of: self.of,
+            checkpoint: self.checkpoint,
+            server,
+            older,
+        })
+    }
+
+    /// The server that will stream, with the history that the checkpoint is compared with.
+    async fn server_state<D: Database<Catalog = C>>(
+        &self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<ServerState, PipelineError> {
+        let identity = &self.link.identity;
+        let history = match &self.checkpoint {
+            Some(checkpoint) if checkpoint.timeline != identity.timeline => {
+                // The first one may stream already.
+                let mut beside = start.link(&self.catalog).await?;
+                let timeline = identity.timeline;
+                beside.connection.timeline_history(timeline).await?
+            }
+            _ => Vec::new(),
+        };
+        Ok(ServerState {
+            system_id: identity.system_id.clone(),
+            timeline: identity.timeline,
+            history,
+            slot: start.settings.target.slot.clone(),
+            confirmed: self.link.resume.unwrap_or_default(),
+            flushed: identity.flushed,
+        })
+    }
+}
+
+/// What becomes of rows that are older than the slot.
+pub(super) enum OlderRows {
+    /// They are dealt with, and that is known.
+    Nothing,
+    /// They are, and that is to be recorded, for this reason.
+    Settled(&'static str),
+    /// They come first.
+    Copy(Snapshot),
+}

@@ -1,0 +1,69 @@
+//! It is known where the stream has to begin: next is the slot.
+
+use super::Startup;
+use super::connected::OlderRows;
+use super::slot_taken::{Recorded, SlotTaken};
+use crate::delivery::checkpoint::{Checkpoint, ServerState};
+use crate::model::lsn::Lsn;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::session::link::Link;
+use crate::postgres::catalog::slot_state::SlotOf;
+
+/// It is known where the stream has to begin.
+pub(super) struct Planned<C> {
+    pub(super) catalog: C,
+    pub(super) link: Link,
+    pub(super) of: SlotOf,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) server: ServerState,
+    pub(super) older: OlderRows,
+}
+
+impl<C: CatalogQueries> Planned<C> {
+    /// Starts replication where it has not begun yet, and compares where the slot is with what is known of it.
+    pub(super) async fn take_slot<D: Database<Catalog = C>>(
+        mut self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<SlotTaken<C>, PipelineError> {
+        let resume = match self.link.resume {
+            Some(resume) => resume,
+            None => {
+                // The server itself leaves out what the snapshot has.
+                let from = match &self.older {
+                    OlderRows::Copy(snapshot) => snapshot.stream_from(),
+                    OlderRows::Nothing | OlderRows::Settled(_) => Lsn::ZERO,
+                };
+                start.take_slot(&mut self.link, &self.catalog, from).await?
+            }
+        };
+        let state = start.slot_state(&self.catalog, &self.of).await?;
+        if self.checkpoint.is_none() {
+            // A checkpoint knows better than our memory, which another instance may have outrun.
+            let begun = state.flatten().filter(|state| state.begun);
+            let recorded = begun.map(|state| state.confirmed);
+            if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
+                let target = &start.settings.target;
+                match recorded {
+                    Some(recorded)
+                        if self
+                            .catalog
+                            .is_accounted_for(target, recorded, resume)
+                            .await? => {}
+                    _ => return Err(moved.into()),
+                }
+            }
+        }
+        Ok(SlotTaken {
+            catalog: self.catalog,
+            link: self.link,
+            recorded: Recorded { of: self.of, state },
+            checkpoint: self.checkpoint,
+            server: ServerState {
+                confirmed: resume,
+                ..self.server
+            },
+            older: self.older,
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! The slot is ours: next are the copy and the stream.
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::{error, info};
+
+use super::Startup;
+use super::connected::OlderRows;
+use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
+use crate::model::lifecycle::State;
+use crate::model::lsn::Lsn;
+use crate::pipeline::confirms::{Confirms, Writer};
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::exactly_once::committer::TransactionCommitter;
+use crate::pipeline::exactly_once::error::ExactlyOnceError;
+use crate::pipeline::recovery;
+use crate::pipeline::session::Session;
+use crate::pipeline::session::link::Link;
+use crate::pipeline::session::monitor::monitor_slot;
+use crate::pipeline::snapshot;
+use crate::pipeline::snapshot::pace::Pace;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
+
+/// The slot is ours, and nobody else moves it.
+pub(super) struct SlotTaken<C> {
+    pub(super) catalog: C,
+    pub(super) link: Link,
+    pub(super) recorded: Recorded,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) server: ServerState,
+    pub(super) older: OlderRows,
+}
+
+impl<C: CatalogQueries> SlotTaken<C> {
+    /// Begins the copy or the stream.
+    pub(super) async fn stream<'s, D: Database<Catalog = C>>(
+        mut self,
+        mut start: Startup<'_, 's, D>,
+    ) -> Result<Session<'s>, PipelineError> {
+        let settings = start.settings;
+        let resume = self.server.confirmed;
+        let now = Instant::now();
+        let committer = match self.checkpoint.take() {
+            None => None,
+            Some(checkpoint) => Some(start.resume_from(checkpoint, &self.server, now)?),
+        };
+        // A slot that was re-created is beyond a consistent point that nothing was delivered up to.
+        start.session_state.snapshot_done |= !matches!(self.older, OlderRows::Copy(_));
+        if let OlderRows::Settled(why) = self.older {
+            snapshot::settle(settings, &self.catalog, resume, why).await;
+        }
+        let copying = match self.older {
+            OlderRows::Copy(snapshot) => Some(
+                snapshot
+                    .copy(settings, &self.catalog, resume, start.core)
+                    .await?,
+            ),
+            OlderRows::Nothing | OlderRows::Settled(_) => {
+                let (slot, host) = (&settings.target.slot, &self.link.connection.host);
+                info!(pipeline = settings.name, slot, from = %resume, host, "streaming");
+                None
+            }
+        };
+        let recorded = self.recorded;
+        let (confirms, writer) = recorded
+            .confirms(&self.catalog, &mut start, resume, now)
+            .await?;
+        let mut slot_monitor = JoinSet::new();
+        start
+            .core
+            .delivery
+            .watermark
+            .stats()
+            .entered(State::Streaming);
+        slot_monitor.spawn(monitor_slot(
+            start.database.clone(),
+            start.session_state.watched.clone(),
+            self.catalog,
+            self.link.walsender,
+            writer,
+        ));
+        Ok(Session {
+            settings,
+            connection: self.link.connection,
+            resume,
+            slot_monitor,
+            committer,
+            confirms,
+            reported: None,
+            reported_at: now,
+            status_due: now,
+            stopping_since: None,
+            pace: Pace::new(now),
+            copying,
+        })
+    }
+}
+
+impl<D: Database> Startup<'_, '_, D> {
+    /// Exactly-once goes on from `checkpoint`, if the WAL of this server does.
+    fn resume_from(
+        &mut self,
+        checkpoint: Checkpoint,
+        server: &ServerState,
+        now: Instant,
+    ) -> Result<TransactionCommitter, ExactlyOnceError> {
+        let resume = match checkpoint.resume(server) {
+            Ok(resume) => resume,
+            Err(error) => return Err(self.session_state.doubt(checkpoint, error)),
+        };
+        if let Some(Phantom { from, to }) = resume.phantom {
+            error!(
+                pipeline = self.settings.name, %from, %to, epoch = resume.epoch,
+                "PostgreSQL failed over to a standby that did not have the last transactions: events between these \
+                 positions are in Kafka and never happened in the database"
+            );
+        }
+        Ok(TransactionCommitter::open(
+            &checkpoint,
+            server,
+            &resume,
+            self.core,
+            now,
+        ))
+    }
+}
+
+/// What was recorded of the slot when it was taken.
+pub(super) struct Recorded {
+    pub(super) of: SlotOf,
+    /// Nothing where that can't be done.
+    pub(super) state: Option<Option<SlotState>>,
+}
+
+impl Recorded {
+    /// How what is durable becomes what may be confirmed, and who records it before.
+    async fn confirms<D: Database>(
+        self,
+        catalog: &D::Catalog,
+        start: &mut Startup<'_, '_, D>,
+        resume: Lsn,
+        now: Instant,
+    ) -> Result<(Confirms, Option<Writer>), CatalogError> {
+        let Some(before) = self.state else {
+            return Ok((Confirms::unrecorded(), None));
+        };
+        match catalog.write_slot_state(&self.of, resume).await {
+            Ok(()) => {
+                let confirmed = start.core.delivery.watermark.confirmed();
+                let (confirms, writer) = Confirms::written(self.of, confirmed, now);
+                Ok((confirms, Some(writer)))
+            }
+            // What is there would be taken for all that was confirmed.
+            Err(error) if before.is_some() => Err(error),
+            Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
+                start
+                    .session_state
+                    .warn_unrecorded(&self.of, &error.to_string());
+                Ok((Confirms::unrecorded(), None))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What keeps rows that are older than the slot from being delivered.
+
+use crate::outbox::columns::MappingError;
+use crate::pipeline::decode::error::CoreError;
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::replication::ConnectionError;
+use crate::postgres::table::TableName;
+
+/// Rows that are older than the slot can't be delivered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotError {
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    #[error(transparent)]
+    Core(#[from] CoreError),
+    /// Nobody knows whether they are already.
+    #[error(
+        "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
+         walpost.journal, which would say it, does not exist. To have them delivered before the stream: walpost init, \
+         which makes it. If they were, or are not to be: snapshot = \"never\""
+    )]
+    NoJournal {
+        /// The outbox.
+        table: TableName,
+        slot: String,
+    },
+    /// The role may not read them.
+    #[error(
+        "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
+         to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
+    )]
+    Denied {
+        /// The outbox.
+        table: TableName,
+        slot: String,
+        /// The statement that lets it.
+        grant: String,
+    },
+    /// A transaction was open for too long.
+    #[error(
+        "a snapshot of the table waits for every transaction that is open when it begins, and one lasts: see xact_start \
+         in pg_stat_activity ({0})"
+    )]
+    Waits(String),
+    /// Exactly-once can't go on with a copy.
+    #[error(
+        "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
+         in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
+         rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
+         snapshot = \"never\""
+    )]
+    Interrupted {
+        /// The outbox.
+        table: TableName,
+        /// How many rows.
+        rows: u64,
+        pipeline: String,
+    },
+    /// The second connection has reached another server than the first.
+    #[error("the snapshot's connection was answered by another server than the stream's")]
+    OtherServer,
+    /// Another instance has begun or ended a snapshot since the journal was read.
+    #[error("another instance has written about the snapshot since the journal was read")]
+    Outrun,
+}
