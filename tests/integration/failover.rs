@@ -4,8 +4,9 @@
 use std::collections::HashSet;
 
 use crate::support::kafka::Broker;
+use crate::support::lsn::{parse_lsn, parse_position};
 use crate::support::postgres::{Server, Stop};
-use crate::support::scene::{Scene, parse_lsn, parse_position};
+use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::{PATIENCE, poll_until, wait_until};
 
@@ -210,9 +211,8 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     let standby = primary.standby(STANDBY, "");
     let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
     walpost.wait_for_log("is not there: waiting until it is promoted");
-    let check = scene.invoke_as("check", &standby.conninfo(&scene.name));
-    check
-        .args(["--kafka", &scene.broker.address()])
+    scene
+        .invoke_with_kafka("check", &standby.conninfo(&scene.name))
         .finish()
         .expect_says(&["UNREACHABLE", "standby in recovery"]);
     primary.stop(Stop::Fast);

@@ -6,8 +6,9 @@ use std::thread;
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::{Scene, parse_position};
+use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// The publication is dropped while Walpost streams; what is committed afterwards must not be

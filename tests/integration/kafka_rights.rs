@@ -43,8 +43,7 @@ impl Guest {
     }
 
     fn delivers(&self, words: &[&str]) {
-        let mut walpost = self.command(words).start();
-        walpost.wait_for_log("streaming");
+        let walpost = self.command(words).start_streaming();
         self.scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
@@ -150,10 +149,9 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
              FROM generate_series(1, 1000) i, generate_series(1, 32) GROUP BY i",
             guest.topic.strip_prefix("outbox.event.").unwrap()
         ));
-        let mut walpost = guest
+        let walpost = guest
             .command(&["run", "-X", "compression.type=none"])
-            .start();
-        walpost.wait_for_log("streaming");
+            .start_streaming();
         guest.scene.wait_until_confirmed();
         let log = walpost.terminate().expect_code(0).stderr;
         assert_eq!(

@@ -30,8 +30,7 @@ impl<'s> Roles<'s> {
         let roles = names.map(|name| format!("{}_{name}", scene.name));
         let sessions = roles.each_ref().map(|role| {
             scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
-            let user = format!("user={role}");
-            Session::connect(&scene.conninfo().replace("user=postgres", &user)).unwrap()
+            scene.server.session_as(role, &scene.name)
         });
         (Self(scene, roles.to_vec()), sessions)
     }
@@ -40,8 +39,7 @@ impl<'s> Roles<'s> {
 impl Drop for Roles<'_> {
     fn drop(&mut self) {
         for role in &self.1 {
-            let drop = format!("DROP OWNED BY {role}; DROP ROLE {role}");
-            let _ = self.0.db.try_run(&drop);
+            self.0.db.drop_role(role);
         }
     }
 }

@@ -245,9 +245,7 @@ fn role_without_the_right_to_replicate() {
     scene.db.run(&format!(
         "CREATE ROLE {role} LOGIN; GRANT SELECT ON outbox TO {role}"
     ));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
+    let conninfo = scene.conninfo_as(role);
     let finished = scene.run_as(&conninfo).finish();
     halts(finished, &[role, "REPLICATION", "ALTER ROLE"]);
     scene

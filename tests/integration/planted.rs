@@ -114,8 +114,7 @@ impl Shop {
     }
 
     fn command_as(&self, role: &str, words: &[&str]) -> Invocation {
-        let user = format!("user={role}");
-        let conninfo = self.scene.conninfo().replace("user=postgres", &user);
+        let conninfo = self.scene.conninfo_as(role);
         let command = self.scene.invoke_as(words[0], &conninfo).args(&words[1..]);
         match words[0] {
             "maintain" | "init" => command,
@@ -148,8 +147,7 @@ impl Shop {
 impl Drop for Shop {
     fn drop(&mut self) {
         for role in [&self.mallory, &self.walpost] {
-            let drop = format!("DROP OWNED BY {role} CASCADE; DROP ROLE {role}");
-            let _ = self.scene.db.try_run(&drop);
+            self.scene.db.drop_role(role);
         }
     }
 }

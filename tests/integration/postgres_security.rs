@@ -80,8 +80,7 @@ impl Guarded {
     fn delivers(&self, run: Invocation) {
         let topics = self.scene.topics();
         let before = self.scene.broker.count(&topics);
-        let mut walpost = run.start();
-        walpost.wait_for_log("streaming");
+        let walpost = run.start_streaming();
         self.scene.insert(&self.aggregate, "k");
         self.scene.wait_for_records(before + 1);
         self.scene.wait_until_confirmed();
@@ -219,8 +218,7 @@ fn stream_itself_is_encrypted() {
     let guarded = Guarded::new();
     let password = quoted(&password_of("tls_user"));
     let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=require"));
-    let mut walpost = guarded.run(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let walpost = guarded.run(&conninfo).start_streaming();
     let encrypted = guarded.scene.db.is_true(&format!(
         "SELECT ssl FROM pg_stat_ssl JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = '{}'",
         guarded.scene.slot()
@@ -409,8 +407,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         "the connection to PostgreSQL at {} has no TLS (sslmode=prefer)",
         middle.address
     );
-    let mut walpost = guarded.run(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = guarded.run(&conninfo).start_streaming();
     wait_until("a walsender to end", || guarded.scene.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
+use crate::support::clerk::Clerk;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
-use crate::support::session::Session;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::Finished;
 
 mod entries;
 mod records;
@@ -52,52 +52,7 @@ fn keys_of(done: &Finished) -> Vec<String> {
         .collect()
 }
 
-/// A role of `walpost init`, which may add to the journal and is no superuser.
-struct Clerk<'s> {
-    scene: &'s Scene<'static>,
-    role: String,
-}
-
-impl<'s> Clerk<'s> {
-    fn of(scene: &'s Scene<'static>) -> Self {
-        let role = format!("{}_clerk", scene.name);
-        let init = scene.invoke("init").args(["--role", &role]);
-        init.finish().expect_code(0);
-        Self { scene, role }
-    }
-
-    fn conninfo(&self) -> String {
-        let user = format!("user={}", self.role);
-        self.scene.conninfo().replace("user=postgres", &user)
-    }
-
-    fn replay(&self, arguments: &[&str]) -> Invocation {
-        self.scene
-            .invoke_as("replay", &self.conninfo())
-            .args(["--kafka", &self.scene.broker.address()])
-            .args(arguments)
-    }
-
-    /// Adds an entry about a replay to the journal.
-    fn writes(&self, detail: &serde_json::Value) {
-        let session = Session::connect(&self.conninfo()).unwrap();
-        session.run(&entry(self.scene, detail));
-    }
-}
-
-impl Drop for Clerk<'_> {
-    fn drop(&mut self) {
-        let role = &self.role;
-        let drop = format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\"");
-        let _ = self.scene.db.try_run(&drop);
-    }
-}
-
-/// The statement that adds an entry about a replay to the journal.
-fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
-    let (name, slot) = (&scene.name, scene.slot());
-    let detail = detail.to_string().replace('\'', "''");
-    format!(
-        "INSERT INTO walpost.journal (pipeline, slot, action, detail) VALUES ('{name}', '{slot}', 'replay', '{detail}')"
-    )
+/// A role that may add to the journal and is no superuser.
+fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
+    Clerk::new(scene, format!("{}_clerk", scene.name))
 }

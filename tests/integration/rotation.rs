@@ -75,7 +75,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.scene.drop_role();
+        self.scene.db.drop_role(&self.scene.name);
     }
 }
 
@@ -200,8 +200,9 @@ impl<'b> Scrambled<'b> {
     /// Walpost, which has delivered one event, and meets a broker with another password then.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
         let (scene, broker) = (&self.scene, self.scene.broker);
-        let mut walpost = Invocation::new(["run", "--config"]).arg(&self.file).start();
-        walpost.wait_for_log("streaming");
+        let walpost = Invocation::new(["run", "--config"])
+            .arg(&self.file)
+            .start_streaming();
         scene.insert(aggregate, "before");
         scene.wait_until_confirmed();
         let add = format!("SCRAM-SHA-256=[password={password}]");

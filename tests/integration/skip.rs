@@ -2,6 +2,7 @@
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -18,10 +19,6 @@ const NO_TOPIC: &str = "not a topic";
 fn keys(scene: &Scene) -> Vec<String> {
     let records = scene.records();
     records.iter().map(|r| r.key().to_owned()).collect()
-}
-
-fn lsn(number: u64) -> String {
-    format!("{:X}/{:X}", number >> 32, number & 0xFFFF_FFFF)
 }
 
 /// The position that a halted pipeline names.
@@ -67,7 +64,7 @@ fn halt_in_the_middle(scene: &Scene) -> String {
 
 fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: Scene) {
     let at = halt_in_the_middle(&scene);
-    let from = lsn(scene.confirmed());
+    let from = lsn_text(scene.confirmed());
     let dry = || scene.skip(&at).arg("--dry-run");
     let shown = ["2 events would never", "can't become a record", &at];
     refused(&scene, dry(), 0, &shown);
@@ -82,11 +79,15 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     let name = format!("{}\n", scene.name);
     let done = scene.skip(&at).answer(&name).finish().expect_code(0);
     done.expect_says(&["2 events would never be delivered", "skipped"]);
-    let end = lsn(scene.confirmed());
+    let end = lsn_text(scene.confirmed());
     let written = ["skip", &from, &end, "2"].map(|text| Some(text.to_owned()));
     assert_eq!(journal(&scene), [written.to_vec()]);
     let history = scene.history();
-    assert_eq!(lsn(history[1].end), end, "the transaction, and no more");
+    assert_eq!(
+        lsn_text(history[1].end),
+        end,
+        "the transaction, and no more"
+    );
 
     let walpost = scene.start();
     scene.wait_for_records(2);
@@ -102,7 +103,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
     for key in ["first", "second", "third"] {
         scene.insert(&aggregate, key);
     }
-    let end = lsn(scene.history()[1].end);
+    let end = lsn_text(scene.history()[1].end);
     let done = scene.skip(&end).arg("--yes").finish().expect_code(0);
     let topic = format!("2 for topic outbox.event.{aggregate}");
     done.expect_says(&["2 events would never be delivered", &topic]);
@@ -128,7 +129,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     refused(&scene, yes("0/1:0"), 2, &["nothing to skip", &slot]);
     refused(
         &scene,
-        yes(&lsn(scene.confirmed())),
+        yes(&lsn_text(scene.confirmed())),
         2,
         &["nothing to skip"],
     );
@@ -138,7 +139,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     let end = scene.history()[0].end;
     refused(
         &scene,
-        yes(&format!("{}:0", lsn(end - 1))),
+        yes(&format!("{}:0", lsn_text(end - 1))),
         2,
         &["walpost-position"],
     );
@@ -154,7 +155,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     };
     refused(&scene, yes(&at), 2, &["nothing to skip"]);
     scene.insert(&aggregate, "k");
-    let end = lsn(scene.history()[2].end);
+    let end = lsn_text(scene.history()[2].end);
     let oracle = format!("oracle_{}", scene.name);
     let other = |arguments: [&str; 2]| yes(&end).args(arguments);
     refused(&scene, other(["--slot", &oracle]), 3, &["test_decoding"]);
@@ -189,7 +190,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     refused_while_active(&scene, &end);
     walpost.terminate().expect_code(0);
     scene.insert(&aggregate, "k");
-    let end = lsn(scene.history()[3].end);
+    let end = lsn_text(scene.history()[3].end);
     scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
     let confirmed = scene.confirmed();
     let finished = scene.skip(&end).arg("--yes").finish().expect_code(3);
@@ -199,7 +200,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
 
 /// The slot moves by itself meanwhile.
 fn refused_while_active(scene: &Scene, to: &str) {
-    let ahead = lsn(scene.wal_position());
+    let ahead = lsn_text(scene.wal_position());
     for to in [to, &ahead] {
         let finished = scene.skip(to).arg("--yes").finish().expect_code(1);
         finished.expect_says(&["is active for PID", "stop the walpost run"]);
@@ -214,7 +215,7 @@ fn every_version_of_the_server_can_skip_and_replay() {
         scene.insert("order", "first");
         scene.insert("order", "second");
         let end = scene.history()[0].end;
-        let skip = scene.skip(&lsn(end)).arg("--yes").finish();
+        let skip = scene.skip(&lsn_text(end)).arg("--yes").finish();
         skip.expect_code(0)
             .expect_says(&["1 event would never be delivered"]);
         assert_eq!(scene.confirmed(), end, "{major}");

@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use crate::support::checker::{self, Delivered, Resends};
 use crate::support::kafka::Broker;
+use crate::support::lsn::parse_lsn;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::{Scene, parse_lsn};
+use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;

@@ -206,9 +206,8 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
 #[test]
 fn pipelines_of_a_file_can_be_chosen_by_name() {
     let scenes = [Scene::new(), Scene::bare()];
-    let mut walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
+    let walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
         .arg(file(&scenes.each_ref()))
-        .start();
-    walpost.wait_for_log("streaming");
+        .start_streaming();
     walpost.terminate().expect_code(0);
 }

@@ -34,7 +34,7 @@ fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
 /// The role that `walpost init` makes, which may see little of others.
 fn as_plain_role(scene: &Scene<'_>) -> String {
     scene.invoke("init").finish().expect_code(0);
-    scene.conninfo().replace("user=postgres", "user=walpost")
+    scene.conninfo_as("walpost")
 }
 
 #[test]

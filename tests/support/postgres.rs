@@ -292,7 +292,13 @@ impl Server {
         )
     }
 
-    /// The same over TCP loopback, without TLS.
+    /// The same of a role that needs no password over the unix-domain socket.
+    pub(crate) fn conninfo_as(&self, role: &str, database: &str) -> String {
+        let user = format!("user={role}");
+        self.conninfo(database).replace("user=postgres", &user)
+    }
+
+    /// That of the superuser over TCP loopback, without TLS.
     pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
         let port = self.port;
         format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
@@ -307,8 +313,7 @@ impl Server {
 
     /// A session of a role that needs no password over the unix-domain socket.
     pub(crate) fn session_as(&self, role: &str, database: &str) -> Session {
-        let user = format!("user={role}");
-        let conninfo = self.conninfo(database).replace("user=postgres", &user);
+        let conninfo = self.conninfo_as(role, database);
         Session::connect(&conninfo).unwrap_or_else(|error| panic!("{conninfo}: {error}"))
     }
 

@@ -178,7 +178,13 @@ impl Invocation {
         self.ask()
     }
 
-    /// Starts it.
+    /// Starts it, and returns when it streams.
+    pub(crate) fn start_streaming(self) -> Walpost {
+        let mut walpost = self.start();
+        walpost.wait_for_log("streaming");
+        walpost
+    }
+
     pub(crate) fn start(mut self) -> Walpost {
         // A process group of its own: Ctrl-C on the terminal is for the tests and must not make it
         // drain.

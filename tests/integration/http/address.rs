@@ -137,8 +137,7 @@ fn file_says_where_and_the_flag_comes_before_it() {
             .arg(&file)
             .without("WALPOST_HTTP")
     };
-    let mut off = run().start();
-    off.wait_for_log("streaming");
+    let off = run().start_streaming();
     assert_eq!(off.logged("http://"), 0);
     off.terminate().expect_code(0);
     let mut on = run().args(ANY_PORT).start();

@@ -3,8 +3,8 @@
 use super::{Roles, as_messages, publish};
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Writer};
+use crate::support::lsn::parse_position;
 use crate::support::records::Record;
-use crate::support::scene::parse_position;
 
 in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
 

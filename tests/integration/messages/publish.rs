@@ -154,8 +154,10 @@ fn column_that_an_event_has_not_is_named_with_those_it_has() {
 #[test]
 fn stdout_has_events_of_the_log_too() {
     let scene = as_messages();
-    let mut walpost = scene.invoke("run").args(["--sink", "stdout"]).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene
+        .invoke("run")
+        .args(["--sink", "stdout"])
+        .start_streaming();
     scene
         .db
         .run(&publish(&scene, "'order', 'k', 't', '{\"n\": 1}'"));

@@ -17,17 +17,12 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
         let init = scene.invoke("init").args(["--role", "connector"]);
         init.args(["--writer", "shop"]).finish().expect_code(0);
     }
-    let as_role = |role: &str| {
-        scene
-            .conninfo()
-            .replace("user=postgres", &format!("user={role}"))
-    };
+    let as_role = |role: &str| scene.conninfo_as(role);
     let kafka = scene.broker.address();
     let check = scene.invoke_as("check", &as_role("connector"));
     check.args(["--kafka", &kafka]).finish().expect_code(0);
     let aggregate = scene.aggregate(1);
-    let mut walpost = scene.run_as(&as_role("connector")).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene.run_as(&as_role("connector")).start_streaming();
     let shop = Session::connect(&as_role("shop")).unwrap();
     let event = publish(&scene, &format!("'{aggregate}', 'k', 't', '{{}}'"));
     shop.run(&event);
@@ -70,9 +65,7 @@ fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
         scene.name
     ));
     drop(owner);
-    let as_owner = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={}", roles.1[0]));
+    let as_owner = scene.conninfo_as(&roles.1[0]);
     let init = || {
         let init = scene.invoke_as("init", &as_owner).arg("--no-role");
         init.args(["--writer", &roles.1[1]]).finish()

@@ -124,8 +124,9 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     shop.command(&["check"]).finish().expect_code(0);
     shop.expect_nothing_ran("check");
     let aggregate = scene.aggregate(1);
-    let mut walpost = shop.command(&["run", "--http=127.0.0.1:0"]).start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = shop
+        .command(&["run", "--http=127.0.0.1:0"])
+        .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
     // As an application does, which has public in its path.
     scene
@@ -167,10 +168,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         );
         shop.expect_nothing_ran(words[0]);
     }
-    let checkpoint = |word| {
-        let user = format!("user={}", shop.walpost);
-        scene.checkpoint_as(word, &scene.conninfo().replace("user=postgres", &user))
-    };
+    let checkpoint = |word| scene.checkpoint_as(word, &scene.conninfo_as(&shop.walpost));
     checkpoint("adopt").arg("--yes").finish().expect_code(0);
     checkpoint("show").finish().expect_code(0);
     shop.expect_nothing_ran("checkpoint");

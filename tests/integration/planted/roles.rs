@@ -63,8 +63,7 @@ fn what_the_role_that_may_make_roles_owns_is_used() {
         ));
         shop.command(&["check"]).finish().expect_code(0);
         let aggregate = shop.scene.aggregate(1);
-        let mut walpost = shop.command(&["run"]).start();
-        walpost.wait_for_log("streaming");
+        let walpost = shop.command(&["run"]).start_streaming();
         shop.scene.insert(&aggregate, "k");
         shop.scene.wait_for_records(1);
         walpost.terminate().expect_code(0);

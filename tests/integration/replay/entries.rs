@@ -1,9 +1,25 @@
 //! What others have written into the journal, and conditions in SQL, run nothing as a superuser.
 
-use super::{Clerk, entry, journal};
+use super::{clerk, journal};
+use crate::support::clerk::Clerk;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, word_behind};
+
+/// The statement that adds an entry about a replay to the journal.
+fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
+    let (name, slot) = (&scene.name, scene.slot());
+    let detail = detail.to_string().replace('\'', "''");
+    format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, detail) VALUES ('{name}', '{slot}', 'replay', '{detail}')"
+    )
+}
+
+/// Adds an entry about a replay to the journal, as the role.
+fn write(scene: &Scene, clerk: &Clerk, detail: &serde_json::Value) {
+    let session = scene.server.session_as(&clerk.role, &scene.name);
+    session.run(&entry(scene, detail));
+}
 
 const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
@@ -40,20 +56,21 @@ fn is_there(scene: &Scene, slot: &str) -> bool {
 #[test]
 fn condition_that_the_journal_has_is_never_run() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let (slot, condition) = victim(&scene);
-    clerk.writes(&begun(&condition, TOPIC));
+    write(&scene, &clerk, &begun(&condition, TOPIC));
     let entries = journal(&scene).len();
     let resume = ["--resume", RUN];
     for invocation in [
         scene.replay(&resume).arg("--yes"),
         scene.replay(&resume).answer(&format!("{}\n", scene.name)),
         scene.replay(&resume).arg("--dry-run"),
-        clerk.replay(&resume).arg("--yes"),
+        clerk.command(&["replay"]).args(resume).arg("--yes"),
         clerk
-            .replay(&resume)
+            .command(&["replay"])
+            .args(resume)
             .args(["--yes", "--where", "another = 1"]),
         // It is a superuser's session.
         scene.replay(&resume).args(["--yes", "--where", &condition]),
@@ -78,7 +95,7 @@ fn condition_that_the_journal_has_is_never_run() {
 #[test]
 fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let (slot, condition) = victim(&scene);
@@ -100,17 +117,16 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     );
     refused(scene.replay(&due).arg("--dry-run"), &["role postgres"]);
     let masked = format!("{} options='-c role={}'", scene.conninfo(), clerk.role);
-    let replay = |conninfo: &str| {
-        let replay = scene.invoke_as("replay", conninfo).args(due);
-        replay.args(["--kafka", &scene.broker.address()])
-    };
+    let replay = |conninfo: &str| scene.invoke_with_kafka("replay", conninfo).args(due);
     refused(replay(&masked), &["role postgres"]);
     for right in ["postgres", "pg_execute_server_program"] {
         scene.db.run(&format!("GRANT {right} TO {}", clerk.role));
         refused(replay(&clerk.conninfo()), &[&clerk.role, right]);
         scene.db.run(&format!("REVOKE {right} FROM {}", clerk.role));
     }
-    let sent = clerk.replay(&["--where", "aggregateid = 'k'", "--yes"]);
+    let sent = clerk
+        .command(&["replay"])
+        .args(["--where", "aggregateid = 'k'", "--yes"]);
     sent.finish().expect_code(0).expect_says(&["replayed"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
     scene
@@ -121,7 +137,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
 #[test]
 fn condition_can_not_leave_its_place() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "one");
     scene.insert(&aggregate, "two");
@@ -145,7 +161,9 @@ fn condition_can_not_leave_its_place() {
         "",
         "--",
     ] {
-        let replay = clerk.replay(&["--yes", "--id", &one, "--where", condition]);
+        let replay = clerk
+            .command(&["replay"])
+            .args(["--yes", "--id", &one, "--where", condition]);
         let finished = replay.finish();
         assert!(scene.records().is_empty(), "{condition:?}: {finished:?}");
         finished.expect_code(2).expect_says(&["--where"]);
@@ -153,7 +171,9 @@ fn condition_can_not_leave_its_place() {
     assert!(journal(&scene).is_empty());
     // What only looks so.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
-    let replay = clerk.replay(&["--yes", "--id", &one, "--where", harmless]);
+    let replay = clerk
+        .command(&["replay"])
+        .args(["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
     assert_eq!(scene.wait_for_records(1).len(), 1);
 }
@@ -161,14 +181,18 @@ fn condition_can_not_leave_its_place() {
 #[test]
 fn entry_of_another_role_changes_nothing_about_a_replay() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let stolen = format!("{}.stolen", scene.name);
     scene.topic(&stolen, 1, &[]);
     scene.db.run(&entry(&scene, &begun("", TOPIC)));
-    clerk.writes(&begun("", &stolen));
-    clerk.writes(&serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }));
+    write(&scene, &clerk, &begun("", &stolen));
+    write(
+        &scene,
+        &clerk,
+        &serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }),
+    );
     let resumed = scene.replay(&["--yes", "--resume", RUN]).finish();
     resumed
         .expect_code(0)
@@ -180,10 +204,10 @@ fn entry_of_another_role_changes_nothing_about_a_replay() {
 #[test]
 fn replay_that_another_role_began_is_shown_and_not_resumed_unasked() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
-    clerk.writes(&begun("", TOPIC));
+    write(&scene, &clerk, &begun("", TOPIC));
     let resume = ["--resume", RUN];
     let refused = scene.replay(&resume).arg("--yes").finish().expect_code(2);
     refused.expect_says(&[&clerk.role, "--yes"]);
@@ -241,25 +265,40 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
 #[test]
 fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     let scene = Scene::new();
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
     scene.insert("not a topic", "bad");
     scene.insert(&aggregate, "behind");
     scene.insert(&aggregate, "other");
     let condition = "aggregateid <> 'other'";
-    let failed = clerk.replay(&["--yes", "--where", condition]).finish();
+    let failed = clerk
+        .command(&["replay"])
+        .args(["--yes", "--where", condition])
+        .finish();
     let failed = failed.expect_code(3).expect_says(&["can't be the name"]);
     let run = word_behind(&failed.stderr, "--resume ").trim_end();
     let again = r"--where 'aggregateid <> '\''other'\'''";
     assert!(failed.stderr.contains(again), "{}", failed.stderr);
     scene.db.run("DELETE FROM outbox WHERE aggregateid = 'bad'");
     let resume = ["--yes", "--resume", run];
-    let without = clerk.replay(&resume).finish().expect_code(2);
+    let without = clerk
+        .command(&["replay"])
+        .args(resume)
+        .finish()
+        .expect_code(2);
     without.expect_says(&[condition, again]);
-    let other = clerk.replay(&resume).args(["--where", "true"]).finish();
+    let other = clerk
+        .command(&["replay"])
+        .args(resume)
+        .args(["--where", "true"])
+        .finish();
     other.expect_code(2).expect_says(&[condition, again]);
-    let same = clerk.replay(&resume).args(["--where", condition]).finish();
+    let same = clerk
+        .command(&["replay"])
+        .args(resume)
+        .args(["--where", condition])
+        .finish();
     same.expect_code(0)
         .expect_says(&["1 row of table", "behind the 1"]);
     let records = scene.wait_for_records(2);

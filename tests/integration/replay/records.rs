@@ -64,8 +64,9 @@ fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
     let settings = "headers = { all = \"{at}|{day}|{gap}|{ratio}|{note}\", id = \"{id}\" }\ntimestamp = \"written\"\n\
                     key = \"{aggregateid}/{id}\"\nnull_payload = \"tombstone\"\n";
     let file = scene.file(settings);
-    let mut walpost = Invocation::new(["run", "--config"]).arg(&file).start();
-    walpost.wait_for_log("streaming");
+    let walpost = Invocation::new(["run", "--config"])
+        .arg(&file)
+        .start_streaming();
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(&file);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Clerk, journal};
+use super::{clerk, journal};
 use crate::support::event::Outbox;
 use crate::support::reaper;
 use crate::support::scene::Scene;
@@ -70,9 +70,11 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     check(&["--id", "not-a-uuid"], 2, &["uuid"]);
     check(&["--aggregate", "/1"], 2, &["--aggregate", "expected TYPE"]);
     {
-        let clerk = Clerk::of(&scene);
+        let clerk = clerk(&scene);
         let check_where = |condition: &str, code: i32, texts: &[&str]| {
-            let replay = clerk.replay(&["--yes", "--where", condition]);
+            let replay = clerk
+                .command(&["replay"])
+                .args(["--yes", "--where", condition]);
             refused(&scene, replay, code, texts);
         };
         check_where("nothing = 1", 2, &["nothing", "does not exist"]);
@@ -119,14 +121,11 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
 
     let role = format!("{}_reader", scene.name);
     scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
+    let conninfo = scene.conninfo_as(&role);
     let as_role = || {
-        let replay = scene
-            .invoke_as("replay", &conninfo)
-            .args(["--all", "--yes"]);
-        replay.args(["--kafka", &scene.broker.address()])
+        scene
+            .invoke_with_kafka("replay", &conninfo)
+            .args(["--all", "--yes"])
     };
     let said = format!(
         "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Clerk, is_replayed, journal, keys_of, keys_to_stdout};
+use super::{clerk, is_replayed, journal, keys_of, keys_to_stdout};
 use crate::support::scene::Scene;
 
 #[test]
@@ -106,9 +106,9 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         ],
         &["2", "4"],
     );
-    let clerk = Clerk::of(&scene);
+    let clerk = clerk(&scene);
     let check_where = |arguments: &[&str], expected: &[&str]| {
-        let replay = clerk.replay(arguments);
+        let replay = clerk.command(&["replay"]).args(arguments);
         let done = replay.args(["--yes", "--sink", "stdout"]).finish();
         assert_eq!(keys_of(&done.expect_code(0)), expected, "{arguments:?}");
     };

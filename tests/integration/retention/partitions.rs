@@ -84,7 +84,7 @@ fn what_is_not_delivered_is_neither_detached_nor_dropped() {
     // Before anybody can find the partition empty.
     insert_old(&scene, &aggregate, "old");
     // Its brokers are dead.
-    let mut stuck = scene
+    let stuck = scene
         .invoke("run")
         .args([
             "--kafka",
@@ -94,8 +94,7 @@ fn what_is_not_delivered_is_neither_detached_nor_dropped() {
             "--drain-timeout",
             "1s",
         ])
-        .start();
-    stuck.wait_for_log("streaming");
+        .start_streaming();
     let is_kept = || is(&scene, "outbox_old", true);
     stays("the partition", Duration::from_secs(3), is_kept);
     let finished = maintain(&scene, &["--retention", "1s"]);
@@ -200,8 +199,11 @@ fn names_that_need_quotes_are_no_trouble() {
     ));
     let table = ["--table", "\"My 'Shop\".\"order\""];
     scene.init().args(table).finish().expect_code(0);
-    let mut walpost = scene.run().args(table).args(["--retention", "1s"]).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene
+        .run()
+        .args(table)
+        .args(["--retention", "1s"])
+        .start_streaming();
     wait_until("the partition to go", || is_gone(&scene, "The \"old"));
     let made = "SELECT count(*) FROM pg_class WHERE relname ~ '^order_p20' AND relkind = 'r' AND relispartition";
     assert_eq!(scene.db.number(made), 8);

@@ -111,12 +111,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
          GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
     let maintain_for_superuser = scene
-        .invoke_as(
-            "maintain",
-            &scene
-                .conninfo()
-                .replace("user=postgres", &format!("user={role}")),
-        )
+        .invoke_as("maintain", &scene.conninfo_as(&role))
         .args(["--retention", "1h"])
         .finish()
         .expect_code(3)
@@ -131,9 +126,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     owned
         .iter()
         .for_each(|row| scene.db.run(row[0].as_deref().unwrap()));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
+    let conninfo = scene.conninfo_as(&role);
     let maintain = || {
         scene
             .invoke_as("maintain", &conninfo)
@@ -142,8 +135,8 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     };
     let check = |says: &[&str]| {
         scene
-            .invoke_as("check", &conninfo)
-            .args(["--kafka", &scene.broker.address(), "--retention", "1h"])
+            .invoke_with_kafka("check", &conninfo)
+            .args(["--retention", "1h"])
             .finish()
             .expect_code(0)
             .expect_says(says);

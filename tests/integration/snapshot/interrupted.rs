@@ -32,10 +32,7 @@ fn at_least_once_that_is_killed_begins_again() {
     let ends: i64 = death.ends.values().sum();
     assert!(ends < 20_000, "the test has to kill it amid the copy");
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    let skip = scene
-        .invoke("skip")
-        .args(["--kafka", &scene.broker.address()]);
-    let refused = skip.args(["--to", &to, "--yes"]).finish().expect_code(3);
+    let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
     refused.expect_says(&["not all delivered yet"]);
     assert_eq!(scene.confirmed(), stands);
     let mut walpost = scene.start();
@@ -201,8 +198,10 @@ fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied()
     let walpost = start_and_copy_some(&scene);
     scene.kill(walpost);
     fill(&scene, &aggregate, 15_000);
-    let mut walpost = scene.run().args(["--window-records", "20"]).start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = scene
+        .run()
+        .args(["--window-records", "20"])
+        .start_streaming();
     // Broken as often as there is time for.
     for _ in 0..5 {
         let before = scene.records().len();

@@ -3,6 +3,7 @@
 use super::{TABLE, cold, fill, journal, judge, settle, snapshot_lsn};
 use crate::init::psql_file;
 use crate::support::checker::Resends;
+use crate::support::clerk::Clerk;
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -159,33 +160,19 @@ fn right_that_lacks_is_named() {
     let scene = cold(TABLE);
     let aggregate = scene.aggregate(1);
     fill(&scene, &aggregate, 20);
-    let role = format!("{}_Clerk", scene.name);
-    scene
-        .invoke("init")
-        .args(["--role", &role])
-        .finish()
-        .expect_code(0);
+    let clerk = Clerk::new(&scene, format!("{}_Clerk", scene.name));
+    let role = &clerk.role;
     scene
         .db
         .run(&format!("REVOKE SELECT ON outbox FROM \"{role}\""));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
     let grant = format!("GRANT SELECT ON public.outbox TO \"{role}\"");
-    let refused = scene.run_as(&conninfo).finish().expect_code(3);
+    let refused = clerk.command(&["run"]).finish().expect_code(3);
     refused.expect_says(&["older than slot", &grant]);
-    let check = || {
-        let check = scene.invoke_as("check", &conninfo);
-        check.args(["--kafka", &scene.broker.address()]).finish()
-    };
+    let check = || clerk.command(&["check"]).finish();
     check().expect_code(3).expect_says(&["older rows", &grant]);
     scene.db.run(&grant);
     check().expect_says(&["run first delivers the rows that are older", "about"]);
-    let mut walpost = scene.run_as(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let walpost = clerk.command(&["run"]).start_streaming();
     settle(&scene, walpost);
     assert_eq!(judge(&scene, snapshot_lsn(&scene)), 20);
-    scene
-        .db
-        .run(&format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\""));
 }

@@ -78,10 +78,7 @@ fn rows_that_were_skipped_are_missing_with_a_note() {
     wait_until("the slot to be free", || !scene.slot_is_active());
     scene.insert(&aggregate, "b");
     let end = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    let skip = scene.invoke("skip").args(["--yes", "--to", &end]);
-    skip.args(["--kafka", &scene.broker.address()])
-        .finish()
-        .expect_code(0);
+    scene.skip(&end).arg("--yes").finish().expect_code(0);
     assert!(
         !verify(&scene).notes().contains("were skipped"),
         "it may come"

@@ -23,7 +23,7 @@ fn again_soon() -> AdminOptions {
 }
 
 impl Broker {
-    /// Makes a topic. `settings` are topic configurations.
+    /// `settings` are topic configurations.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let mut topic = NewTopic::new(name, partitions, self.replication());
@@ -63,7 +63,6 @@ impl Broker {
         TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())
     }
 
-    /// Adds partitions to a topic.
     pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
