@@ -187,7 +187,7 @@ fn standby_is_waited_for_until_it_is_promoted() {
         scene.reconnect();
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "before");
-        let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+        let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
         walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
         running.push((aggregate, walpost));
     }
@@ -209,10 +209,11 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     let primary = Server::private(15, "");
     let scene = Scene::on(&primary, Broker::shared());
     let standby = primary.standby(STANDBY, "");
-    let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+    let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
     walpost.wait_for_log("is not there: waiting until it is promoted");
     scene
-        .invoke_with_kafka("check", &standby.conninfo(&scene.name))
+        .at(&standby.conninfo(&scene.name))
+        .check()
         .finish()
         .expect_says(&["UNREACHABLE", "standby in recovery"]);
     primary.stop(Stop::Fast);

@@ -306,7 +306,7 @@ fn connection_pooler_is_named() {
     });
     let scene = Scene::bare();
     let conninfo = format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable");
-    let halted = scene.run_as(&conninfo).finish().expect_code(3);
+    let halted = scene.at(&conninfo).run().finish().expect_code(3);
     halted.expect_says(&[
         "unsupported startup parameter",
         "connection pooler",

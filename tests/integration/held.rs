@@ -138,7 +138,8 @@ fn start_stranger(scene: &Scene) -> Walpost {
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
     let conninfo = format!("{} application_name=pg_recvlogical", scene.conninfo());
     let stranger = scene
-        .invoke_as("run", &conninfo)
+        .at(&conninfo)
+        .invoke("run")
         .args(["--sink", "stdout", "--snapshot", "never"])
         .start_streaming();
     scene
@@ -168,7 +169,8 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     ));
     let conninfo = scene.conninfo_as(&role);
     let mut walpost = scene
-        .run_as(&conninfo)
+        .at(&conninfo)
+        .run()
         .args(["--http", "127.0.0.1:0"])
         .start();
     let http = walpost.http();

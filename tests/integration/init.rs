@@ -241,7 +241,7 @@ fn sql_file_of_the_role_can_be_run_twice() {
     psql_file(&scene, "role.sql");
     psql_file(&scene, "role.sql");
     let conninfo = scene.conninfo_as(&scene.name);
-    let walpost = scene.run_as(&conninfo).start_streaming();
+    let walpost = scene.at(&conninfo).run().start_streaming();
     walpost.terminate().expect_code(0);
 }
 

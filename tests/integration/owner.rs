@@ -51,7 +51,7 @@ impl Place {
     /// As the DBA who is no superuser.
     fn init_as_dba(&self) -> Invocation {
         let conninfo = self.scene.conninfo_as(&self.dba);
-        let init = self.scene.invoke_as("init", &conninfo).arg("--no-role");
+        let init = self.scene.at(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 

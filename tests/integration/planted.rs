@@ -115,7 +115,7 @@ impl Shop {
 
     fn command_as(&self, role: &str, words: &[&str]) -> Invocation {
         let conninfo = self.scene.conninfo_as(role);
-        let command = self.scene.invoke_as(words[0], &conninfo).args(&words[1..]);
+        let command = self.scene.at(&conninfo).invoke(words[0]).args(&words[1..]);
         match words[0] {
             "maintain" | "init" => command,
             _ => command.args(["--kafka", &self.scene.broker.address()]),

@@ -73,7 +73,7 @@ impl Guarded {
     }
 
     fn run(&self, conninfo: &str) -> Invocation {
-        self.scene.run_as(conninfo)
+        self.scene.at(conninfo).run()
     }
 
     /// A connector started so delivers an event.
@@ -129,9 +129,8 @@ fn check_shows_no_password() {
     let guarded = Guarded::new();
     for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
         let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
-        let kafka = guarded.scene.broker.address();
-        let check = guarded.scene.invoke_as("check", &url);
-        let check = check.args(["--kafka", &kafka, "--json", "--log-level", "trace"]);
+        let check = guarded.scene.at(&url).check();
+        let check = check.args(["--json", "--log-level", "trace"]);
         assert!(!check.finish().stdout.is_empty());
     }
 }
@@ -302,17 +301,16 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
         refused(&conninfo("localhost", "verify-full", &right), reason);
         // As in libpq, `require` checks the certificate where there is a root to check it against.
         for mode in ["verify-ca", "require"] {
-            let run = scene.run_as(&conninfo("localhost", mode, &right)).finish();
+            let run = scene
+                .at(&conninfo("localhost", mode, &right))
+                .run()
+                .finish();
             run.expect_code(3).expect_says(&["certificate", reason]);
         }
     }
     server.show(&AUTHORITY.sign("localhost", &["localhost"]));
     let conninfo = conninfo("localhost", "verify-full", &right);
-    scene
-        .invoke_as("init", &conninfo)
-        .arg("--no-role")
-        .finish()
-        .expect_code(0);
+    scene.at(&conninfo).init().finish().expect_code(0);
 }
 
 #[test]
@@ -359,7 +357,6 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
     let Some(address) = outside() else { return };
     let guarded = Guarded::new();
     let port = guarded.scene.server.port;
-    let kafka = guarded.scene.broker.address();
     for (deed, method) in [
         (Deed::AskForPassword, "password"),
         (Deed::AskForHash, "md5"),
@@ -372,8 +369,7 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
         for middle in [&everyone, &replication] {
             let conninfo = through(&guarded, middle, "scram_user", "");
             let opt_in = format!("require_auth={method}");
-            let check = guarded.scene.invoke_as("check", &conninfo);
-            let check = check.args(["--kafka", &kafka]).finish().expect_code(3);
+            let check = guarded.scene.at(&conninfo).check().finish().expect_code(3);
             assert_eq!(middle.heard(), "", "of {deed:?}");
             let found = &check.stdout;
             assert!(
@@ -400,7 +396,6 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
 fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     let Some(address) = outside() else { return };
     let guarded = Guarded::new();
-    let kafka = guarded.scene.broker.address();
     let middle = Middle::start(address, guarded.scene.server.port, |_| Deed::Pass);
     let conninfo = through(&guarded, &middle, "scram_user", "");
     let warning = format!(
@@ -413,8 +408,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 
-    let check = guarded.scene.invoke_as("check", &conninfo);
-    let check = check.args(["--kafka", &kafka]).finish();
+    let check = guarded.scene.at(&conninfo).check().finish();
     let finding = format!("encryption: {warning}");
     let lines: Vec<_> = check
         .stdout
@@ -438,8 +432,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         ),
     ] {
         let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
-        let check = guarded.scene.invoke_as("check", &conninfo);
-        let check = check.args(["--kafka", &kafka]).finish();
+        let check = guarded.scene.at(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let text = "has TLS that checks no certificate";
         for found in [&check.stdout, &check.stderr] {
@@ -456,8 +449,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
             quoted(&password_of("scram_user"))
         ),
     );
-    let check = guarded.scene.invoke_as("check", &conninfo);
-    let check = check.args(["--kafka", &kafka]).finish();
+    let check = guarded.scene.at(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
     assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
 }

@@ -21,7 +21,8 @@ fn of_major(outbox: Outbox, major: u32) -> Scene<'static> {
 
 fn checkpoint(scene: &Scene, clerk: &Clerk, word: &str) -> Invocation {
     scene
-        .checkpoint_as(word, &clerk.conninfo())
+        .at(&clerk.conninfo())
+        .checkpoint(word)
         .args((word == "adopt").then_some("--yes"))
 }
 
@@ -65,7 +66,7 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     if outbox == Outbox::Table {
         // It drops the slot, and has the table sent again.
         scene.insert(&scene.aggregate(1), "k");
-        let run = scene.invoke_as("run", &clerk.conninfo());
+        let run = scene.at(&clerk.conninfo()).invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
         run.finish().expect_code(3).expect_says(&["was dropped"]);
         budget::new_slot(&scene);
@@ -203,7 +204,7 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             let run = clerk.command(&["run"]).finish().expect_code(3);
             let check = clerk.command(&["check"]).finish().expect_code(3);
             let show = checkpoint(&scene, &clerk, "show").finish().expect_code(3);
-            let init = scene.invoke_as("init", &clerk.conninfo());
+            let init = scene.at(&clerk.conninfo()).invoke("init");
             let remedy = statement(&check.stdout, given).to_owned();
             run.expect_says(&["halted", role, &remedy]);
             show.expect_says(&[role, &remedy]);

@@ -188,7 +188,8 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     let proxy = Proxy::start(free_port(), old.port);
     proxy.move_after(1, new.port);
     let walpost = scene
-        .run_as(&scene.conninfo_through(&proxy))
+        .at(&proxy.conninfo(&scene.name))
+        .run()
         .start_streaming();
     scene.wait_for_records(1);
     let reached = poll_until(PATIENCE, || (confirmed() >= end).then_some(()));

@@ -108,7 +108,7 @@ in_both_modes! {
 fn password_file_is_read_again(exactly_once: bool) {
     let guarded = Guarded::new(exactly_once);
     let file = password_file(0);
-    let run = guarded.scene.run_as(&guarded.conninfo());
+    let run = guarded.scene.at(&guarded.conninfo()).run();
     let walpost = run.env("PGPASSFILE", &file).start();
     let place = format!("the password file {}", file.display());
     guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
@@ -152,7 +152,8 @@ fn instance_that_stands_by_waits_for_the_new_password_too() {
     let active = scene.start();
     let file = password_file(0);
     let mut other = scene
-        .run_as(&guarded.conninfo())
+        .at(&guarded.conninfo())
+        .run()
         .env("PGPASSFILE", &file)
         .start();
     other.wait_for_log("standing by");

@@ -23,7 +23,8 @@ impl<'s> Clerk<'s> {
     /// A command as the role; the first of `words` is the subcommand.
     pub(crate) fn command(&self, words: &[&str]) -> Invocation {
         self.scene
-            .invoke_with_kafka(words[0], &self.conninfo())
+            .at(&self.conninfo())
+            .invoke_with_kafka(words[0])
             .args(&words[1..])
     }
 }

@@ -300,8 +300,7 @@ impl Server {
 
     /// That of the superuser over TCP loopback, without TLS.
     pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
-        let port = self.port;
-        format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
+        tcp_conninfo(self.port, database)
     }
 
     /// A superuser session.
@@ -340,6 +339,11 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// key=value conninfo of the superuser over TCP loopback, without TLS, of the server or proxy that listens there.
+pub(super) fn tcp_conninfo(port: u16, database: &str) -> String {
+    format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
 }
 
 /// Where downloaded servers are: `WALPOST_TEST_DEPS`, else the target folder.

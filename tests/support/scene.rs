@@ -8,7 +8,6 @@ use super::kafka::Broker;
 use super::names::unique_name;
 use super::oracle::Oracle;
 use super::postgres::{MAJOR, Server};
-use super::proxy::Proxy;
 use super::session::Session;
 use super::wait::poll_until;
 
@@ -135,12 +134,6 @@ impl<'a> Scene<'a> {
     /// As [`Scene::conninfo`], of a role that needs no password there.
     pub(crate) fn conninfo_as(&self, role: &str) -> String {
         self.server.conninfo_as(role, &self.name)
-    }
-
-    /// key=value conninfo of the superuser over TCP, through a proxy to the server.
-    pub(crate) fn conninfo_through(&self, proxy: &Proxy) -> String {
-        let (port, name) = (proxy.port(), &self.name);
-        format!("host=127.0.0.1 port={port} user=postgres dbname={name} sslmode=disable")
     }
 }
 

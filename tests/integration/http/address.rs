@@ -152,7 +152,8 @@ fn no_answer_has_a_password_or_a_payload() {
     let scene = Scene::on(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene
-        .run_as(&format!("{} password={SECRET}", scene.conninfo()))
+        .at(&format!("{} password={SECRET}", scene.conninfo()))
+        .run()
         .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET)
         .args(ANY_PORT)
         .start();

@@ -6,7 +6,6 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
 use crate::support::scene::Scene;
-use crate::support::session::Session;
 
 #[test]
 fn roles_of_init_are_enough_to_run_and_to_publish() {
@@ -17,13 +16,11 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
         let init = scene.invoke("init").args(["--role", "connector"]);
         init.args(["--writer", "shop"]).finish().expect_code(0);
     }
-    let as_role = |role: &str| scene.conninfo_as(role);
-    let kafka = scene.broker.address();
-    let check = scene.invoke_as("check", &as_role("connector"));
-    check.args(["--kafka", &kafka]).finish().expect_code(0);
+    let connector = scene.at(&scene.conninfo_as("connector"));
+    connector.check().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
-    let walpost = scene.run_as(&as_role("connector")).start_streaming();
-    let shop = Session::connect(&as_role("shop")).unwrap();
+    let walpost = connector.run().start_streaming();
+    let shop = server.session_as("shop", &scene.name);
     let event = publish(&scene, &format!("'{aggregate}', 'k', 't', '{{}}'"));
     shop.run(&event);
     scene.wait_for_records(1);
@@ -67,7 +64,7 @@ fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
     drop(owner);
     let as_owner = scene.conninfo_as(&roles.1[0]);
     let init = || {
-        let init = scene.invoke_as("init", &as_owner).arg("--no-role");
+        let init = scene.at(&as_owner).init();
         init.args(["--writer", &roles.1[1]]).finish()
     };
     let emit = emit.replace(' ', "");

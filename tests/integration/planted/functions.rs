@@ -168,7 +168,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         );
         shop.expect_nothing_ran(words[0]);
     }
-    let checkpoint = |word| scene.checkpoint_as(word, &scene.conninfo_as(&shop.walpost));
+    let checkpoint = |word| scene.at(&scene.conninfo_as(&shop.walpost)).checkpoint(word);
     checkpoint("adopt").arg("--yes").finish().expect_code(0);
     checkpoint("show").finish().expect_code(0);
     shop.expect_nothing_ran("checkpoint");

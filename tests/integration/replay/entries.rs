@@ -117,7 +117,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     );
     refused(scene.replay(&due).arg("--dry-run"), &["role postgres"]);
     let masked = format!("{} options='-c role={}'", scene.conninfo(), clerk.role);
-    let replay = |conninfo: &str| scene.invoke_with_kafka("replay", conninfo).args(due);
+    let replay = |conninfo: &str| scene.at(conninfo).replay(&due);
     refused(replay(&masked), &["role postgres"]);
     for right in ["postgres", "pg_execute_server_program"] {
         scene.db.run(&format!("GRANT {right} TO {}", clerk.role));

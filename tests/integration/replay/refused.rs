@@ -122,11 +122,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     let role = format!("{}_reader", scene.name);
     scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
     let conninfo = scene.conninfo_as(&role);
-    let as_role = || {
-        scene
-            .invoke_with_kafka("replay", &conninfo)
-            .args(["--all", "--yes"])
-    };
+    let as_role = || scene.at(&conninfo).replay(&["--all", "--yes"]);
     let said = format!(
         "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"
     );

@@ -111,7 +111,8 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
          GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
     let maintain_for_superuser = scene
-        .invoke_as("maintain", &scene.conninfo_as(&role))
+        .at(&scene.conninfo_as(&role))
+        .invoke("maintain")
         .args(["--retention", "1h"])
         .finish()
         .expect_code(3)
@@ -129,13 +130,15 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     let conninfo = scene.conninfo_as(&role);
     let maintain = || {
         scene
-            .invoke_as("maintain", &conninfo)
+            .at(&conninfo)
+            .invoke("maintain")
             .args(["--retention", "1h", "--partitions-ahead", "9"])
             .finish()
     };
     let check = |says: &[&str]| {
         scene
-            .invoke_with_kafka("check", &conninfo)
+            .at(&conninfo)
+            .check()
             .args(["--retention", "1h"])
             .finish()
             .expect_code(0)
@@ -169,7 +172,11 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     // And run goes on without the rights.
     scene.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
     let aggregate = scene.aggregate(1);
-    let mut walpost = scene.run_as(&conninfo).args(["--retention", "1s"]).start();
+    let mut walpost = scene
+        .at(&conninfo)
+        .run()
+        .args(["--retention", "1s"])
+        .start();
     walpost.wait_for_log("maintenance failed");
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);

@@ -8,84 +8,118 @@ use super::super::reaper;
 use super::super::walpost::{Invocation, Walpost};
 use super::Scene;
 
-impl Scene<'_> {
-    /// `walpost init` for this database, without a role: roles belong to the whole server.
+/// The subcommands for the scene's database, pipeline and broker, with the database reached in some way.
+pub(crate) struct Commands<'s> {
+    scene: &'s Scene<'s>,
+    conninfo: String,
+}
+
+impl Commands<'_> {
+    /// Without a role: roles belong to the whole server.
     pub(crate) fn init(&self) -> Invocation {
         self.invoke("init").arg("--no-role")
     }
 
     pub(crate) fn check(&self) -> Invocation {
-        self.invoke_with_kafka("check", &self.conninfo())
+        self.invoke_with_kafka("check")
     }
 
     pub(crate) fn verify(&self) -> Invocation {
-        self.deliver_as("verify", &self.conninfo())
+        self.deliver("verify")
     }
 
     pub(crate) fn run(&self) -> Invocation {
-        self.run_as(&self.conninfo())
+        self.deliver("run")
     }
 
-    /// As [`Scene::run`], with the database reached in another way.
-    pub(crate) fn run_as(&self, conninfo: &str) -> Invocation {
-        self.deliver_as("run", conninfo)
-    }
-
-    /// `walpost skip` to a place in WAL.
     pub(crate) fn skip(&self, to: &str) -> Invocation {
-        self.deliver_as("skip", &self.conninfo())
-            .arg(format!("--to={to}"))
+        self.deliver("skip").arg(format!("--to={to}"))
     }
 
     pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
-        self.invoke_with_kafka("replay", &self.conninfo())
-            .args(arguments)
+        self.invoke_with_kafka("replay").args(arguments)
     }
 
     /// `walpost checkpoint` with one of its words.
     pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
-        self.checkpoint_as(word, &self.conninfo())
+        self.with_kafka(self.with_pipeline(Invocation::new(["checkpoint", word])))
     }
 
-    /// As [`Scene::checkpoint`], with the database reached in another way.
-    pub(crate) fn checkpoint_as(&self, word: &str, conninfo: &str) -> Invocation {
-        let subcommand = Invocation::new(["checkpoint", word]);
-        self.with_kafka(self.with_pipeline(subcommand, conninfo))
-    }
-
-    /// A subcommand with the database and the pipeline's name.
+    /// A subcommand that asks the database alone.
     pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
-        self.invoke_as(subcommand, &self.conninfo())
+        self.with_pipeline(Invocation::new([subcommand]))
     }
 
-    /// As [`Scene::invoke`], with the database reached in another way.
-    pub(crate) fn invoke_as(&self, subcommand: &str, conninfo: &str) -> Invocation {
-        self.with_pipeline(Invocation::new([subcommand]), conninfo)
-    }
-
-    /// As [`Scene::invoke_as`], with the broker.
-    pub(crate) fn invoke_with_kafka(&self, subcommand: &str, conninfo: &str) -> Invocation {
-        self.with_kafka(self.invoke_as(subcommand, conninfo))
+    pub(crate) fn invoke_with_kafka(&self, subcommand: &str) -> Invocation {
+        self.with_kafka(self.invoke(subcommand))
     }
 
     /// A subcommand that has to know how events are delivered.
-    fn deliver_as(&self, subcommand: &str, conninfo: &str) -> Invocation {
-        let mode = self.is_exactly_once().then_some("--exactly-once");
-        self.invoke_with_kafka(subcommand, conninfo).args(mode)
+    fn deliver(&self, subcommand: &str) -> Invocation {
+        let mode = self.scene.is_exactly_once().then_some("--exactly-once");
+        self.invoke_with_kafka(subcommand).args(mode)
     }
 
-    fn with_pipeline(&self, invocation: Invocation, conninfo: &str) -> Invocation {
-        let outbox: &[&str] = match self.events {
+    fn with_pipeline(&self, invocation: Invocation) -> Invocation {
+        let outbox: &[&str] = match self.scene.events {
             Writer::Table(_) => &[],
             Writer::Messages(_) => &["--outbox", "messages"],
         };
         invocation
-            .args(["--pipeline", &self.name, "--postgres", conninfo])
+            .args(["--pipeline", &self.scene.name])
+            .args(["--postgres", &self.conninfo])
             .args(outbox)
     }
 
     fn with_kafka(&self, invocation: Invocation) -> Invocation {
-        invocation.args(["--kafka", &self.broker.address()])
+        invocation.args(["--kafka", &self.scene.broker.address()])
+    }
+}
+
+/// The subcommands as the superuser are asked of the scene itself.
+impl Scene<'_> {
+    /// The subcommands, with the database reached in another way.
+    pub(crate) fn at(&self, conninfo: &str) -> Commands<'_> {
+        Commands {
+            scene: self,
+            conninfo: conninfo.to_owned(),
+        }
+    }
+
+    fn commands(&self) -> Commands<'_> {
+        self.at(&self.conninfo())
+    }
+
+    pub(crate) fn init(&self) -> Invocation {
+        self.commands().init()
+    }
+
+    pub(crate) fn check(&self) -> Invocation {
+        self.commands().check()
+    }
+
+    pub(crate) fn verify(&self) -> Invocation {
+        self.commands().verify()
+    }
+
+    pub(crate) fn run(&self) -> Invocation {
+        self.commands().run()
+    }
+
+    pub(crate) fn skip(&self, to: &str) -> Invocation {
+        self.commands().skip(to)
+    }
+
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
+        self.commands().replay(arguments)
+    }
+
+    pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
+        self.commands().checkpoint(word)
+    }
+
+    pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
+        self.commands().invoke(subcommand)
     }
 
     /// `walpost run`, already streaming.
