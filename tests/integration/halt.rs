@@ -10,6 +10,7 @@ use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
+use crate::support::walpost::config_file;
 
 /// The publication is dropped while Walpost streams; what is committed afterwards must not be
 /// passed over.
@@ -268,14 +269,13 @@ fn partition_that_the_topic_has_not_is_named() {
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)",
     );
     let aggregate = scene.aggregate(2);
-    let file = crate::support::reaper::folder("config").join("walpost.toml");
     let settings = format!(
         "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\npartition = 'shard'\nkafka = {{ 'bootstrap.servers' = '{}' }}",
         scene.name,
         scene.conninfo(),
         scene.broker.address()
     );
-    std::fs::write(&file, settings).unwrap();
+    let file = config_file(settings);
     let walpost = crate::support::walpost::Invocation::new(["run", "--config"])
         .arg(file)
         .start();

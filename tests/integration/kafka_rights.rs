@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// A broker that grants the SASL user nothing by itself.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
@@ -196,12 +196,11 @@ fn dead_letters_need_write_on_their_topic() {
 fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let guest = Guest::new();
     let checkpoints = format!("{}-checkpoints", guest.scene.name);
-    let config = crate::support::reaper::folder("config").join("walpost.toml");
     let text = format!(
         "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
         guest.scene.name
     );
-    std::fs::write(&config, text).unwrap();
+    let config = config_file(text);
     let config = config.display().to_string();
     let adopt = ["checkpoint", "adopt", "--yes", "--config", &config];
     let run = ["run", "--exactly-once", "--config", &config];

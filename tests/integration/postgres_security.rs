@@ -1,6 +1,5 @@
 //! Every way to prove who one is to PostgreSQL, and to have the server prove who it is.
 
-use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -13,7 +12,7 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Finished, Invocation, Walpost};
+use crate::support::walpost::{Finished, Invocation};
 
 /// Roles of the shared server; their names choose the method in pg_hba.conf.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
@@ -500,7 +499,7 @@ fn answer_of_900_megabytes_is_refused_and_not_kept() {
     let conninfo = format!("{} user=u dbname=d sslmode=disable", server.parameters());
     let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
     let mut walpost = Invocation::new(words).start();
-    let most = most_memory(&mut walpost);
+    let most = walpost.most_memory();
     let finished = walpost.finish().expect_code(3);
     let found = &finished.stdout;
     for text in [
@@ -523,22 +522,9 @@ fn value_of_the_catalog_that_is_endless_is_refused_and_named() {
         .invoke("maintain")
         .args(["--retention=1h", "--delete-rows"]);
     let mut walpost = maintain.start();
-    let most = most_memory(&mut walpost);
+    let most = walpost.most_memory();
     let finished = walpost.finish();
     assert_ne!(finished.code, Some(0), "{finished:?}");
     finished.expect_says(&["a message of 1000000", "accepted"]);
     assert!(most < 150 << 20, "it took {most} bytes");
-}
-
-/// The most memory that it takes until it ends, in bytes.
-fn most_memory(walpost: &mut Walpost) -> u64 {
-    let status = format!("/proc/{}/status", walpost.process_id());
-    let mut most = 0;
-    while walpost.is_running() {
-        let status = fs::read_to_string(&status).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        most = most.max(kilobytes.unwrap_or(0) * 1024);
-    }
-    most
 }

@@ -19,9 +19,9 @@ fn of_major(outbox: Outbox, major: u32) -> Scene<'static> {
     Scene::of_on(outbox, Server::shared(major), Broker::shared())
 }
 
-fn checkpoint(scene: &Scene, clerk: &Clerk, word: &str) -> Invocation {
-    scene
-        .at(&clerk.conninfo())
+fn checkpoint(clerk: &Clerk, word: &str) -> Invocation {
+    clerk
+        .commands()
         .checkpoint(word)
         .args((word == "adopt").then_some("--yes"))
 }
@@ -43,8 +43,8 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     let clerk = clerk(&scene);
     clerk.command(&["check"]).finish().expect_code(0);
     delivers(&scene, &clerk, &["run"]);
-    checkpoint(&scene, &clerk, "adopt").finish().expect_code(0);
-    checkpoint(&scene, &clerk, "show").finish().expect_code(0);
+    checkpoint(&clerk, "adopt").finish().expect_code(0);
+    checkpoint(&clerk, "show").finish().expect_code(0);
     clerk
         .command(&["check", "--exactly-once"])
         .finish()
@@ -66,7 +66,7 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     if outbox == Outbox::Table {
         // It drops the slot, and has the table sent again.
         scene.insert(&scene.aggregate(1), "k");
-        let run = scene.at(&clerk.conninfo()).invoke("run");
+        let run = clerk.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
         run.finish().expect_code(3).expect_says(&["was dropped"]);
         budget::new_slot(&scene);
@@ -203,8 +203,8 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             db.run(&taken);
             let run = clerk.command(&["run"]).finish().expect_code(3);
             let check = clerk.command(&["check"]).finish().expect_code(3);
-            let show = checkpoint(&scene, &clerk, "show").finish().expect_code(3);
-            let init = scene.at(&clerk.conninfo()).invoke("init");
+            let show = checkpoint(&clerk, "show").finish().expect_code(3);
+            let init = clerk.commands().invoke("init");
             let remedy = statement(&check.stdout, given).to_owned();
             run.expect_says(&["halted", role, &remedy]);
             show.expect_says(&[role, &remedy]);

@@ -4,9 +4,10 @@ use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::records::keys;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 for_each_scene! {
     transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered
@@ -15,11 +16,6 @@ for_each_scene! {
 
 /// No topic can have this name.
 const NO_TOPIC: &str = "not a topic";
-
-fn keys(scene: &Scene) -> Vec<String> {
-    let records = scene.records();
-    records.iter().map(|r| r.key().to_owned()).collect()
-}
 
 /// The position that a halted pipeline names.
 fn position(halted: &Finished) -> String {
@@ -58,7 +54,7 @@ fn halt_in_the_middle(scene: &Scene) -> String {
     ));
     scene.insert(&aggregate, "after");
     let halted = scene.run().finish().expect_code(3);
-    assert_eq!(keys(scene), ["before"]);
+    assert_eq!(keys(&scene.records()), ["before"]);
     position(&halted.expect_says(&["halted", NO_TOPIC]))
 }
 
@@ -93,7 +89,7 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(keys(&scene), ["before", "after"]);
+    assert_eq!(keys(&scene.records()), ["before", "after"]);
     // It is behind the slot now.
     refused(&scene, scene.skip(&at), 2, &["nothing to skip"]);
 }
@@ -111,7 +107,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(keys(&scene), ["third"]);
+    assert_eq!(keys(&scene.records()), ["third"]);
 }
 
 #[test]
@@ -231,13 +227,12 @@ fn every_version_of_the_server_can_skip_and_replay() {
 #[test]
 fn pipeline_has_to_be_named_among_several() {
     let scene = Scene::new();
-    let file = crate::support::reaper::folder("config").join("walpost.toml");
     let postgres = scene.conninfo();
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{postgres}\"\n\
          [[pipeline]]\nname = \"b\"\npostgres = \"{postgres}\"\n"
     );
-    std::fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let skip = Invocation::new(["skip", "--to", "0/1", "--config"]).arg(file);
     refused(&scene, skip, 2, &["--pipeline"]);
 }
@@ -276,6 +271,6 @@ fn killed_before_the_slot_moves_it_is_resumed() {
         scene.wait_for_records(2);
         scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
-        assert_eq!(keys(&scene), ["before", "after"]);
+        assert_eq!(keys(&scene.records()), ["before", "after"]);
     }
 }

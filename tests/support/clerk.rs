@@ -1,6 +1,6 @@
 //! A role that `walpost init` has made: it has the rights that Walpost needs, and is no superuser.
 
-use super::scene::Scene;
+use super::scene::{Commands, Scene};
 use super::walpost::Invocation;
 
 /// The role goes when dropped: roles belong to the whole server.
@@ -20,12 +20,20 @@ impl<'s> Clerk<'s> {
         self.scene.conninfo_as(&self.role)
     }
 
-    /// A command as the role; the first of `words` is the subcommand.
+    /// The subcommands as the role.
+    pub(crate) fn commands(&self) -> Commands<'_> {
+        self.scene.at(&self.conninfo())
+    }
+
+    /// The first of `words` is the subcommand.
     pub(crate) fn command(&self, words: &[&str]) -> Invocation {
-        self.scene
-            .at(&self.conninfo())
+        self.commands()
             .invoke_with_kafka(words[0])
             .args(&words[1..])
+    }
+
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
+        self.commands().replay(arguments)
     }
 }
 

@@ -18,6 +18,8 @@ mod judge;
 mod slot;
 mod topics;
 
+pub(crate) use commands::Commands;
+
 use topics::Topics;
 
 /// Everything one test works with. The database and its slots go when dropped.

@@ -1,16 +1,14 @@
 //! Where it listens, and what it answers.
 
-use std::fs;
 use std::net::TcpListener;
 
 use super::ANY_PORT;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn free_port_is_taken_and_logged_and_every_path_is_answered() {
@@ -123,7 +121,6 @@ fn nothing_listens_when_it_is_off() {
 
 #[test]
 fn file_says_where_and_the_flag_comes_before_it() {
-    let file = reaper::folder("config").join("walpost.toml");
     let scene = Scene::new();
     let text = format!(
         "http = \"off\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
@@ -131,7 +128,7 @@ fn file_says_where_and_the_flag_comes_before_it() {
         scene.name,
         scene.conninfo()
     );
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let run = || {
         Invocation::new(["run", "--config"])
             .arg(&file)

@@ -1,12 +1,9 @@
 //! The names by which it may be asked.
 
-use std::fs;
-
 use super::ANY_PORT;
 use crate::support::http::Http;
-use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 /// What a browser does once its page's name leads to this machine: DNS rebinding.
 #[test]
@@ -81,7 +78,6 @@ fn names_that_the_configuration_has_are_answered() {
     assert!(asked(&walpost.http(), "whatever.example.com"));
     walpost.terminate().expect_code(0);
 
-    let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
         "http = \"127.0.0.1:0\"\nhttp_hosts = [\"of-the-file.example.com\"]\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n\
          [[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
@@ -89,7 +85,7 @@ fn names_that_the_configuration_has_are_answered() {
         scene.name,
         scene.conninfo()
     );
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let run = || {
         Invocation::new(["run", "--config"])
             .arg(&file)

@@ -1,14 +1,11 @@
 //! Whether a pipeline is ready, and why not.
 
-use std::fs;
-
 use super::ANY_PORT;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::{wait_for, wait_until};
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
@@ -119,8 +116,7 @@ fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
             scene.conninfo()
         );
     }
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(file)
         .without("WALPOST_HTTP")

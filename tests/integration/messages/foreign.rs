@@ -4,7 +4,7 @@ use super::{Roles, as_messages, publish};
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Writer};
 use crate::support::lsn::parse_position;
-use crate::support::records::Record;
+use crate::support::records::{Record, keys};
 
 in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
 
@@ -121,12 +121,7 @@ fn bad_content(content: &str, texts: &[&str]) {
     let to = command.split(' ').next().unwrap();
     scene.skip(to).arg("--yes").finish().expect_code(0);
     let walpost = scene.start();
-    let keys: Vec<_> = scene
-        .wait_for_records(2)
-        .iter()
-        .map(|r| r.key().to_owned())
-        .collect();
-    assert_eq!(keys, ["before", "after"]);
+    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
     walpost.terminate().expect_code(0);
 }
 

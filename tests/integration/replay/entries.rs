@@ -67,10 +67,9 @@ fn condition_that_the_journal_has_is_never_run() {
         scene.replay(&resume).arg("--yes"),
         scene.replay(&resume).answer(&format!("{}\n", scene.name)),
         scene.replay(&resume).arg("--dry-run"),
-        clerk.command(&["replay"]).args(resume).arg("--yes"),
+        clerk.replay(&resume).arg("--yes"),
         clerk
-            .command(&["replay"])
-            .args(resume)
+            .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
         // It is a superuser's session.
         scene.replay(&resume).args(["--yes", "--where", &condition]),
@@ -124,9 +123,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
         refused(replay(&clerk.conninfo()), &[&clerk.role, right]);
         scene.db.run(&format!("REVOKE {right} FROM {}", clerk.role));
     }
-    let sent = clerk
-        .command(&["replay"])
-        .args(["--where", "aggregateid = 'k'", "--yes"]);
+    let sent = clerk.replay(&["--where", "aggregateid = 'k'", "--yes"]);
     sent.finish().expect_code(0).expect_says(&["replayed"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
     scene
@@ -161,9 +158,7 @@ fn condition_can_not_leave_its_place() {
         "",
         "--",
     ] {
-        let replay = clerk
-            .command(&["replay"])
-            .args(["--yes", "--id", &one, "--where", condition]);
+        let replay = clerk.replay(&["--yes", "--id", &one, "--where", condition]);
         let finished = replay.finish();
         assert!(scene.records().is_empty(), "{condition:?}: {finished:?}");
         finished.expect_code(2).expect_says(&["--where"]);
@@ -171,9 +166,7 @@ fn condition_can_not_leave_its_place() {
     assert!(journal(&scene).is_empty());
     // What only looks so.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
-    let replay = clerk
-        .command(&["replay"])
-        .args(["--yes", "--id", &one, "--where", harmless]);
+    let replay = clerk.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
     assert_eq!(scene.wait_for_records(1).len(), 1);
 }
@@ -272,33 +265,18 @@ fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     scene.insert(&aggregate, "behind");
     scene.insert(&aggregate, "other");
     let condition = "aggregateid <> 'other'";
-    let failed = clerk
-        .command(&["replay"])
-        .args(["--yes", "--where", condition])
-        .finish();
+    let failed = clerk.replay(&["--yes", "--where", condition]).finish();
     let failed = failed.expect_code(3).expect_says(&["can't be the name"]);
     let run = word_behind(&failed.stderr, "--resume ").trim_end();
     let again = r"--where 'aggregateid <> '\''other'\'''";
     assert!(failed.stderr.contains(again), "{}", failed.stderr);
     scene.db.run("DELETE FROM outbox WHERE aggregateid = 'bad'");
     let resume = ["--yes", "--resume", run];
-    let without = clerk
-        .command(&["replay"])
-        .args(resume)
-        .finish()
-        .expect_code(2);
+    let without = clerk.replay(&resume).finish().expect_code(2);
     without.expect_says(&[condition, again]);
-    let other = clerk
-        .command(&["replay"])
-        .args(resume)
-        .args(["--where", "true"])
-        .finish();
+    let other = clerk.replay(&resume).args(["--where", "true"]).finish();
     other.expect_code(2).expect_says(&[condition, again]);
-    let same = clerk
-        .command(&["replay"])
-        .args(resume)
-        .args(["--where", condition])
-        .finish();
+    let same = clerk.replay(&resume).args(["--where", condition]).finish();
     same.expect_code(0)
         .expect_says(&["1 row of table", "behind the 1"]);
     let records = scene.wait_for_records(2);

@@ -1,12 +1,9 @@
 //! What can't be sent again, and what says too little or too much.
 
-use std::fs;
-
 use super::{clerk, journal};
 use crate::support::event::Outbox;
-use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Asserts that a command has sent and written down nothing.
 fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
@@ -72,9 +69,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     {
         let clerk = clerk(&scene);
         let check_where = |condition: &str, code: i32, texts: &[&str]| {
-            let replay = clerk
-                .command(&["replay"])
-                .args(["--yes", "--where", condition]);
+            let replay = clerk.replay(&["--yes", "--where", condition]);
             refused(&scene, replay, code, texts);
         };
         check_where("nothing = 1", 2, &["nothing", "does not exist"]);
@@ -151,13 +146,12 @@ fn events_in_messages_alone_can_not_be_sent_again() {
 #[test]
 fn pipeline_has_to_be_named_among_several() {
     let scene = Scene::new();
-    let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{0}\"\n\
          [[pipeline]]\nname = \"b\"\npostgres = \"{0}\"\n",
         scene.conninfo()
     );
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(file);
     refused(&scene, replay, 2, &["--pipeline"]);
 }

@@ -108,7 +108,7 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
     );
     let clerk = clerk(&scene);
     let check_where = |arguments: &[&str], expected: &[&str]| {
-        let replay = clerk.command(&["replay"]).args(arguments);
+        let replay = clerk.replay(arguments);
         let done = replay.args(["--yes", "--sink", "stdout"]).finish();
         assert_eq!(keys_of(&done.expect_code(0)), expected, "{arguments:?}");
     };

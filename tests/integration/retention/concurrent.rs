@@ -1,19 +1,18 @@
 //! Beside those who work on the table at the same time: writers, `run`, others that keep it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use super::{
     COLUMNS, DEFAULT, LOCK_TIMEOUT, aged, insert_old, is, is_gone, maintain, maintain_until,
 };
 use crate::support::checker::Resends;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::{stays, wait_until};
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 /// Tells the writers to stop, also where a test fails beside them.
 struct Stop<'a>(&'a AtomicBool);
@@ -196,13 +195,12 @@ fn two_that_keep_the_same_table_do_not_meet() {
 #[test]
 fn retention_of_the_file_is_used_beside_exactly_once() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
         "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",
         scene.name,
         scene.conninfo()
     );
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let command = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file).finish();
     let finished = command(&["maintain", "--dry-run"]).expect_code(0);
     assert_eq!(

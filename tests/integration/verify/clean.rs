@@ -1,12 +1,10 @@
 //! What was delivered as it should be is found clean, whatever the table and the topics are like.
 
-use std::fs;
-
 use super::{Forged, insert_rows, verify, verify_with};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::reaper;
 use crate::support::scene::Scene;
+use crate::support::walpost::config_file;
 
 in_both_modes! { what_was_delivered_under_load_is_found_clean }
 
@@ -133,8 +131,7 @@ fn values_have_the_text_that_the_log_has() {
          headers = {{ event = '{{id}}' }}\npartition = 'shard'\n",
         scene.name
     );
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, &config).unwrap();
+    let file = config_file(&config);
     let file = file.display().to_string();
     let verdict = verify_with(&scene, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");

@@ -1,7 +1,5 @@
 //! Which rows and records are read, and in how much memory.
 
-use std::fs;
-
 use super::{Forged, Verdict, advance_slot, insert_rows, verify, verify_with};
 use crate::support::scene::Scene;
 
@@ -61,14 +59,7 @@ fn only_records_of_that_time_are_read() {
 /// The most memory that a run took, in bytes.
 fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
     let mut walpost = scene.verify().arg("--json").args(arguments).start();
-    let status = format!("/proc/{}/status", walpost.process_id());
-    let mut most = 0;
-    while walpost.is_running() {
-        let status = fs::read_to_string(&status).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        most = most.max(kilobytes.unwrap_or(0) * 1024);
-    }
+    let most = walpost.most_memory();
     let finished = walpost.finish();
     (Verdict::of(&finished).counts(), most)
 }

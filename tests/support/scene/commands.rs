@@ -1,11 +1,9 @@
 //! Walpost's subcommands, for the scene's database and broker.
 
-use std::fs;
 use std::path::PathBuf;
 
 use super::super::event::Writer;
-use super::super::reaper;
-use super::super::walpost::{Invocation, Walpost};
+use super::super::walpost::{Invocation, Walpost, config_file};
 use super::Scene;
 
 /// The subcommands for the scene's database, pipeline and broker, with the database reached in some way.
@@ -154,9 +152,7 @@ impl Scene<'_> {
             self.name,
             self.conninfo(),
         );
-        let file = reaper::folder("config").join("walpost.toml");
-        fs::write(&file, text).unwrap();
-        file
+        config_file(text)
     }
 
     /// Walpost with its settings and more of them in walpost.toml, already streaming.

@@ -41,6 +41,15 @@ impl Scene<'_> {
         ))
     }
 
+    /// Whether that walsender has sent WAL up to there.
+    pub(crate) fn has_sent(&self, lsn: u64) -> bool {
+        self.db.is_true(&format!(
+            "SELECT (sent_lsn - '0/0') >= {lsn} FROM pg_stat_replication r
+             JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE slot_name = '{}'",
+            self.slot()
+        ))
+    }
+
     /// Ends the walsender that holds the slot, and says whether one does.
     pub(crate) fn end_walsender(&self) -> bool {
         self.db.is_true(&format!(

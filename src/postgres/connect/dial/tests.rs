@@ -155,26 +155,10 @@ async fn dial_again(
     let (port, heard) = server(scripts).await;
     let text = format!("host=localhost hostaddr=127.0.0.1 port={port} {parameters}");
     let session = replication(&conninfo(&text), &[]).await;
-    let session = session.map(|session| {
-        let Session {
-            socket,
-            buffer,
-            parameters,
-            backend_pid,
-            secret,
-            host,
-        } = session;
-        drop(socket);
+    let session = session.map(|mut session| {
         // A socket of nothing in its place: the server waits for the end of the real one.
-        let socket = Socket::Unix(UnixStream::pair().unwrap().0);
-        Session {
-            socket,
-            buffer,
-            parameters,
-            backend_pid,
-            secret,
-            host,
-        }
+        session.socket = Socket::Unix(UnixStream::pair().unwrap().0);
+        session
     });
     let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
     (
@@ -211,6 +195,17 @@ fn ready() -> Vec<u8> {
         message(b'Z', b"I"),
     ]
     .concat()
+}
+
+/// Accepts TLS, and then the client without a question.
+fn encrypted() -> Vec<Step> {
+    vec![
+        Untagged,
+        Send(b"S".to_vec()),
+        AcceptTls,
+        Untagged,
+        Send(ready()),
+    ]
 }
 
 /// The answer to a query for one value.

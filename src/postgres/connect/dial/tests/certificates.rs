@@ -58,20 +58,11 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
     let root = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(root.path(), certificate_of_someone()).unwrap();
     let root = root.path().to_str().unwrap();
-    let script = || {
-        vec![
-            Untagged,
-            Send(b"S".to_vec()),
-            AcceptTls,
-            Untagged,
-            Send(ready()),
-        ]
-    };
 
-    dial("sslmode=require", script()).await.0.unwrap();
+    dial("sslmode=require", encrypted()).await.0.unwrap();
     for mode in ["require", "verify-ca", "verify-full"] {
         let parameters = format!("sslmode={mode} sslrootcert={root}");
-        let error = dial(&parameters, script()).await.0.unwrap_err();
+        let error = dial(&parameters, encrypted()).await.0.unwrap_err();
         assert!(matches!(error, DialError::Tls { .. }), "{mode}: {error}");
         assert!(
             error.to_string().contains("certificate is refused"),

@@ -101,15 +101,6 @@ async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
 async fn what_is_open_to_the_network_is_told_once_for_each_kind() {
     let Some(address) = outside() else { return };
     let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
-    let encrypted = || {
-        vec![
-            Untagged,
-            Send(b"S".to_vec()),
-            AcceptTls,
-            Untagged,
-            Send(ready()),
-        ]
-    };
     let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];
     let (port, heard) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
