@@ -15,7 +15,7 @@ const RETIRED: &[(&str, &[&str])] = &[
             "docs/deploy.md",
             "sql/journal.sql",
             "src/postgres/catalog/journal.rs",
-            "tests/integration/planted.rs",
+            "tests/integration/planted/journal.rs",
             "tests/integration/readme.rs",
             "tests/integration/upgrade.rs",
         ],

@@ -10,6 +10,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
+use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
@@ -185,11 +186,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     scene.insert(&aggregate, "not delivered");
     let open = scene.server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "open")));
-    let confirmed = format!(
-        "{:X}/{:X}",
-        scene.confirmed() >> 32,
-        scene.confirmed() & 0xFFFF_FFFF
-    );
+    let confirmed = lsn_text(scene.confirmed());
     let said = drop_slot(&scene).expect_says(&[&confirmed, "wal_budget.max"]);
     let entry = scene.db.value(&format!(
         "SELECT id FROM walpost.journal WHERE action = 'drop slot' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
@@ -354,8 +351,9 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
     let file = scene.file(
         "delivery = \"exactly-once\"\nwal_budget = { max = \"20MiB\", on_max = \"drop-slot\" }\n",
     );
-    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
-    walpost.wait_for_log("streaming");
+    let walpost = Invocation::new(["run", "--config"])
+        .arg(file)
+        .start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(2);
     broker.kill();

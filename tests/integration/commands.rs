@@ -80,8 +80,10 @@ fn names_that_sql_has_for_itself_are_no_trouble() {
     insert();
     run(scene.init());
     run(scene.check());
-    let mut walpost = scene.run().args(["--table", "order.user"]).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene
+        .run()
+        .args(["--table", "order.user"])
+        .start_streaming();
     insert();
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
@@ -323,8 +325,7 @@ fn flag_that_a_command_does_not_list_is_accepted() {
 #[test]
 fn logs_are_json_where_that_is_asked() {
     let scene = Scene::new();
-    let mut walpost = scene.run().args(["--log-format", "json"]).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene.run().args(["--log-format", "json"]).start_streaming();
     let finished = walpost.terminate().expect_code(0);
     for line in finished.stderr.lines() {
         serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));

@@ -84,13 +84,7 @@ fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbo
     }
     let first_open = scene.history()[1].end;
     let last = scene.history().pop().unwrap().end;
-    wait_until("all to be sent", || {
-        scene.db.is_true(&format!(
-            "SELECT (sent_lsn - '0/0') >= {last} FROM pg_stat_replication r
-             JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE slot_name = '{}'",
-            scene.slot()
-        ))
-    });
+    wait_until("all to be sent", || scene.has_sent(last));
     stays(
         "unconfirmed while the broker is silent",
         Duration::from_secs(2),

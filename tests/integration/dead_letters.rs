@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::support::event::Outbox;
 use crate::support::load::seed;
+use crate::support::lsn::parse_position;
 use crate::support::records::Record;
-use crate::support::scene::{Scene, parse_position};
+use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 

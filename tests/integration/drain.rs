@@ -80,13 +80,7 @@ fn stopped_while_broker_is_silent(
     scene.broker.freeze();
     scene.insert(&aggregate, "k");
     let event = scene.history().pop().unwrap().end;
-    wait_until("the event to be sent", || {
-        scene.db.is_true(&format!(
-            "SELECT (sent_lsn - '0/0') >= {event} FROM pg_stat_replication r
-             JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE slot_name = '{}'",
-            scene.slot()
-        ))
-    });
+    wait_until("the event to be sent", || scene.has_sent(event));
     walpost.signal("TERM");
     walpost.wait_for_log("draining");
     walpost

@@ -482,8 +482,7 @@ fn starts_within(soon: Duration, starts: usize, run: impl Fn() -> Invocation) {
     let mut times = Vec::new();
     for _ in 0..starts {
         let began = Instant::now();
-        let mut walpost = run().start();
-        walpost.wait_for_log("streaming");
+        let walpost = run().start_streaming();
         times.push(began.elapsed());
         walpost.terminate().expect_code(0);
         if times.last() < Some(&soon) {

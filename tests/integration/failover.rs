@@ -4,8 +4,9 @@
 use std::collections::HashSet;
 
 use crate::support::kafka::Broker;
+use crate::support::lsn::{parse_lsn, parse_position};
 use crate::support::postgres::{Server, Stop};
-use crate::support::scene::{Scene, parse_lsn, parse_position};
+use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::{PATIENCE, poll_until, wait_until};
 
@@ -186,7 +187,7 @@ fn standby_is_waited_for_until_it_is_promoted() {
         scene.reconnect();
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "before");
-        let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+        let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
         walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
         running.push((aggregate, walpost));
     }
@@ -208,11 +209,11 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     let primary = Server::private(15, "");
     let scene = Scene::on(&primary, Broker::shared());
     let standby = primary.standby(STANDBY, "");
-    let mut walpost = scene.run_as(&standby.conninfo(&scene.name)).start();
+    let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
     walpost.wait_for_log("is not there: waiting until it is promoted");
-    let check = scene.invoke_as("check", &standby.conninfo(&scene.name));
-    check
-        .args(["--kafka", &scene.broker.address()])
+    scene
+        .at(&standby.conninfo(&scene.name))
+        .check()
         .finish()
         .expect_says(&["UNREACHABLE", "standby in recovery"]);
     primary.stop(Stop::Fast);

@@ -6,9 +6,11 @@ use std::thread;
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::{Scene, parse_position};
+use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
+use crate::support::walpost::config_file;
 
 /// The publication is dropped while Walpost streams; what is committed afterwards must not be
 /// passed over.
@@ -267,14 +269,13 @@ fn partition_that_the_topic_has_not_is_named() {
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)",
     );
     let aggregate = scene.aggregate(2);
-    let file = crate::support::reaper::folder("config").join("walpost.toml");
     let settings = format!(
         "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\npartition = 'shard'\nkafka = {{ 'bootstrap.servers' = '{}' }}",
         scene.name,
         scene.conninfo(),
         scene.broker.address()
     );
-    std::fs::write(&file, settings).unwrap();
+    let file = config_file(settings);
     let walpost = crate::support::walpost::Invocation::new(["run", "--config"])
         .arg(file)
         .start();
@@ -305,7 +306,7 @@ fn connection_pooler_is_named() {
     });
     let scene = Scene::bare();
     let conninfo = format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable");
-    let halted = scene.run_as(&conninfo).finish().expect_code(3);
+    let halted = scene.at(&conninfo).run().finish().expect_code(3);
     halted.expect_says(&[
         "unsupported startup parameter",
         "connection pooler",

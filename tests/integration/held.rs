@@ -137,11 +137,11 @@ fn start_stranger(scene: &Scene) -> Walpost {
         .db
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
     let conninfo = format!("{} application_name=pg_recvlogical", scene.conninfo());
-    let mut stranger = scene
-        .invoke_as("run", &conninfo)
+    let stranger = scene
+        .at(&conninfo)
+        .invoke("run")
         .args(["--sink", "stdout", "--snapshot", "never"])
-        .start();
-    stranger.wait_for_log("streaming");
+        .start_streaming();
     scene
         .db
         .run("ALTER TABLE walpost.hidden RENAME TO slot_state");
@@ -167,11 +167,10 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
          GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT ON walpost.journal TO {role}"
     ));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
+    let conninfo = scene.conninfo_as(&role);
     let mut walpost = scene
-        .run_as(&conninfo)
+        .at(&conninfo)
+        .run()
         .args(["--http", "127.0.0.1:0"])
         .start();
     let http = walpost.http();

@@ -8,7 +8,6 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server, debian};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 /// Everything in the database that `init` could make.
@@ -241,11 +240,8 @@ fn sql_file_of_the_role_can_be_run_twice() {
     let scene = Scene::on(&server, Broker::shared());
     psql_file(&scene, "role.sql");
     psql_file(&scene, "role.sql");
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={}", scene.name));
-    let mut walpost = scene.run_as(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let conninfo = scene.conninfo_as(&scene.name);
+    let walpost = scene.at(&conninfo).run().start_streaming();
     walpost.terminate().expect_code(0);
 }
 
@@ -316,9 +312,7 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
             scene.db.run(&format!(
                 "CREATE ROLE {shop} LOGIN; REVOKE ALL ON SCHEMA public FROM PUBLIC; {create}"
             ));
-            let user = format!("user={shop}");
-            let shop_session =
-                Session::connect(&scene.conninfo().replace("user=postgres", &user)).unwrap();
+            let shop_session = scene.server.session_as(&shop, &scene.name);
             let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('a', 'k', 't', '{}')";
             scene.init().finish().expect_code(0);
             shop_session.try_run(insert).unwrap_err();

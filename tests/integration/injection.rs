@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
+use crate::support::lsn::lsn_text;
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::{PATIENCE, wait_for, wait_until};
@@ -244,8 +245,7 @@ fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
     let mut findings = Findings::default();
     let halted = scene.run().finish().expect_code(3);
     findings.look_at("a halt", &halted);
-    let end = scene.history()[0].end;
-    let end = format!("{:X}/{:X}", end >> 32, end & 0xFFFF_FFFF);
+    let end = lsn_text(scene.history()[0].end);
     let skip = scene.skip(&end).arg("--dry-run").finish().expect_code(0);
     findings.look_at("skip", &skip);
     let verified = scene.verify().finish().expect_code(1);
@@ -409,8 +409,10 @@ fn records_on_standard_output_are_tame_json_that_means_the_same() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let mut walpost = scene.invoke("run").args(["--sink", "stdout"]).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene
+        .invoke("run")
+        .args(["--sink", "stdout"])
+        .start_streaming();
     let evil = literal(EVIL);
     scene.db.run(&format!(
         "INSERT INTO outbox VALUES (1, 'order', {evil}, {evil})"

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// A broker that grants the SASL user nothing by itself.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
@@ -43,8 +43,7 @@ impl Guest {
     }
 
     fn delivers(&self, words: &[&str]) {
-        let mut walpost = self.command(words).start();
-        walpost.wait_for_log("streaming");
+        let walpost = self.command(words).start_streaming();
         self.scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
@@ -150,10 +149,9 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
              FROM generate_series(1, 1000) i, generate_series(1, 32) GROUP BY i",
             guest.topic.strip_prefix("outbox.event.").unwrap()
         ));
-        let mut walpost = guest
+        let walpost = guest
             .command(&["run", "-X", "compression.type=none"])
-            .start();
-        walpost.wait_for_log("streaming");
+            .start_streaming();
         guest.scene.wait_until_confirmed();
         let log = walpost.terminate().expect_code(0).stderr;
         assert_eq!(
@@ -198,12 +196,11 @@ fn dead_letters_need_write_on_their_topic() {
 fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let guest = Guest::new();
     let checkpoints = format!("{}-checkpoints", guest.scene.name);
-    let config = crate::support::reaper::folder("config").join("walpost.toml");
     let text = format!(
         "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
         guest.scene.name
     );
-    std::fs::write(&config, text).unwrap();
+    let config = config_file(text);
     let config = config.display().to_string();
     let adopt = ["checkpoint", "adopt", "--yes", "--config", &config];
     let run = ["run", "--exactly-once", "--config", &config];

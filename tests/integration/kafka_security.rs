@@ -24,8 +24,7 @@ fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
 fn delivers(scene: &Scene, run: Invocation) {
     let aggregate = scene.aggregate(1);
     let before = scene.broker.count(&scene.topics());
-    let mut walpost = run.start();
-    walpost.wait_for_log("streaming");
+    let walpost = run.start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(before + 1);
     scene.wait_until_confirmed();

@@ -245,10 +245,8 @@ fn role_without_the_right_to_replicate() {
     scene.db.run(&format!(
         "CREATE ROLE {role} LOGIN; GRANT SELECT ON outbox TO {role}"
     ));
-    let conninfo = scene
-        .conninfo()
-        .replace("user=postgres", &format!("user={role}"));
-    let finished = scene.run_as(&conninfo).finish();
+    let conninfo = scene.conninfo_as(role);
+    let finished = scene.at(&conninfo).run().finish();
     halts(finished, &[role, "REPLICATION", "ALTER ROLE"]);
     scene
         .db
@@ -265,9 +263,9 @@ fn wrong_password_and_unknown_role_and_database() {
             scene.name
         )
     };
-    let finished = scene.run_as(&tcp("nobody")).finish();
+    let finished = scene.at(&tcp("nobody")).run().finish();
     halts(finished, &["authentication failed", "nobody"]);
     let conninfo = scene.conninfo().replace(&scene.name, "no_such_database");
-    let finished = scene.run_as(&conninfo).finish();
+    let finished = scene.at(&conninfo).run().finish();
     halts(finished, &["no_such_database", "does not exist"]);
 }

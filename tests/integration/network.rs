@@ -35,11 +35,11 @@ fn scene_on(broker: &Broker, exactly_once: bool) -> Scene<'_> {
 /// Walpost with a proxy before PostgreSQL.
 fn start_far_from_postgresql(scene: &Scene, arguments: &[&str]) -> (Walpost, Proxy) {
     let proxy = Proxy::start(free_port(), scene.server.port);
-    let mut walpost = scene
-        .run_as(&scene.conninfo_through(&proxy))
+    let walpost = scene
+        .at(&proxy.conninfo(&scene.name))
+        .run()
         .args(arguments)
-        .start();
-    walpost.wait_for_log("streaming");
+        .start_streaming();
     (walpost, proxy)
 }
 
@@ -168,8 +168,7 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
         scene.name
     );
     let arguments = ["--link-timeout", "2s"];
-    let mut walpost = scene.run_as(&conninfo).args(arguments).start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = scene.at(&conninfo).run().args(arguments).start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     near.set(Manner::Silence);

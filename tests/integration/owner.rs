@@ -50,9 +50,8 @@ impl Place {
 
     /// As the DBA who is no superuser.
     fn init_as_dba(&self) -> Invocation {
-        let user = format!("user={}", self.dba);
-        let conninfo = self.scene.conninfo().replace("user=postgres", &user);
-        let init = self.scene.invoke_as("init", &conninfo).arg("--no-role");
+        let conninfo = self.scene.conninfo_as(&self.dba);
+        let init = self.scene.at(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
@@ -75,8 +74,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for role in [&self.owner, &self.writer, &self.dba] {
-            let drop = format!("DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
-            let _ = self.scene.db.try_run(&drop);
+            self.scene.db.drop_role(role);
         }
     }
 }

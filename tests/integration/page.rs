@@ -1,6 +1,5 @@
 //! The page at `/`, in Chromium.
 
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,10 +10,9 @@ use crate::support::browser::{self, Tab};
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
-use crate::support::walpost::{Invocation, Walpost};
+use crate::support::walpost::{Invocation, Walpost, config_file};
 
 /// One process with a pipeline for each of the scenes.
 fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
@@ -26,8 +24,7 @@ fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
         let (name, conninfo) = (&scene.name, scene.conninfo());
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
     }
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(file)
         .without("WALPOST_HTTP")
@@ -127,8 +124,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     let idle = add(&named("standby"), &healthy.conninfo());
     let away = add(&named("away"), "host=/nowhere dbname=x user=y");
     let last = add(&halted.name, &halted.conninfo());
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     for name in streaming.iter().chain([&idle]) {
         let arguments = ["init", "--pipeline", name, "--config"];
         Invocation::new(arguments)

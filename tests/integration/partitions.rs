@@ -1,6 +1,7 @@
 //! Partitioned outbox tables of every kind, with partitions added while events are written.
 
 use crate::support::checker::Resends;
+use crate::support::records::keys;
 use crate::support::scene::Scene;
 
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
@@ -127,12 +128,10 @@ fn rows_of_a_dropped_partition_that_were_not_yet_sent_arrive() {
     scene.insert(&aggregate, "after the drop");
     let walpost = scene.start();
     scene.settle(walpost, &[], Resends::Never);
-    let keys: Vec<_> = scene
-        .records()
-        .iter()
-        .map(|record| record.key().to_owned())
-        .collect();
-    assert_eq!(keys, ["before the drop", "after the drop"]);
+    assert_eq!(
+        keys(&scene.records()),
+        ["before the drop", "after the drop"]
+    );
 }
 
 #[test]

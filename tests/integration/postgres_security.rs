@@ -1,6 +1,5 @@
 //! Every way to prove who one is to PostgreSQL, and to have the server prove who it is.
 
-use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -13,7 +12,7 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Finished, Invocation, Walpost};
+use crate::support::walpost::{Finished, Invocation};
 
 /// Roles of the shared server; their names choose the method in pg_hba.conf.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
@@ -73,15 +72,14 @@ impl Guarded {
     }
 
     fn run(&self, conninfo: &str) -> Invocation {
-        self.scene.run_as(conninfo)
+        self.scene.at(conninfo).run()
     }
 
     /// A connector started so delivers an event.
     fn delivers(&self, run: Invocation) {
         let topics = self.scene.topics();
         let before = self.scene.broker.count(&topics);
-        let mut walpost = run.start();
-        walpost.wait_for_log("streaming");
+        let walpost = run.start_streaming();
         self.scene.insert(&self.aggregate, "k");
         self.scene.wait_for_records(before + 1);
         self.scene.wait_until_confirmed();
@@ -130,9 +128,8 @@ fn check_shows_no_password() {
     let guarded = Guarded::new();
     for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
         let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
-        let kafka = guarded.scene.broker.address();
-        let check = guarded.scene.invoke_as("check", &url);
-        let check = check.args(["--kafka", &kafka, "--json", "--log-level", "trace"]);
+        let check = guarded.scene.at(&url).check();
+        let check = check.args(["--json", "--log-level", "trace"]);
         assert!(!check.finish().stdout.is_empty());
     }
 }
@@ -219,8 +216,7 @@ fn stream_itself_is_encrypted() {
     let guarded = Guarded::new();
     let password = quoted(&password_of("tls_user"));
     let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=require"));
-    let mut walpost = guarded.run(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let walpost = guarded.run(&conninfo).start_streaming();
     let encrypted = guarded.scene.db.is_true(&format!(
         "SELECT ssl FROM pg_stat_ssl JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = '{}'",
         guarded.scene.slot()
@@ -304,17 +300,16 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
         refused(&conninfo("localhost", "verify-full", &right), reason);
         // As in libpq, `require` checks the certificate where there is a root to check it against.
         for mode in ["verify-ca", "require"] {
-            let run = scene.run_as(&conninfo("localhost", mode, &right)).finish();
+            let run = scene
+                .at(&conninfo("localhost", mode, &right))
+                .run()
+                .finish();
             run.expect_code(3).expect_says(&["certificate", reason]);
         }
     }
     server.show(&AUTHORITY.sign("localhost", &["localhost"]));
     let conninfo = conninfo("localhost", "verify-full", &right);
-    scene
-        .invoke_as("init", &conninfo)
-        .arg("--no-role")
-        .finish()
-        .expect_code(0);
+    scene.at(&conninfo).init().finish().expect_code(0);
 }
 
 #[test]
@@ -361,7 +356,6 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
     let Some(address) = outside() else { return };
     let guarded = Guarded::new();
     let port = guarded.scene.server.port;
-    let kafka = guarded.scene.broker.address();
     for (deed, method) in [
         (Deed::AskForPassword, "password"),
         (Deed::AskForHash, "md5"),
@@ -374,8 +368,7 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
         for middle in [&everyone, &replication] {
             let conninfo = through(&guarded, middle, "scram_user", "");
             let opt_in = format!("require_auth={method}");
-            let check = guarded.scene.invoke_as("check", &conninfo);
-            let check = check.args(["--kafka", &kafka]).finish().expect_code(3);
+            let check = guarded.scene.at(&conninfo).check().finish().expect_code(3);
             assert_eq!(middle.heard(), "", "of {deed:?}");
             let found = &check.stdout;
             assert!(
@@ -402,22 +395,19 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
 fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     let Some(address) = outside() else { return };
     let guarded = Guarded::new();
-    let kafka = guarded.scene.broker.address();
     let middle = Middle::start(address, guarded.scene.server.port, |_| Deed::Pass);
     let conninfo = through(&guarded, &middle, "scram_user", "");
     let warning = format!(
         "the connection to PostgreSQL at {} has no TLS (sslmode=prefer)",
         middle.address
     );
-    let mut walpost = guarded.run(&conninfo).start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = guarded.run(&conninfo).start_streaming();
     wait_until("a walsender to end", || guarded.scene.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 
-    let check = guarded.scene.invoke_as("check", &conninfo);
-    let check = check.args(["--kafka", &kafka]).finish();
+    let check = guarded.scene.at(&conninfo).check().finish();
     let finding = format!("encryption: {warning}");
     let lines: Vec<_> = check
         .stdout
@@ -441,8 +431,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         ),
     ] {
         let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
-        let check = guarded.scene.invoke_as("check", &conninfo);
-        let check = check.args(["--kafka", &kafka]).finish();
+        let check = guarded.scene.at(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let text = "has TLS that checks no certificate";
         for found in [&check.stdout, &check.stderr] {
@@ -459,8 +448,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
             quoted(&password_of("scram_user"))
         ),
     );
-    let check = guarded.scene.invoke_as("check", &conninfo);
-    let check = check.args(["--kafka", &kafka]).finish();
+    let check = guarded.scene.at(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
     assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
 }
@@ -511,7 +499,7 @@ fn answer_of_900_megabytes_is_refused_and_not_kept() {
     let conninfo = format!("{} user=u dbname=d sslmode=disable", server.parameters());
     let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
     let mut walpost = Invocation::new(words).start();
-    let most = most_memory(&mut walpost);
+    let most = walpost.most_memory();
     let finished = walpost.finish().expect_code(3);
     let found = &finished.stdout;
     for text in [
@@ -534,22 +522,9 @@ fn value_of_the_catalog_that_is_endless_is_refused_and_named() {
         .invoke("maintain")
         .args(["--retention=1h", "--delete-rows"]);
     let mut walpost = maintain.start();
-    let most = most_memory(&mut walpost);
+    let most = walpost.most_memory();
     let finished = walpost.finish();
     assert_ne!(finished.code, Some(0), "{finished:?}");
     finished.expect_says(&["a message of 1000000", "accepted"]);
     assert!(most < 150 << 20, "it took {most} bytes");
-}
-
-/// The most memory that it takes until it ends, in bytes.
-fn most_memory(walpost: &mut Walpost) -> u64 {
-    let status = format!("/proc/{}/status", walpost.process_id());
-    let mut most = 0;
-    while walpost.is_running() {
-        let status = fs::read_to_string(&status).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        most = most.max(kilobytes.unwrap_or(0) * 1024);
-    }
-    most
 }

@@ -42,8 +42,7 @@ impl Place {
     }
 
     fn init(&self, role: &str) -> Invocation {
-        let user = format!("user={role}");
-        let conninfo = self.0.conninfo("postgres").replace("user=postgres", &user);
+        let conninfo = self.0.conninfo_as(role, "postgres");
         Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
     }
 

@@ -3,89 +3,60 @@
 
 use super::budget;
 use crate::init::WRITE;
+use crate::support::clerk::Clerk;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
-/// A scene with a role of `walpost init`, whose name takes quotes in SQL.
-struct Clerk {
-    scene: Scene<'static>,
-    role: String,
+/// Its name takes quotes in SQL.
+fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
+    Clerk::new(scene, format!("{}-Clerk", scene.name))
 }
 
-impl Clerk {
-    fn new(outbox: Outbox, major: u32) -> Self {
-        let scene = Scene::of_on(outbox, Server::shared(major), Broker::shared());
-        let role = format!("{}-Clerk", scene.name);
-        let init = scene.invoke("init").args(["--role", &role]);
-        init.finish().expect_code(0);
-        Self { scene, role }
-    }
-
-    fn conninfo(&self) -> String {
-        let user = format!("user={}", self.role);
-        self.scene.conninfo().replace("user=postgres", &user)
-    }
-
-    /// A command as the role.
-    fn command(&self, words: &[&str]) -> Invocation {
-        // The kind of outbox is an argument too.
-        self.scene
-            .invoke_as(words[0], &self.conninfo())
-            .args(["--kafka", &self.scene.broker.address()])
-            .args(&words[1..])
-    }
-
-    fn checkpoint(&self, word: &str) -> Invocation {
-        self.scene
-            .checkpoint_as(word, &self.conninfo())
-            .args((word == "adopt").then_some("--yes"))
-    }
-
-    fn delivers(&self, words: &[&str]) {
-        let aggregate = self.scene.aggregate(1);
-        let mut walpost = self.command(words).start();
-        walpost.wait_for_log("streaming");
-        self.scene.insert(&aggregate, "k");
-        self.scene.wait_until_confirmed();
-        walpost.terminate().expect_code(0);
-        let topic = format!("outbox.event.{aggregate}");
-        assert_eq!(self.scene.broker.read(&[topic]).len(), 1);
-    }
+fn of_major(outbox: Outbox, major: u32) -> Scene<'static> {
+    Scene::of_on(outbox, Server::shared(major), Broker::shared())
 }
 
-impl Drop for Clerk {
-    fn drop(&mut self) {
-        let role = &self.role;
-        let _ = self
-            .scene
-            .db
-            .try_run(&format!("DROP OWNED BY \"{role}\"; DROP ROLE \"{role}\""));
-    }
+fn checkpoint(clerk: &Clerk, word: &str) -> Invocation {
+    clerk
+        .commands()
+        .checkpoint(word)
+        .args((word == "adopt").then_some("--yes"))
+}
+
+fn delivers(scene: &Scene, clerk: &Clerk, words: &[&str]) {
+    let aggregate = scene.aggregate(1);
+    let walpost = clerk.command(words).start_streaming();
+    scene.insert(&aggregate, "k");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let topic = format!("outbox.event.{aggregate}");
+    assert_eq!(scene.broker.read(&[topic]).len(), 1);
 }
 
 for_each_outbox! { role_that_init_makes_is_enough_for_every_command }
 
 fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
-    let clerk = Clerk::new(outbox, 15);
+    let scene = of_major(outbox, 15);
+    let clerk = clerk(&scene);
     clerk.command(&["check"]).finish().expect_code(0);
-    clerk.delivers(&["run"]);
-    clerk.checkpoint("adopt").finish().expect_code(0);
-    clerk.checkpoint("show").finish().expect_code(0);
+    delivers(&scene, &clerk, &["run"]);
+    checkpoint(&clerk, "adopt").finish().expect_code(0);
+    checkpoint(&clerk, "show").finish().expect_code(0);
     clerk
         .command(&["check", "--exactly-once"])
         .finish()
         .expect_code(0);
-    clerk.delivers(&["run", "--exactly-once"]);
+    delivers(&scene, &clerk, &["run", "--exactly-once"]);
     if outbox == Outbox::Table {
         clerk.command(&["verify"]).finish().expect_code(0);
         let replay = clerk.command(&["replay", "--all", "--yes"]).finish();
         replay.expect_code(0).expect_says(&["2 rows of table"]);
     }
-    clerk.scene.insert(&clerk.scene.aggregate(1), "k");
-    let end = clerk.scene.db.value("SELECT pg_current_wal_flush_lsn()");
+    scene.insert(&scene.aggregate(1), "k");
+    let end = scene.db.value("SELECT pg_current_wal_flush_lsn()");
     let skip = ["skip", "--exactly-once", "--yes", "--to", &end.unwrap()];
     clerk
         .command(&skip)
@@ -94,11 +65,11 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         .expect_says(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
         // It drops the slot, and has the table sent again.
-        clerk.scene.insert(&clerk.scene.aggregate(1), "k");
-        let run = clerk.scene.invoke_as("run", &clerk.conninfo());
+        scene.insert(&scene.aggregate(1), "k");
+        let run = clerk.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
         run.finish().expect_code(3).expect_says(&["was dropped"]);
-        budget::new_slot(&clerk.scene);
+        budget::new_slot(&scene);
         let replay = clerk
             .command(&["replay", "--dropped-slots", "--yes"])
             .finish();
@@ -109,8 +80,9 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
 #[test]
 fn role_that_init_makes_has_no_right_that_is_not_needed() {
     for major in MAJORS {
-        let clerk = Clerk::new(Outbox::Table, major);
-        let (db, role) = (&clerk.scene.db, &clerk.role);
+        let scene = of_major(Outbox::Table, major);
+        let clerk = clerk(&scene);
+        let (db, role) = (&scene.db, &clerk.role);
         let attributes = db.rows(&format!(
             "SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole, rolcreatedb, rolbypassrls
              FROM pg_roles WHERE rolname = '{role}'"
@@ -173,15 +145,16 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             as_role(refused).expect_err(refused);
         }
         clerk.command(&["check"]).finish().expect_code(0);
-        clerk.delivers(&["run"]);
+        delivers(&scene, &clerk, &["run"]);
         clerk.command(&["verify"]).finish().expect_code(0);
     }
 }
 
 #[test]
 fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
-    let clerk = Clerk::new(Outbox::Table, MAJOR);
-    let (db, role) = (&clerk.scene.db, &clerk.role);
+    let scene = of_major(Outbox::Table, MAJOR);
+    let clerk = clerk(&scene);
+    let (db, role) = (&scene.db, &clerk.role);
     for taken in [
         format!("REVOKE SELECT ON outbox FROM \"{role}\""),
         format!(
@@ -216,8 +189,9 @@ fn statement<'t>(said: &'t str, start: &str) -> &'t str {
 fn statement_in_the_error_gives_back_each_right_that_was_taken() {
     // The message says which right lacks otherwise from PostgreSQL 16 on.
     for major in [15, 18] {
-        let clerk = Clerk::new(Outbox::Table, major);
-        let (db, role, database) = (&clerk.scene.db, &clerk.role, &clerk.scene.name);
+        let scene = of_major(Outbox::Table, major);
+        let clerk = clerk(&scene);
+        let (db, role, database) = (&scene.db, &clerk.role, &scene.name);
         for (taken, given) in [
             (format!("ALTER ROLE \"{role}\" NOLOGIN"), "ALTER ROLE"),
             (format!("ALTER ROLE \"{role}\" NOREPLICATION"), "ALTER ROLE"),
@@ -229,8 +203,8 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             db.run(&taken);
             let run = clerk.command(&["run"]).finish().expect_code(3);
             let check = clerk.command(&["check"]).finish().expect_code(3);
-            let show = clerk.checkpoint("show").finish().expect_code(3);
-            let init = clerk.scene.invoke_as("init", &clerk.conninfo());
+            let show = checkpoint(&clerk, "show").finish().expect_code(3);
+            let init = clerk.commands().invoke("init");
             let remedy = statement(&check.stdout, given).to_owned();
             run.expect_says(&["halted", role, &remedy]);
             show.expect_says(&[role, &remedy]);
@@ -243,6 +217,6 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             db.run(&remedy);
             clerk.command(&["check"]).finish().expect_code(0);
         }
-        clerk.delivers(&["run"]);
+        delivers(&scene, &clerk, &["run"]);
     }
 }

@@ -35,8 +35,7 @@ fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_s
     exactly_once: bool,
 ) {
     let scene = Scene::new().in_mode(exactly_once);
-    let mut walpost = scene.run().start();
-    walpost.wait_for_log("streaming");
+    let mut walpost = scene.run().start_streaming();
     for count in 1..=9 {
         let ended = Instant::now();
         wait_until("the walsender to end", || scene.end_walsender());
@@ -139,8 +138,7 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
         let mut walpost = scene
             .invoke("run")
             .args(["--kafka", &format!("127.0.0.1:{}", proxy.port())])
-            .start();
-        walpost.wait_for_log("streaming");
+            .start_streaming();
         let sessions = || {
             scene.db.rows(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
@@ -189,8 +187,10 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     assert!(scene.confirmed() > u64::try_from(end).unwrap());
     let proxy = Proxy::start(free_port(), old.port);
     proxy.move_after(1, new.port);
-    let mut walpost = scene.run_as(&scene.conninfo_through(&proxy)).start();
-    walpost.wait_for_log("streaming");
+    let walpost = scene
+        .at(&proxy.conninfo(&scene.name))
+        .run()
+        .start_streaming();
     scene.wait_for_records(1);
     let reached = poll_until(PATIENCE, || (confirmed() >= end).then_some(()));
     assert!(reached.is_some(), "confirmed up to {:X}", confirmed());

@@ -1,9 +1,6 @@
 //! Usage and configuration that can't be right: exit code 2, before any server is asked.
 
-use std::fs;
-
-use crate::support::reaper;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 const NOWHERE: &str = "postgresql://walpost@/shop?host=/nowhere";
 
@@ -16,8 +13,7 @@ fn run(arguments: &[&str]) -> Finished {
 
 /// `walpost run` with a file.
 fn run_file(text: &str) -> Finished {
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, text).unwrap();
+    let file = config_file(text);
     Invocation::new(["run", "--config"]).arg(file).finish()
 }
 
@@ -92,12 +88,9 @@ fn pipelines_need_good_and_different_names() {
 
 #[test]
 fn pipeline_that_the_file_does_not_have_is_named_with_those_it_has() {
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(
-        &file,
-        format!("[[pipeline]]\nname = 'orders'\npostgres = '{NOWHERE}'\nsink = 'stdout'"),
-    )
-    .unwrap();
+    let file = config_file(format!(
+        "[[pipeline]]\nname = 'orders'\npostgres = '{NOWHERE}'\nsink = 'stdout'"
+    ));
     let finished = Invocation::new(["run", "--pipeline", "order", "--config"])
         .arg(file)
         .finish();

@@ -1,6 +1,7 @@
 //! The table changes its shape while events are written.
 
 use crate::support::checker::Resends;
+use crate::support::records::keys;
 use crate::support::scene::Scene;
 
 const TABLE: &str =
@@ -56,12 +57,7 @@ fn column_that_is_dropped_and_added_again_is_found_at_its_new_place() {
          ALTER TABLE outbox ADD COLUMN aggregateid text DEFAULT 'filled'",
     );
     scene.insert(&aggregate, "after");
-    let keys: Vec<_> = scene
-        .wait_for_records(2)
-        .iter()
-        .map(|record| record.key().to_owned())
-        .collect();
-    assert_eq!(keys, ["before", "after"]);
+    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -79,12 +75,7 @@ fn table_that_is_dropped_and_made_anew_in_the_publication_goes_on() {
     ));
     scene.insert(&aggregate, "new table");
     scene.settle(walpost, &[], Resends::Never);
-    let keys: Vec<_> = scene
-        .records()
-        .iter()
-        .map(|record| record.key().to_owned())
-        .collect();
-    assert_eq!(keys, ["old table", "new table"]);
+    assert_eq!(keys(&scene.records()), ["old table", "new table"]);
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.scene.drop_role();
+        self.scene.db.drop_role(&self.scene.name);
     }
 }
 
@@ -108,7 +108,7 @@ in_both_modes! {
 fn password_file_is_read_again(exactly_once: bool) {
     let guarded = Guarded::new(exactly_once);
     let file = password_file(0);
-    let run = guarded.scene.run_as(&guarded.conninfo());
+    let run = guarded.scene.at(&guarded.conninfo()).run();
     let walpost = run.env("PGPASSFILE", &file).start();
     let place = format!("the password file {}", file.display());
     guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
@@ -152,7 +152,8 @@ fn instance_that_stands_by_waits_for_the_new_password_too() {
     let active = scene.start();
     let file = password_file(0);
     let mut other = scene
-        .run_as(&guarded.conninfo())
+        .at(&guarded.conninfo())
+        .run()
         .env("PGPASSFILE", &file)
         .start();
     other.wait_for_log("standing by");
@@ -200,8 +201,9 @@ impl<'b> Scrambled<'b> {
     /// Walpost, which has delivered one event, and meets a broker with another password then.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
         let (scene, broker) = (&self.scene, self.scene.broker);
-        let mut walpost = Invocation::new(["run", "--config"]).arg(&self.file).start();
-        walpost.wait_for_log("streaming");
+        let walpost = Invocation::new(["run", "--config"])
+            .arg(&self.file)
+            .start_streaming();
         scene.insert(aggregate, "before");
         scene.wait_until_confirmed();
         let add = format!("SCRAM-SHA-256=[password={password}]");

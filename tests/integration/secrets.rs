@@ -113,7 +113,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        self.scene.drop_role();
+        self.scene.db.drop_role(&self.scene.name);
     }
 }
 
@@ -149,8 +149,7 @@ fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
     ];
     for run in runs {
         let before = scene.broker.count(&scene.topics());
-        let mut walpost = run.start();
-        walpost.wait_for_log("streaming");
+        let mut walpost = run.start_streaming();
         scene.insert(&aggregate, "before");
         scene.wait_until_confirmed();
         wait_until("a walsender to end", || scene.end_walsender());

@@ -7,9 +7,10 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use crate::init::psql_file;
 use crate::support::event::Writer;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
+use crate::support::names::unique_name;
 use crate::support::oracle::Oracle;
 use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, Stop};
-use crate::support::scene::{Scene, unique_name};
+use crate::support::scene::Scene;
 use crate::support::wait::PATIENCE;
 
 #[test]

@@ -2,10 +2,12 @@
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::records::keys;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Finished, Invocation};
+use crate::support::walpost::{Finished, Invocation, config_file};
 
 for_each_scene! {
     transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered
@@ -14,15 +16,6 @@ for_each_scene! {
 
 /// No topic can have this name.
 const NO_TOPIC: &str = "not a topic";
-
-fn keys(scene: &Scene) -> Vec<String> {
-    let records = scene.records();
-    records.iter().map(|r| r.key().to_owned()).collect()
-}
-
-fn lsn(number: u64) -> String {
-    format!("{:X}/{:X}", number >> 32, number & 0xFFFF_FFFF)
-}
 
 /// The position that a halted pipeline names.
 fn position(halted: &Finished) -> String {
@@ -61,13 +54,13 @@ fn halt_in_the_middle(scene: &Scene) -> String {
     ));
     scene.insert(&aggregate, "after");
     let halted = scene.run().finish().expect_code(3);
-    assert_eq!(keys(scene), ["before"]);
+    assert_eq!(keys(&scene.records()), ["before"]);
     position(&halted.expect_says(&["halted", NO_TOPIC]))
 }
 
 fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: Scene) {
     let at = halt_in_the_middle(&scene);
-    let from = lsn(scene.confirmed());
+    let from = lsn_text(scene.confirmed());
     let dry = || scene.skip(&at).arg("--dry-run");
     let shown = ["2 events would never", "can't become a record", &at];
     refused(&scene, dry(), 0, &shown);
@@ -82,17 +75,21 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     let name = format!("{}\n", scene.name);
     let done = scene.skip(&at).answer(&name).finish().expect_code(0);
     done.expect_says(&["2 events would never be delivered", "skipped"]);
-    let end = lsn(scene.confirmed());
+    let end = lsn_text(scene.confirmed());
     let written = ["skip", &from, &end, "2"].map(|text| Some(text.to_owned()));
     assert_eq!(journal(&scene), [written.to_vec()]);
     let history = scene.history();
-    assert_eq!(lsn(history[1].end), end, "the transaction, and no more");
+    assert_eq!(
+        lsn_text(history[1].end),
+        end,
+        "the transaction, and no more"
+    );
 
     let walpost = scene.start();
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(keys(&scene), ["before", "after"]);
+    assert_eq!(keys(&scene.records()), ["before", "after"]);
     // It is behind the slot now.
     refused(&scene, scene.skip(&at), 2, &["nothing to skip"]);
 }
@@ -102,7 +99,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
     for key in ["first", "second", "third"] {
         scene.insert(&aggregate, key);
     }
-    let end = lsn(scene.history()[1].end);
+    let end = lsn_text(scene.history()[1].end);
     let done = scene.skip(&end).arg("--yes").finish().expect_code(0);
     let topic = format!("2 for topic outbox.event.{aggregate}");
     done.expect_says(&["2 events would never be delivered", &topic]);
@@ -110,7 +107,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(keys(&scene), ["third"]);
+    assert_eq!(keys(&scene.records()), ["third"]);
 }
 
 #[test]
@@ -128,7 +125,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     refused(&scene, yes("0/1:0"), 2, &["nothing to skip", &slot]);
     refused(
         &scene,
-        yes(&lsn(scene.confirmed())),
+        yes(&lsn_text(scene.confirmed())),
         2,
         &["nothing to skip"],
     );
@@ -138,7 +135,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     let end = scene.history()[0].end;
     refused(
         &scene,
-        yes(&format!("{}:0", lsn(end - 1))),
+        yes(&format!("{}:0", lsn_text(end - 1))),
         2,
         &["walpost-position"],
     );
@@ -154,7 +151,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     };
     refused(&scene, yes(&at), 2, &["nothing to skip"]);
     scene.insert(&aggregate, "k");
-    let end = lsn(scene.history()[2].end);
+    let end = lsn_text(scene.history()[2].end);
     let oracle = format!("oracle_{}", scene.name);
     let other = |arguments: [&str; 2]| yes(&end).args(arguments);
     refused(&scene, other(["--slot", &oracle]), 3, &["test_decoding"]);
@@ -189,7 +186,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     refused_while_active(&scene, &end);
     walpost.terminate().expect_code(0);
     scene.insert(&aggregate, "k");
-    let end = lsn(scene.history()[3].end);
+    let end = lsn_text(scene.history()[3].end);
     scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
     let confirmed = scene.confirmed();
     let finished = scene.skip(&end).arg("--yes").finish().expect_code(3);
@@ -199,7 +196,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
 
 /// The slot moves by itself meanwhile.
 fn refused_while_active(scene: &Scene, to: &str) {
-    let ahead = lsn(scene.wal_position());
+    let ahead = lsn_text(scene.wal_position());
     for to in [to, &ahead] {
         let finished = scene.skip(to).arg("--yes").finish().expect_code(1);
         finished.expect_says(&["is active for PID", "stop the walpost run"]);
@@ -214,7 +211,7 @@ fn every_version_of_the_server_can_skip_and_replay() {
         scene.insert("order", "first");
         scene.insert("order", "second");
         let end = scene.history()[0].end;
-        let skip = scene.skip(&lsn(end)).arg("--yes").finish();
+        let skip = scene.skip(&lsn_text(end)).arg("--yes").finish();
         skip.expect_code(0)
             .expect_says(&["1 event would never be delivered"]);
         assert_eq!(scene.confirmed(), end, "{major}");
@@ -230,13 +227,12 @@ fn every_version_of_the_server_can_skip_and_replay() {
 #[test]
 fn pipeline_has_to_be_named_among_several() {
     let scene = Scene::new();
-    let file = crate::support::reaper::folder("config").join("walpost.toml");
     let postgres = scene.conninfo();
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{postgres}\"\n\
          [[pipeline]]\nname = \"b\"\npostgres = \"{postgres}\"\n"
     );
-    std::fs::write(&file, text).unwrap();
+    let file = config_file(text);
     let skip = Invocation::new(["skip", "--to", "0/1", "--config"]).arg(file);
     refused(&scene, skip, 2, &["--pipeline"]);
 }
@@ -275,6 +271,6 @@ fn killed_before_the_slot_moves_it_is_resumed() {
         scene.wait_for_records(2);
         scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
-        assert_eq!(keys(&scene), ["before", "after"]);
+        assert_eq!(keys(&scene.records()), ["before", "after"]);
     }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
+use crate::support::lsn::{lsn_text, parse_lsn};
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::{Scene, parse_lsn};
+use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Walpost;
 
@@ -69,14 +70,21 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     expect_halt(&scene, scene.run().start(), 1);
     // Not for another place than the one that it is at.
     let found = scene.confirmed();
-    let lsn = |lsn: u64| format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF);
     scene
-        .skip(&lsn(found - 8))
+        .skip(&lsn_text(found - 8))
         .arg("--yes")
         .finish()
         .expect_code(2);
-    scene.skip(&lsn(found)).arg("--yes").finish().expect_code(0);
-    scene.skip(&lsn(found)).arg("--yes").finish().expect_code(2);
+    scene
+        .skip(&lsn_text(found))
+        .arg("--yes")
+        .finish()
+        .expect_code(0);
+    scene
+        .skip(&lsn_text(found))
+        .arg("--yes")
+        .finish()
+        .expect_code(2);
     assert_eq!(scene.confirmed(), found);
     let walpost = scene.start();
     scene.insert(&aggregate, "k");

@@ -174,12 +174,13 @@ impl Stage<'_> {
     /// Starts Walpost for a pipeline, behind both proxies.
     fn start(&self, pipeline: &Pipeline) -> Walpost {
         let user = format!("user={}", pipeline.role());
-        let postgres = pipeline.scene.conninfo_through(&self.postgres);
+        let postgres = self.postgres.conninfo(&pipeline.scene.name);
         let postgres = postgres.replace("user=postgres", &user);
         let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
         pipeline
             .scene
-            .run_as(&postgres)
+            .at(&postgres)
+            .run()
             .env("PGPASSWORD", pipeline.role())
             .args(["-X", &kafka, "--window-bytes", "8MiB"])
             .args(["--link-timeout", "5s", "--drain-timeout", "5s"])

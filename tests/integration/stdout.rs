@@ -23,8 +23,7 @@ fn each_record_is_a_json_line_and_is_confirmed() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let mut walpost = run(&scene).start();
-    walpost.wait_for_log("streaming");
+    let walpost = run(&scene).start_streaming();
     scene.db.run(
         "INSERT INTO outbox VALUES (1, 'order', 'ключ', E'line\\n\"quoted\"'), (2, 'order', NULL, NULL)",
     );

@@ -9,7 +9,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::walpost::{Invocation, Walpost};
+use crate::support::walpost::{Invocation, Walpost, config_file};
 
 /// walpost.toml with a pipeline for each scene.
 fn file(scenes: &[&Scene]) -> PathBuf {
@@ -35,9 +35,7 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
         ));
         settings = "";
     }
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, text).unwrap();
-    file
+    config_file(text)
 }
 
 fn start(scenes: &[&Scene]) -> Walpost {
@@ -144,8 +142,7 @@ fn process_that_ends_amid_handshakes_ends_with_its_code() {
             postgres = 'host=localhost port={port} user=u dbname=d sslmode=require'\n"
         ));
     }
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, &text).unwrap();
+    let file = config_file(&text);
     for _ in 0..25 {
         let run = Invocation::new(["run", "--config"]).arg(&file).finish();
         run.expect_code(3).expect_says(&["p7", "ssl.key"]);
@@ -206,9 +203,8 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
 #[test]
 fn pipelines_of_a_file_can_be_chosen_by_name() {
     let scenes = [Scene::new(), Scene::bare()];
-    let mut walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
+    let walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
         .arg(file(&scenes.each_ref()))
-        .start();
-    walpost.wait_for_log("streaming");
+        .start_streaming();
     walpost.terminate().expect_code(0);
 }

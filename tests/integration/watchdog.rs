@@ -34,7 +34,7 @@ fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
 /// The role that `walpost init` makes, which may see little of others.
 fn as_plain_role(scene: &Scene<'_>) -> String {
     scene.invoke("init").finish().expect_code(0);
-    scene.conninfo().replace("user=postgres", "user=walpost")
+    scene.conninfo_as("walpost")
 }
 
 #[test]
@@ -80,7 +80,8 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
         let scene = Scene::on(&server, Broker::shared());
         let aggregate = scene.aggregate(1);
         let mut walpost = scene
-            .run_as(&as_plain_role(&scene))
+            .at(&as_plain_role(&scene))
+            .run()
             .args(["--http", "127.0.0.1:0"])
             .start();
         let http = walpost.http();

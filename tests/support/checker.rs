@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::records::Place;
+use super::lsn::parse_position;
+use super::records::{Place, Record};
 
 /// One event of a committed transaction; a history lists them in commit order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,18 @@ pub(crate) struct Delivered {
     pub(crate) key: Option<Vec<u8>>,
     /// Commit LSN and index, of the header `walpost-position`.
     pub(crate) position: (u64, u32),
+}
+
+impl From<&Record> for Delivered {
+    fn from(record: &Record) -> Self {
+        Self {
+            id: record.header("id").to_owned(),
+            place: record.place(),
+            offset: record.offset,
+            key: record.key.clone(),
+            position: parse_position(record.header("walpost-position")),
+        }
+    }
 }
 
 /// What was known when a connector had just died.

@@ -55,7 +55,6 @@ impl Cluster {
         &self.nodes[0]
     }
 
-    /// The nodes.
     pub(crate) fn nodes(&self) -> &[Broker] {
         &self.nodes
     }

@@ -18,6 +18,7 @@
 pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod checker;
+pub(crate) mod clerk;
 pub(crate) mod cluster;
 pub(crate) mod departure;
 pub(crate) mod disk;
@@ -26,7 +27,9 @@ pub(crate) mod http;
 pub(crate) mod kafka;
 pub(crate) mod lag;
 pub(crate) mod load;
+pub(crate) mod lsn;
 pub(crate) mod middle;
+pub(crate) mod names;
 pub(crate) mod oracle;
 pub(crate) mod postgres;
 pub(crate) mod process;

@@ -292,10 +292,15 @@ impl Server {
         )
     }
 
-    /// The same over TCP loopback, without TLS.
+    /// The same of a role that needs no password over the unix-domain socket.
+    pub(crate) fn conninfo_as(&self, role: &str, database: &str) -> String {
+        let user = format!("user={role}");
+        self.conninfo(database).replace("user=postgres", &user)
+    }
+
+    /// That of the superuser over TCP loopback, without TLS.
     pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
-        let port = self.port;
-        format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
+        tcp_conninfo(self.port, database)
     }
 
     /// A superuser session.
@@ -307,8 +312,7 @@ impl Server {
 
     /// A session of a role that needs no password over the unix-domain socket.
     pub(crate) fn session_as(&self, role: &str, database: &str) -> Session {
-        let user = format!("user={role}");
-        let conninfo = self.conninfo(database).replace("user=postgres", &user);
+        let conninfo = self.conninfo_as(role, database);
         Session::connect(&conninfo).unwrap_or_else(|error| panic!("{conninfo}: {error}"))
     }
 
@@ -335,6 +339,11 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// key=value conninfo of the superuser over TCP loopback, without TLS, of the server or proxy that listens there.
+pub(super) fn tcp_conninfo(port: u16, database: &str) -> String {
+    format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
 }
 
 /// Where downloaded servers are: `WALPOST_TEST_DEPS`, else the target folder.

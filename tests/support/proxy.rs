@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::departure::Departure;
 use super::lag::{Fetches, Lag};
+use super::postgres::tcp_conninfo;
 
 /// What the proxy does with the bytes of all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,11 @@ impl Proxy {
     /// The port it listens on.
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// As [`Server::tcp_conninfo`](super::postgres::Server::tcp_conninfo), through this proxy to the server.
+    pub(crate) fn conninfo(&self, database: &str) -> String {
+        tcp_conninfo(self.port, database)
     }
 
     /// Treats all bytes so from now on.

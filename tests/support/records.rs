@@ -64,6 +64,13 @@ impl Record {
     }
 }
 
+pub(crate) fn keys(records: &[Record]) -> Vec<String> {
+    records
+        .iter()
+        .map(|record| record.key().to_owned())
+        .collect()
+}
+
 impl Broker {
     /// Every committed record of the topics, by topic, partition and offset.
     pub(crate) fn read(&self, topics: &[String]) -> Vec<Record> {

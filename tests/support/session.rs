@@ -35,6 +35,13 @@ impl Session {
             .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)));
     }
 
+    /// Drops a role, what it owns in this database and its rights, when a test ends: roles belong to the whole
+    /// server. A session that is broken by then, or a role that was not made, is no failure of the test.
+    pub(crate) fn drop_role(&self, role: &str) {
+        let drop = format!("DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
+        let _ = self.try_run(&drop);
+    }
+
     /// Every row, every column as PostgreSQL prints it.
     pub(crate) fn try_rows(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         let messages = self.runtime.block_on(self.client.simple_query(sql))?;

@@ -36,8 +36,7 @@ impl<'a> UnderLoad<'a> {
             scene.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
             aggregate
         });
-        let mut walpost = scene.run_as(conninfo).args(flags).start();
-        walpost.wait_for_log("streaming");
+        let walpost = scene.at(conninfo).run().args(flags).start_streaming();
         let mut stream = Self {
             scene,
             walpost,

@@ -3,10 +3,10 @@
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -77,6 +77,13 @@ fn known(argument: &OsStr) -> OsString {
 /// An earlier binary is invoked.
 pub(crate) fn is_previous() -> bool {
     IS_PREVIOUS.get() && std::env::var_os("WALPOST_TEST_PREVIOUS").is_some()
+}
+
+/// A walpost.toml that says this.
+pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
+    let file = reaper::folder("config").join("walpost.toml");
+    fs::write(&file, text.as_ref()).unwrap();
+    file
 }
 
 impl Invocation {
@@ -178,7 +185,13 @@ impl Invocation {
         self.ask()
     }
 
-    /// Starts it.
+    /// Starts it, and returns when it streams.
+    pub(crate) fn start_streaming(self) -> Walpost {
+        let mut walpost = self.start();
+        walpost.wait_for_log("streaming");
+        walpost
+    }
+
     pub(crate) fn start(mut self) -> Walpost {
         // A process group of its own: Ctrl-C on the terminal is for the tests and must not make it
         // drain.
@@ -323,13 +336,24 @@ impl Walpost {
 
     /// Its resident memory, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status
-            .lines()
-            .find(|line| line.starts_with("VmRSS:"))
-            .expect("a running process");
-        let kilobytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-        kilobytes * 1024
+        self.memory("VmRSS:").expect("a running process")
+    }
+
+    /// The most resident memory that it had by its end, in bytes.
+    pub(crate) fn most_memory(&mut self) -> u64 {
+        let mut most = 0;
+        while self.is_running() {
+            most = most.max(self.memory("VmHWM:").unwrap_or(0));
+        }
+        most
+    }
+
+    /// A line of /proc/PID/status, in bytes; a process that ends has none.
+    fn memory(&self, name: &str) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kilobytes * 1024)
     }
 
     /// Of a process that has ended, everything that it printed.

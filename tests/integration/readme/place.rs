@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::support::kafka::Broker;
+use crate::support::names::unique_name;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server, dependencies};
 use crate::support::process::{signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
 use crate::support::records::Record;
-use crate::support::scene::unique_name;
 use crate::support::secrets::{self, SECRET};
 use crate::support::session::Session;
 use crate::support::wait::{PATIENCE, wait_for};

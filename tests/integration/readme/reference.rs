@@ -9,8 +9,7 @@ use walpost::facade::dead_letter;
 use walpost::facade::{Properties, PropertyError, check, client_config};
 
 use super::markdown::{in_backticks, in_repository, page};
-use crate::support::reaper;
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 const CONFIGURATION: &str = "docs/configuration.md";
 const TROUBLESHOOTING: &str = "docs/troubleshooting.md";
@@ -140,8 +139,7 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
 
 #[test]
 fn every_key_of_the_file_is_in_the_reference_and_no_other() {
-    let file = reaper::folder("config").join("walpost.toml");
-    fs::write(&file, "[[pipeline]]\nthis_is_no_key = 1\n").unwrap();
+    let file = config_file("[[pipeline]]\nthis_is_no_key = 1\n");
     let refused = Invocation::new(["check", "--config"])
         .arg(file)
         .finish()

@@ -1,0 +1,181 @@
+//! What a server says until it is ready, damaged or cut short.
+
+use super::*;
+
+#[test]
+fn a_role_is_asked_for_in_each_way_that_options_have() {
+    for (options, asks) in [
+        ("-c role=shop", true),
+        ("-crole=shop", true),
+        ("--role=shop", true),
+        ("-c geqo=off -c role=shop", true),
+        ("-c geqo=off", false),
+        ("-c parole=x", false),
+    ] {
+        let conninfo = conninfo(&format!("host=h options='{options}'"));
+        assert_eq!(conninfo.asks_for_role(), asks, "{options}");
+    }
+    assert!(!conninfo("host=h").asks_for_role());
+}
+
+#[tokio::test]
+async fn a_session_holds_what_the_server_said_and_all_that_followed() {
+    let answer = [&ready()[..], b"more"].concat();
+    let (port, heard) = server(vec![vec![Untagged, Send(answer)]]).await;
+    let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable options='-c geqo=off'");
+    let session = replication(&conninfo(&text), &[("wal_sender_timeout", "20s")])
+        .await
+        .unwrap();
+    assert_eq!((session.backend_pid, session.secret), (7, 8));
+    assert_eq!(session.parameters["server_version"], "13.3");
+    assert_eq!(&session.buffer[..], b"more");
+    assert_eq!(session.host, format!("127.0.0.1:{port}"));
+    let startup = String::from_utf8(heard.await.unwrap()[0][0].split_off(4)).unwrap();
+    assert_eq!(
+        startup.split('\0').collect::<Vec<_>>(),
+        [
+            "user",
+            "walpost",
+            "database",
+            "shop",
+            "client_encoding",
+            "UTF8",
+            "application_name",
+            "walpost",
+            "options",
+            "-c geqo=off",
+            "search_path",
+            "pg_catalog",
+            "row_security",
+            "off",
+            "standard_conforming_strings",
+            "on",
+            "default_transaction_read_only",
+            "off",
+            "statement_timeout",
+            "0",
+            "idle_in_transaction_session_timeout",
+            "0",
+            "role",
+            "none",
+            "replication",
+            "database",
+            "wal_sender_timeout",
+            "20s",
+            "",
+            ""
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_by_the_server_is_told_in_its_own_words() {
+    let refusal = "SFATAL\0VFATAL\0C28P01\0Mno way\0Dbecause\0Hask nicely";
+    let script = vec![Untagged, Send(error_response(refusal))];
+    let error = dial("sslmode=disable", script).await.0.unwrap_err();
+    let DialError::Server { host, error } = error else {
+        panic!("{error}")
+    };
+    assert!(host.starts_with("localhost:"), "{host}");
+    assert_eq!(
+        (error.severity.as_str(), error.code.as_str()),
+        ("FATAL", "28P01")
+    );
+    assert_eq!(
+        error.to_string(),
+        "no way (SQLSTATE 28P01) DETAIL: because HINT: ask nicely"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_and_closes_at_once_is_heard() {
+    for _ in 0..50 {
+        let script = vec![Send(error_response("SFATAL\0C53300\0Mtoo many clients"))];
+        let error = dial("sslmode=disable", script).await.0.unwrap_err();
+        assert!(matches!(error, DialError::Server { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn lengths_are_capped_before_memory_is_reserved() {
+    let long = |tag: u8, length: u32| [&[tag][..], &length.to_be_bytes()].concat();
+    for answer in [
+        long(b'R', u32::MAX),
+        long(b'R', 0x7fff_ffff),
+        long(b'S', 64 * 1024 + 1),
+        long(b'R', 3),
+        long(b'R', 0),
+        long(b'E', u32::MAX),
+        message(b'E', b"unterminated"),
+        message(b'?', b""),
+        b"HTTP/1.1 400 Bad Request\r\n".to_vec(),
+    ] {
+        let script = vec![Untagged, Send(answer.clone()), Wait];
+        let error = dial("sslmode=disable", script).await.0.unwrap_err();
+        assert!(
+            matches!(error, DialError::Protocol { .. }),
+            "{answer:?}: {error}"
+        );
+    }
+
+    let status = message(b'S', &[&[b'x'; 60_000][..], b"\0\0"].concat());
+    let flood = [authentication(0, b""), status.repeat(20)].concat();
+    let error = dial("sslmode=disable", vec![Untagged, Send(flood), Wait])
+        .await
+        .0
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("before ReadyForQuery"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_postmaster_that_can_not_fork_is_a_lost_connection() {
+    let text = b"Ecould not fork new process for connection: Out of memory\n\0".to_vec();
+    let error = dial("sslmode=disable", vec![Untagged, Send(text)])
+        .await
+        .0
+        .unwrap_err();
+    assert!(matches!(error, DialError::Io { .. }), "{error}");
+    assert!(error.to_string().contains("could not fork"), "{error}");
+}
+
+#[tokio::test]
+async fn a_startup_that_is_cut_short_anywhere_is_a_lost_connection() {
+    for end in 0..ready().len() {
+        let script = vec![Untagged, Send(ready()[..end].to_vec())];
+        let error = dial("sslmode=disable", script).await.0.unwrap_err();
+        assert!(matches!(error, DialError::Io { .. }), "{end}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_startup_with_damaged_bytes_never_panics() {
+    let seed = fastrand::u64(..);
+    println!("replay: seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..300 {
+        let mut answer = [ready(), value("off")].concat();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..answer.len());
+            answer[at] = random.u8(..);
+        }
+        let script = vec![Untagged, Send(answer)];
+        let parameters = "sslmode=disable target_session_attrs=read-write password=x";
+        // Damage to a text goes unnoticed, any other is an error.
+        let _ = dial(parameters, script).await;
+    }
+}
+
+#[tokio::test]
+async fn another_version_of_the_protocol_is_not_negotiated() {
+    let offer = message(b'v', &[0, 3, 0, 0, 0, 0, 0, 0]);
+    let script = vec![Untagged, Send(offer), Wait];
+    let error = dial("sslmode=disable", script).await.0.unwrap_err();
+    assert!(matches!(error, DialError::Protocol { .. }), "{error}");
+    assert!(
+        error.to_string().contains("NegotiateProtocolVersion"),
+        "{error}"
+    );
+}

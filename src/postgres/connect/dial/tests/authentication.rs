@@ -1,0 +1,170 @@
+//! Passwords, and who gets them.
+
+use super::*;
+
+#[tokio::test]
+async fn passwords_are_sent_as_the_server_asks() {
+    // The hash is md5(md5("secret" "walpost") salt), by md5sum.
+    for (request, expected) in [
+        (authentication(3, b""), "secret\0"),
+        (
+            authentication(5, b"salt"),
+            "md51e8407dfb59787c442d61f29237e2c80\0",
+        ),
+    ] {
+        let script = vec![Untagged, Send(request.clone()), Tagged, Send(ready())];
+        let (session, heard) = dial("sslmode=disable password=secret", script).await;
+        session.unwrap();
+        assert_eq!(String::from_utf8_lossy(&heard[0][1]), expected);
+
+        let (session, _) = dial("sslmode=disable", vec![Untagged, Send(request)]).await;
+        let error = session.unwrap_err();
+        assert!(matches!(error, DialError::NoPassword { .. }), "{error}");
+        assert!(error.to_string().contains("PGPASSWORD"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_scram_exchange_is_never_a_session() {
+    let bad_nonce = authentication(11, b"r=another,s=c2FsdA==,i=4096");
+    for (script, expected) in [
+        (
+            vec![Untagged, Send(sasl_offer()), Tagged, Send(bad_nonce)],
+            "invalid nonce",
+        ),
+        (
+            vec![Untagged, Send(sasl_offer()), Tagged, Send(ready())],
+            "SASLContinue",
+        ),
+        (
+            vec![Untagged, Send(authentication(10, b"X\0\0"))],
+            "asks for SASL X",
+        ),
+        (
+            vec![Untagged, Send(authentication(10, b"SCRAM"))],
+            "not an answer",
+        ),
+        (vec![Untagged, Send(authentication(7, b""))], "asks for gss"),
+        (
+            vec![Untagged, Send(authentication(99, b""))],
+            "not an answer",
+        ),
+    ] {
+        let (session, _) = dial("sslmode=disable password=x", script).await;
+        let error = session.unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn channel_binding_that_is_required_is_not_talked_away() {
+    for request in [
+        ready(),
+        authentication(3, b""),
+        authentication(5, b"salt"),
+        sasl_offer(),
+        authentication(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0"),
+    ] {
+        let script = vec![Untagged, Send(request), Wait];
+        let parameters = "sslmode=disable channel_binding=require password=x";
+        let (session, heard) = dial(parameters, script).await;
+        let error = session.unwrap_err();
+        assert!(matches!(error, DialError::ChannelBinding { .. }), "{error}");
+        assert_eq!(
+            heard[0].len(),
+            1,
+            "nothing is sent behind the startup message"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_what_require_auth_does_not_allow_gets_nothing() {
+    let sasl = sasl_offer();
+    for (required, request) in [
+        ("scram-sha-256", authentication(3, b"")),
+        ("scram-sha-256", authentication(5, b"salt")),
+        ("scram-sha-256", ready()),
+        ("!none", ready()),
+        ("!password", authentication(3, b"")),
+        ("none", authentication(3, b"")),
+        ("none", sasl.clone()),
+        ("md5,password", sasl.clone()),
+        ("!scram-sha-256", sasl.clone()),
+        ("oauth", sasl),
+        ("password", authentication(7, b"")),
+    ] {
+        let script = vec![Untagged, Send(request), Wait];
+        let parameters = format!("sslmode=disable password=x require_auth={required}");
+        let (session, heard) = dial(&parameters, script).await;
+        let error = session.unwrap_err();
+        assert!(matches!(error, DialError::RequireAuth { .. }), "{error}");
+        let expected = format!("require_auth={required} does not allow");
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert_eq!(heard[0].len(), 1, "nothing behind the startup message");
+    }
+    for required in ["none", "!md5", "none,scram-sha-256"] {
+        let script = vec![Untagged, Send(ready())];
+        let parameters = format!("sslmode=disable require_auth={required}");
+        dial(&parameters, script).await.0.unwrap();
+    }
+}
+
+/// What comes of a server's first message of SCRAM, with `{}` where the client's nonce is to stand.
+async fn scram_with(address: IpAddr, first: &str) -> DialError {
+    let listener = TcpListener::bind((address, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let first = first.to_owned();
+    let serve = async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream: Box<dyn Stream> = Box::new(stream);
+        read_untagged(&mut stream).await?;
+        stream.write_all(&sasl_offer()).await?;
+        stream.read_u8().await?;
+        let initial = read_untagged(&mut stream).await?;
+        let initial = String::from_utf8_lossy(&initial).into_owned();
+        let nonce = initial.rsplit_once("r=").unwrap().1;
+        let answer = authentication(11, first.replace("{}", nonce).as_bytes());
+        stream.write_all(&answer).await?;
+        // Nothing where the client closes the connection instead.
+        let mut proof = [0; 1024];
+        let count = stream.read(&mut proof).await?;
+        Ok::<_, io::Error>(count)
+    };
+    let serve = tokio::spawn(serve);
+    let text = format!("hostaddr={address} port={port} sslmode=disable password=x");
+    let error = replication(&conninfo(&text), &[]).await.unwrap_err();
+    let is_refused = matches!(error, DialError::Scram { .. });
+    let proof_bytes = serve.await.unwrap().unwrap();
+    assert_eq!(is_refused, proof_bytes == 0, "{proof_bytes} bytes of proof");
+    error
+}
+
+#[tokio::test]
+async fn a_scram_exchange_that_costs_much_or_proves_little_is_refused() {
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    for (first, expected) in [
+        (
+            "r={}x,s=c2FsdA==,i=4294967295",
+            "asks for 4294967295 iterations, expected 1 to 100000",
+        ),
+        ("r={}x,s=c2FsdA==,i=100001", "expected 1 to 100000"),
+        ("r={}x,s=c2FsdA==,i=99999999999", "expected 1 to 100000"),
+        ("r={}x,s=c2FsdA==,i=0", "asks for 0 iterations"),
+        ("r={}x,s=,i=4096", "salt is empty"),
+        ("r={},s=c2FsdA==,i=4096", "adds nothing"),
+        ("r=,s=c2FsdA==,i=4096", "invalid nonce"),
+    ] {
+        let error = scram_with(loopback, first).await;
+        assert!(matches!(error, DialError::Scram { .. }), "{first}: {error}");
+        assert!(error.to_string().contains(expected), "{first}: {error}");
+    }
+    // A proof is sent, and the server closes the connection.
+    let error = scram_with(loopback, "r={}x,s=c2FsdA==,i=1").await;
+    assert!(matches!(error, DialError::Io { .. }), "{error}");
+    let Some(outside) = outside() else { return };
+    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4095").await;
+    assert!(error.to_string().contains("at least 4096"), "{error}");
+    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4096").await;
+    assert!(matches!(error, DialError::Io { .. }), "{error}");
+}

@@ -1,0 +1,109 @@
+//! TLS, and who is believed without it.
+
+use super::*;
+
+#[tokio::test]
+async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
+    for mode in [
+        "require",
+        "verify-full sslrootcert=system",
+        "verify-ca sslrootcert=CERT",
+    ] {
+        let root = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(root.path(), certificate_of_someone()).unwrap();
+        let mode = mode.replace("CERT", root.path().to_str().unwrap());
+        let script = vec![Untagged, Send(b"N".to_vec())];
+        let session = dial(&format!("sslmode={mode}"), script).await.0;
+        match session.unwrap_err() {
+            DialError::TlsRefused { .. } => {}
+            // No bundle of authorities on this machine.
+            DialError::TlsFile {
+                parameter: "sslrootcert=system",
+                ..
+            } => {}
+            error => panic!("{mode}: {error}"),
+        }
+    }
+    let script = vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
+    dial("sslmode=prefer", script).await.0.unwrap();
+}
+
+fn certificate_of_someone() -> Vec<u8> {
+    self_signed()
+        .context()
+        .certificate()
+        .unwrap()
+        .to_pem()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn bytes_behind_the_answer_to_ssl_request_are_refused() {
+    for mode in ["prefer", "require"] {
+        for answer in ["S", "N"] {
+            let injected = [answer.as_bytes(), &ready()].concat();
+            let (session, _) =
+                dial(&format!("sslmode={mode}"), vec![Untagged, Send(injected)]).await;
+            let error = session.unwrap_err();
+            assert!(
+                matches!(error, DialError::Protocol { .. }),
+                "{mode} {answer}: {error}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
+    let root = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(root.path(), certificate_of_someone()).unwrap();
+    let root = root.path().to_str().unwrap();
+
+    dial("sslmode=require", encrypted()).await.0.unwrap();
+    for mode in ["require", "verify-ca", "verify-full"] {
+        let parameters = format!("sslmode={mode} sslrootcert={root}");
+        let error = dial(&parameters, encrypted()).await.0.unwrap_err();
+        assert!(matches!(error, DialError::Tls { .. }), "{mode}: {error}");
+        assert!(
+            error.to_string().contains("certificate is refused"),
+            "{mode}: {error}"
+        );
+
+        let parameters = format!("sslmode={mode} sslrootcert=/nonexistent/root.crt");
+        // The file is looked for before the server is asked.
+        let error = dial(&parameters, vec![Wait]).await.0.unwrap_err();
+        assert!(
+            matches!(error, DialError::TlsFile { .. }),
+            "{mode}: {error}"
+        );
+    }
+    let error = dial("sslmode=verify-ca", vec![Wait]).await.0.unwrap_err();
+    assert!(error.to_string().contains("sslrootcert=FILE"), "{error}");
+}
+
+#[tokio::test]
+async fn prefer_goes_on_without_tls_where_the_handshake_or_pg_hba_fails() {
+    let plain = || vec![Untagged, Send(ready())];
+    let no_handshake = vec![
+        Untagged,
+        Send(b"S".to_vec()),
+        Anything,
+        Send(b"no TLS at all".to_vec()),
+        Wait,
+    ];
+    let no_entry = vec![
+        Untagged,
+        Send(b"S".to_vec()),
+        AcceptTls,
+        Untagged,
+        Send(error_response("SFATAL\0C28000\0Mno pg_hba.conf entry")),
+    ];
+    dial_again("sslmode=prefer", vec![no_handshake, plain()])
+        .await
+        .0
+        .unwrap();
+    dial_again("sslmode=prefer", vec![no_entry, plain()])
+        .await
+        .0
+        .unwrap();
+}

@@ -1,0 +1,125 @@
+//! An SQL client on a session that was dialled.
+
+use super::*;
+
+#[tokio::test]
+async fn an_sql_client_works_on_the_session_that_was_dialed() {
+    let script = vec![
+        Untagged,
+        Send(ready()),
+        Tagged,
+        Send(value("hello")),
+        Tagged,
+    ];
+    let (port, heard) = server(vec![script]).await;
+    let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
+    let (client, connection) = sql(&conninfo(&text), SqlLimits::QUESTIONS).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let answer = client.simple_query("SHOW greeting").await.unwrap();
+    let rows: Vec<_> = answer
+        .iter()
+        .filter_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rows, ["hello"]);
+    drop(client);
+    connection.await.unwrap().unwrap();
+    let heard = heard.await.unwrap();
+    let startup = String::from_utf8_lossy(&heard[0][0]).into_owned();
+    assert!(!startup.contains("replication"), "{startup}");
+    assert!(startup.contains("search_path\0pg_catalog\0"), "{startup}");
+    assert_eq!(
+        heard[0][1], b"SHOW greeting\0",
+        "one startup message, then the query"
+    );
+}
+
+/// Has an SQL client ask a server that answers with these bytes, so many of them at a time.
+async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
+    let (client, mut server) = tokio::io::duplex(room);
+    let serve = async move {
+        // To the end of the query.
+        while server.read_u8().await? != 0 {}
+        server.write_all(&sent).await?;
+        server.read_to_end(&mut Vec::new()).await
+    };
+    let serve = tokio::spawn(serve);
+    let (buffer, parameters) = sent_with_startup();
+    let session = Session {
+        socket: Socket::Memory(client),
+        buffer: BytesMut::from(&buffer[..]),
+        parameters,
+        backend_pid: 7,
+        secret: 8,
+        host: "here".to_owned(),
+    };
+    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::QUESTIONS).await;
+    let (client, connection) = opened.unwrap();
+    let connection = tokio::spawn(connection);
+    let answer = tokio::time::timeout(Duration::from_secs(60), client.simple_query("SHOW x"))
+        .await
+        .expect("an answer, whatever it is");
+    drop(client);
+    let _ = connection.await.unwrap();
+    serve.abort();
+    let text = |message: &tokio_postgres::SimpleQueryMessage| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    Ok(answer?.iter().filter_map(text).collect())
+}
+
+/// What came with the end of a startup, and the server's parameters.
+fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
+    let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
+    let parameters = [("server_version".to_owned(), "15.3".to_owned())];
+    (notice, parameters.into())
+}
+
+#[tokio::test]
+async fn an_answer_is_the_same_in_whatever_pieces_it_comes() {
+    let long = "x".repeat(100_000);
+    for room in (1..12).chain([1000, 1_000_000]) {
+        for text in ["", "hello", &long] {
+            if room == 1 && text.len() > 1000 {
+                continue;
+            }
+            let sent = [value(text), value("behind")].concat();
+            let rows = ask_for(sent, room).await.unwrap();
+            assert_eq!(rows, [text], "{room} at a time");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
+    let row = |text: &str| {
+        let end = [message(b'C', b"SHOW\0"), message(b'Z', b"I")].concat();
+        let mut row = value(text);
+        row.truncate(row.len() - end.len());
+        row
+    };
+    let mut long = row("hello");
+    long.push(b'D');
+    long.extend(900_000_000_u32.to_be_bytes());
+    let text = "x".repeat(1 << 20);
+    let endless = row(&text).repeat(65);
+    for room in [1, 3, 100, 1_000_000] {
+        for (sent, expected) in [
+            (
+                &long,
+                "a message of 900000000 bytes, tag 0x44, and at most 16777216",
+            ),
+            (&endless, "more than 67108864 bytes"),
+        ] {
+            if room < 100 && sent.len() > 1000 {
+                continue;
+            }
+            let error = ask_for(sent.clone(), room).await.unwrap_err();
+            let error = error.as_db_error().unwrap_or_else(|| panic!("{error}"));
+            assert!(error.message().contains(expected), "{error}");
+        }
+    }
+}

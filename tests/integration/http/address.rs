@@ -1,0 +1,179 @@
+//! Where it listens, and what it answers.
+
+use std::net::TcpListener;
+
+use super::ANY_PORT;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, config_file};
+
+#[test]
+fn free_port_is_taken_and_logged_and_every_path_is_answered() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    assert!(!http.address().ends_with(":0"), "{http:?}");
+    assert_eq!(http.get("/healthz").body, "alive\n");
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    assert_eq!(
+        http.get("/readyz").body,
+        format!("{}: streaming\n", scene.name)
+    );
+    let metrics = http.get("/metrics");
+    assert_eq!(metrics.headers["content-type"], "text/plain; version=0.0.4");
+    let status = http.get("/status");
+    assert_eq!(status.headers["content-type"], "application/json");
+    assert_eq!(status.headers["cache-control"], "no-store");
+    assert_eq!(http.get("/nothing").code, 404);
+    for path in ["/status", "/metrics", "/readyz", "/nothing"] {
+        let (get, head) = (http.get(path), http.ask("HEAD", path));
+        assert_eq!((head.code, &*head.body), (get.code, ""), "{path}");
+        assert_eq!(head.headers["content-type"], get.headers["content-type"]);
+    }
+    let refused = http.ask("POST", "/status");
+    assert_eq!(refused.code, 405);
+    assert_eq!(refused.headers["allow"], "GET, HEAD");
+    let pipeline = http.pipeline();
+    assert_eq!(pipeline["name"], *scene.name);
+    assert_eq!(pipeline["slot"], scene.slot());
+    assert_eq!(pipeline["state"], "streaming");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn port_in_use_is_refused_before_anything_is_done() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let scene = Scene::bare();
+    scene
+        .run()
+        .args(["--init", "--http", &address])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
+    // `--init` would have made it.
+    let slot = scene.slot();
+    let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
+    assert_eq!(scene.db.number(&slots), 0);
+}
+
+#[test]
+fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
+    // Whoever has it, it is in use: this test, or another.
+    let _taken = TcpListener::bind("127.0.0.1:9464");
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.run().without("WALPOST_HTTP").start();
+    let told = walpost.wait_for_log("127.0.0.1:9464 is in use");
+    let http = walpost.http();
+    assert!(!http.address().ends_with(":9464"), "{}", http.address());
+    let command = format!("walpost status --http {}", http.address());
+    assert!(told.contains(&command), "{told}");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    assert_eq!(http.pipeline()["name"], *scene.name);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn address_that_is_none_is_refused() {
+    let scene = Scene::bare();
+    for address in [
+        "9464",
+        "no.such.host.invalid:1",
+        "127.0.0.1:99999",
+        "192.0.2.1:9464",
+        "",
+    ] {
+        scene
+            .run()
+            .args(["--http", address])
+            .finish()
+            .expect_code(2)
+            .expect_says(&["--http", address, "Expected HOST:PORT"]);
+    }
+}
+
+#[test]
+fn nothing_listens_when_it_is_off() {
+    let scene = Scene::new();
+    let walpost = scene.start_with(&["--http", "off"]);
+    let process = procfs::process::Process::new(walpost.process_id().try_into().unwrap()).unwrap();
+    let sockets: Vec<_> = process
+        .fd()
+        .unwrap()
+        .filter_map(|fd| match fd.ok()?.target {
+            procfs::process::FDTarget::Socket(inode) => Some(inode),
+            _ => None,
+        })
+        .collect();
+    let listens = |entry: &procfs::net::TcpNetEntry| {
+        entry.state == procfs::net::TcpState::Listen && sockets.contains(&entry.inode)
+    };
+    let tcp = procfs::net::tcp().unwrap();
+    assert!(!tcp.iter().any(listens), "{tcp:?}");
+    assert_eq!(walpost.logged("http://"), 0);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn file_says_where_and_the_flag_comes_before_it() {
+    let scene = Scene::new();
+    let text = format!(
+        "http = \"off\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
+        scene.broker.address(),
+        scene.name,
+        scene.conninfo()
+    );
+    let file = config_file(text);
+    let run = || {
+        Invocation::new(["run", "--config"])
+            .arg(&file)
+            .without("WALPOST_HTTP")
+    };
+    let off = run().start_streaming();
+    assert_eq!(off.logged("http://"), 0);
+    off.terminate().expect_code(0);
+    let mut on = run().args(ANY_PORT).start();
+    on.http();
+    on.terminate().expect_code(0);
+}
+
+/// Each answer is searched for passwords and payloads, as a log is.
+#[test]
+fn no_answer_has_a_password_or_a_payload() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene
+        .at(&format!("{} password={SECRET}", scene.conninfo()))
+        .run()
+        .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET)
+        .args(ANY_PORT)
+        .start();
+    let http = walpost.http();
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    let ask_all = || {
+        for path in [
+            "/",
+            "/metrics",
+            "/healthz",
+            "/readyz",
+            "/status",
+            "/history?since=1",
+        ] {
+            assert_ne!(http.get(path).body, "", "{path}");
+        }
+    };
+    wait_until("the slot", || http.pipeline()["slot_health"].is_object());
+    ask_all();
+    server.stop(Stop::Fast);
+    wait_until("an error", || http.pipeline()["last_error"].is_object());
+    ask_all();
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,252 @@
+//! Clients that are rude keep nobody out.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+
+use super::{ANY_PORT, PROBE, probe};
+use crate::support::http::Http;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+/// More connections than there is room for, each with half a head: they are closed, and others are
+/// answered.
+#[test]
+fn clients_that_never_end_their_request_keep_nobody_out() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    let mut slow: Vec<_> = (0..100).map(|_| http.connect()).collect();
+    for stream in &mut slow {
+        stream.write_all(b"GET /status HTTP/1.1\r\nHost: ").unwrap();
+    }
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    let asked = Instant::now();
+    assert_eq!(http.get("/healthz").code, 200);
+    assert!(asked.elapsed() < Duration::from_secs(30));
+    let mut rest = Vec::new();
+    // It ends, whatever it says.
+    let _ = slow[0].read_to_end(&mut rest);
+    walpost.terminate().expect_code(0);
+}
+
+/// What a connection of a flood does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rudeness {
+    /// Nothing at all.
+    Silent,
+    /// It begins a request, and adds a byte a second.
+    SlowHead,
+    /// It asks once, reads the answer, and stays.
+    IdleKeepAlive,
+    /// It asks for far more than the sockets hold, and reads none of it.
+    NeverReads,
+}
+
+/// 400 connections from one address, each of which is made again as soon as it is ended.
+struct Flood {
+    is_over: Arc<AtomicBool>,
+    /// Connections so far, with those that were made again.
+    made: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Flood {
+    const CONNECTIONS: usize = 400;
+
+    fn start(http: &Http, rudeness: Rudeness) -> Self {
+        const THREADS: usize = 4;
+        let (is_over, made) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let threads = (0..THREADS).map(|_| {
+            let (http, is_over, made) = (http.clone(), Arc::clone(&is_over), Arc::clone(&made));
+            thread::spawn(move || {
+                let connect = || {
+                    made.fetch_add(1, Ordering::Relaxed);
+                    rude_client(&http, rudeness)
+                };
+                let mut clients: Vec<_> = (0..Self::CONNECTIONS / THREADS)
+                    .map(|_| connect())
+                    .collect();
+                let mut spoke = Instant::now();
+                while !is_over.load(Ordering::Relaxed) {
+                    let speaks = spoke.elapsed() >= Duration::from_secs(1);
+                    if speaks {
+                        spoke = Instant::now();
+                    }
+                    for client in &mut clients {
+                        if has_ended(client.as_mut(), rudeness, speaks) {
+                            *client = connect();
+                        }
+                    }
+                    // An attacker who leaves the machine's cores to the tests beside this one.
+                    thread::sleep(Duration::from_millis(20));
+                }
+            })
+        });
+        let flood = Self {
+            is_over: Arc::clone(&is_over),
+            made: Arc::clone(&made),
+            threads: threads.collect(),
+        };
+        flood.wait_for(Self::CONNECTIONS);
+        flood
+    }
+
+    fn wait_for(&self, made: usize) {
+        wait_until("connections", || self.made.load(Ordering::Relaxed) >= made);
+    }
+
+    fn stop(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// `None` where it can't be made now, because the other side has no room for it.
+fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
+    let address: SocketAddr = http.address().parse().unwrap();
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    if rudeness == Rudeness::NeverReads {
+        socket.set_recv_buffer_size(4096).unwrap();
+    }
+    socket
+        .connect_timeout(&address.into(), Duration::from_millis(500))
+        .ok()?;
+    let mut stream = TcpStream::from(socket);
+    let host = http.address();
+    let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+    match rudeness {
+        Rudeness::Silent => {}
+        Rudeness::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
+        Rudeness::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
+        // Of 17 KiB each: more than a socket of Linux takes by itself.
+        Rudeness::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
+    }
+    stream.set_nonblocking(true).unwrap();
+    Some(stream)
+}
+
+/// Whether there is no connection any more; adds a byte where that is its way and it is time.
+fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -> bool {
+    let Some(client) = client else { return true };
+    match rudeness {
+        Rudeness::NeverReads => client.take_error().unwrap().is_some(),
+        _ => {
+            if speaks && rudeness == Rudeness::SlowHead && client.write(b"x").is_err() {
+                return true;
+            }
+            let mut bytes = [0; 32 << 10];
+            match client.read(&mut bytes) {
+                Ok(read) => read == 0,
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+/// The flood comes from the address that asks for health, as from a proxy or a neighbour on the
+/// same host: no bound on an address may lock out who shares it.
+fn health_is_answered_in_a_flood(rudeness: Rudeness) {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    walpost.wait_for_log("streaming");
+    let flood = Flood::start(&http, rudeness);
+    for number in 0..8 {
+        let answer = probe(&http, "/healthz");
+        let is_alive = answer.as_ref().is_ok_and(|text| text.ends_with("alive\n"));
+        assert!(is_alive, "{rudeness:?}: probe {number}: {answer:?}");
+    }
+    flood.stop();
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn health_is_answered_in_a_flood_of_silent_connections() {
+    health_is_answered_in_a_flood(Rudeness::Silent);
+}
+
+#[test]
+fn health_is_answered_in_a_flood_of_heads_that_never_end() {
+    health_is_answered_in_a_flood(Rudeness::SlowHead);
+}
+
+#[test]
+fn health_is_answered_in_a_flood_of_idle_connections() {
+    health_is_answered_in_a_flood(Rudeness::IdleKeepAlive);
+}
+
+#[test]
+fn health_is_answered_in_a_flood_of_answers_that_nobody_reads() {
+    health_is_answered_in_a_flood(Rudeness::NeverReads);
+}
+
+/// A scraper keeps its connection. It does not give way to those of another address.
+#[test]
+fn flood_from_one_address_ends_no_connection_of_another() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
+    socket.bind(&other.into()).unwrap();
+    let there: SocketAddr = http.address().parse().unwrap();
+    socket.connect(&there.into()).unwrap();
+    let mut scraper = TcpStream::from(socket);
+    scraper.set_read_timeout(Some(PROBE)).unwrap();
+    let mut scrape = || {
+        let request = format!("GET /healthz HTTP/1.1\r\nHost: {there}\r\n\r\n");
+        scraper.write_all(request.as_bytes())?;
+        let mut answer = Vec::new();
+        let mut bytes = [0; 1024];
+        while !answer.ends_with(b"alive\n") {
+            match scraper.read(&mut bytes)? {
+                0 => return Err(std::io::Error::from(ErrorKind::UnexpectedEof)),
+                read => answer.extend_from_slice(&bytes[..read]),
+            }
+        }
+        Ok(())
+    };
+    scrape().unwrap();
+    let flood = Flood::start(&http, Rudeness::Silent);
+    // As often as each of them has been ended once.
+    let began = Instant::now();
+    while flood.made.load(Ordering::Relaxed) < 3 * Flood::CONNECTIONS {
+        scrape().unwrap();
+        assert!(
+            began.elapsed() < 12 * PROBE,
+            "the flood doesn't get through"
+        );
+        thread::sleep(Duration::from_millis(100));
+    }
+    scrape().unwrap();
+    flood.stop();
+    walpost.terminate().expect_code(0);
+}
+
+/// Who sends a request and takes none of the answer has it ended, and its memory freed, without
+/// anybody else coming.
+#[test]
+fn answer_that_nobody_reads_is_ended_after_some_seconds() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    let client = rude_client(&http, Rudeness::NeverReads).unwrap();
+    let began = Instant::now();
+    wait_until("the end", || client.take_error().unwrap().is_some());
+    assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        began.elapsed()
+    );
+    walpost.terminate().expect_code(0);
+}

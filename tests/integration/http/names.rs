@@ -1,0 +1,151 @@
+//! The names by which it may be asked.
+
+use super::ANY_PORT;
+use crate::support::http::Http;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Invocation, config_file};
+
+/// What a browser does once its page's name leads to this machine: DNS rebinding.
+#[test]
+fn name_that_is_not_its_own_is_answered_nothing() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    let (_, port) = http.address().rsplit_once(':').unwrap();
+    for path in [
+        "/", "/status", "/metrics", "/readyz", "/history", "/nothing",
+    ] {
+        for host in [
+            "rebound.example",
+            &format!("rebound.example:{port}"),
+            "localhost.rebound.example",
+            "127.0.0.1.rebound.example",
+            "walpost",
+            "127.0.0.1@rebound.example",
+            "[::1",
+            "",
+        ] {
+            let answer = http.ask_with("GET", path, &format!("Host: {host}\r\n"));
+            assert_eq!(answer.code, 421, "{path} for {host:?}: {answer:?}");
+            for text in ["http_hosts", "walpost.toml", "--http-host", &scene.name] {
+                let is_told = answer.body.contains(text);
+                assert_eq!(is_told, text != scene.name, "{text}: {answer:?}");
+            }
+        }
+    }
+    let two = format!("Host: {}\r\nHost: rebound.example\r\n", http.address());
+    assert_ne!(http.ask_with("GET", "/status", &two).code, 200);
+    let absolute = format!("http://rebound.example:{port}/status");
+    assert_eq!(http.ask("GET", &absolute).code, 421);
+    // It tells nothing, and a probe may have whatever name.
+    let alive = http.ask_with("GET", "/healthz", "Host: rebound.example\r\n");
+    assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
+    for host in [
+        "localhost",
+        &format!("LocalHost:{port}"),
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "[::1]:80",
+        "192.0.2.1",
+    ] {
+        let answer = http.ask_with("GET", "/status", &format!("Host: {host}\r\n"));
+        assert_eq!(answer.code, 200, "{host}: {answer:?}");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn names_that_the_configuration_has_are_answered() {
+    let scene = Scene::new();
+    let asked = |http: &Http, host: &str| {
+        let answer = http.ask_with("GET", "/readyz", &format!("Host: {host}\r\n"));
+        answer.code != 421
+    };
+    let flags = ["--http-host", "walpost.example.com,second.example.com"];
+    let mut walpost = scene.run().args(ANY_PORT).args(flags).start();
+    let http = walpost.http();
+    for host in ["Walpost.Example.Com:443", "second.example.com", "localhost"] {
+        assert!(asked(&http, host), "{host}");
+    }
+    assert!(!asked(&http, "third.example.com"));
+    walpost.terminate().expect_code(0);
+
+    let any = [("WALPOST_HTTP_HOST", "*"), ("WALPOST_HTTP", "127.0.0.1:0")];
+    let run = any
+        .iter()
+        .fold(scene.run(), |run, (name, value)| run.env(name, value));
+    let mut walpost = run.start();
+    assert!(asked(&walpost.http(), "whatever.example.com"));
+    walpost.terminate().expect_code(0);
+
+    let text = format!(
+        "http = \"127.0.0.1:0\"\nhttp_hosts = [\"of-the-file.example.com\"]\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n\
+         [[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
+        scene.broker.address(),
+        scene.name,
+        scene.conninfo()
+    );
+    let file = config_file(text);
+    let run = || {
+        Invocation::new(["run", "--config"])
+            .arg(&file)
+            .without("WALPOST_HTTP")
+    };
+    let mut walpost = run().start();
+    let http = walpost.http();
+    assert!(asked(&http, "of-the-file.example.com"));
+    assert!(!asked(&http, "walpost.example.com"));
+    walpost.terminate().expect_code(0);
+    let mut walpost = run().args(flags).start();
+    let http = walpost.http();
+    assert!(asked(&http, "walpost.example.com"), "the flag comes first");
+    assert!(!asked(&http, "of-the-file.example.com"));
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn name_that_is_none_is_refused() {
+    let scene = Scene::bare();
+    for name in ["http://x.example", "x.example:80", "a b", "", "*.example"] {
+        scene
+            .run()
+            .arg(format!("--http-host={name}"))
+            .finish()
+            .expect_code(2)
+            .expect_says(&["http_hosts", "expected", "walpost.example.com"]);
+    }
+}
+
+/// A pod is probed by its address and scraped by the name of a service. Neither is a name that a
+/// stranger can have.
+#[test]
+fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&["--http", "0.0.0.0:0"]);
+    let http = walpost.http();
+    let asked = |host: &str| {
+        let answer = http.ask_with("GET", "/status", &format!("Host: {host}\r\n"));
+        answer.code == 200
+    };
+    for host in [
+        "10.0.0.7:9464",
+        "[fd00::7]:9464",
+        "walpost:9464",
+        "walpost-metrics.shop.svc:9464",
+        "walpost-metrics.shop.svc.cluster.local.",
+        "db1.internal",
+        "localhost",
+    ] {
+        assert!(asked(host), "{host}");
+    }
+    for host in ["rebound.example.com", "svc.example", "local.example"] {
+        assert!(!asked(host), "{host}");
+    }
+    // Who asks with Walpost's own client needs no name.
+    let (_, port) = http.address().rsplit_once(':').unwrap();
+    walpost.wait_for_log("streaming");
+    Invocation::new(["status", "--http", &format!("localhost:{port}")])
+        .finish()
+        .expect_code(0);
+    walpost.terminate().expect_code(0);
+}

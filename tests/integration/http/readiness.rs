@@ -1,0 +1,174 @@
+//! Whether a pipeline is ready, and why not.
+
+use super::ANY_PORT;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::scene::Scene;
+use crate::support::wait::{wait_for, wait_until};
+use crate::support::walpost::{Invocation, config_file};
+
+#[test]
+fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    broker.kill();
+    scene.insert(&aggregate, "k");
+    let answer = wait_for("the pipeline to be not ready", || {
+        let answer = http.get("/readyz");
+        (answer.code == 503).then_some(answer)
+    });
+    assert!(answer.body.contains("Kafka is unreachable"), "{answer:?}");
+    assert_eq!(http.get("/healthz").code, 200);
+    let name = &scene.name;
+    assert_eq!(http.metric("walpost_kafka_up", name), Some(0.0));
+    assert_eq!(http.metric("walpost_pipeline_ready", name), Some(0.0));
+    wait_until("lag", || {
+        let seconds = http.metric("walpost_lag_seconds", name);
+        let bytes = http.metric("walpost_lag_bytes", name);
+        seconds > Some(1.0) && bytes > Some(0.0)
+    });
+    let pipeline = http.pipeline();
+    assert_eq!(pipeline["events"]["in_flight"], 1);
+    let error = &pipeline["last_error"];
+    assert!(
+        error["message"].as_str().unwrap().contains("Kafka"),
+        "{error}"
+    );
+    assert!(
+        error["remedy"].as_str().unwrap().contains("brokers"),
+        "{error}"
+    );
+    broker.start();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    scene.wait_for_records(2);
+    wait_until("no lag", || {
+        http.metric("walpost_lag_seconds", name) == Some(0.0)
+            && http.metric("walpost_in_flight_events", name) == Some(0.0)
+    });
+    let outage = &http.pipeline()["outages"][0];
+    assert_eq!(outage["kind"], "kafka_broker");
+    assert!(outage["ended_at"].is_number(), "{outage}");
+    walpost.terminate().expect_code(0);
+}
+
+/// A broker that takes connections and answers nothing is not down as librdkafka sees it.
+#[test]
+fn pipeline_whose_broker_answers_nothing_is_not_ready() {
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    broker.freeze();
+    scene.insert(&aggregate, "k");
+    let answer = wait_for("the pipeline to be not ready", || {
+        let answer = http.get("/readyz");
+        (answer.code == 503).then_some(answer)
+    });
+    assert!(answer.body.contains(&scene.name), "{answer:?}");
+    broker.thaw();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let mut walpost = scene.start_with(&ANY_PORT);
+    let http = walpost.http();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    server.stop(Stop::Fast);
+    wait_until("no readiness", || http.get("/readyz").code == 503);
+    wait_until("the state", || http.pipeline()["state"] == "reconnecting");
+    wait_until("lag", || {
+        http.metric("walpost_lag_seconds", &scene.name) > Some(1.0)
+    });
+    server.start();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    let pipeline = http.pipeline();
+    assert!(pipeline["reconnects"].as_u64() >= Some(1), "{pipeline}");
+    let outage = &pipeline["outages"][0];
+    assert_eq!(outage["kind"], "postgres");
+    assert!(outage["ended_at"].is_number(), "{outage}");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
+    let scenes = [Scene::new(), Scene::new()];
+    let mut text = format!(
+        "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
+        Broker::shared().address()
+    );
+    for scene in &scenes {
+        text += &format!(
+            "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
+            scene.name,
+            scene.conninfo()
+        );
+    }
+    let file = config_file(text);
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(file)
+        .without("WALPOST_HTTP")
+        .start();
+    let http = walpost.http();
+    walpost.wait_for_logs("streaming", 2);
+    scenes[0].insert("nobody.made.this", "k");
+    walpost.wait_for_log("halted: ");
+    let answer = http.get("/readyz");
+    assert_eq!(answer.code, 503);
+    let lines: Vec<_> = answer.body.lines().collect();
+    assert!(
+        lines[0].starts_with(&format!("{}: halted: ", scenes[0].name)),
+        "{lines:?}"
+    );
+    assert_eq!(lines[1], format!("{}: streaming", scenes[1].name));
+    let status = http.status();
+    assert_eq!(status["ready"], false);
+    let halted = &status["pipelines"][0];
+    assert_eq!(halted["state"], "halted");
+    let error = &halted["last_error"];
+    assert!(
+        error["message"]
+            .as_str()
+            .unwrap()
+            .contains("nobody.made.this"),
+        "{error}"
+    );
+    assert!(
+        error["remedy"].as_str().unwrap().contains("restart"),
+        "{error}"
+    );
+    assert_eq!(status["pipelines"][1]["state"], "streaming");
+    walpost.terminate().expect_code(3);
+}
+
+#[test]
+fn hot_standby_is_ready_and_takes_over_ready() {
+    let scene = Scene::new();
+    let first = scene.start();
+    let mut second = scene.run().args(ANY_PORT).start();
+    let http = second.http();
+    second.wait_for_log("standing by");
+    wait_until("the state", || http.pipeline()["state"] == "standing_by");
+    let answer = http.get("/readyz");
+    assert_eq!(
+        (answer.code, answer.body),
+        (200, format!("{}: standing_by\n", scene.name))
+    );
+    first.terminate().expect_code(0);
+    second.wait_for_log("streaming");
+    wait_until("the state", || http.pipeline()["state"] == "streaming");
+    assert_eq!(http.get("/readyz").code, 200);
+    second.terminate().expect_code(0);
+}

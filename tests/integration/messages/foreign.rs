@@ -1,0 +1,288 @@
+//! Messages that are no events of this outbox.
+
+use super::{Roles, as_messages, publish};
+use crate::support::checker::Resends;
+use crate::support::event::{Event, Writer};
+use crate::support::lsn::parse_position;
+use crate::support::records::{Record, keys};
+
+in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
+
+/// The number of a field of the log line `stopped`.
+fn counted(log: &str, field: &str) -> u64 {
+    let line = log.lines().find(|line| line.contains("stopped"));
+    let line = line.expect("a line stopped");
+    let (_, rest) = line.split_once(&format!("{field}=")).expect(line);
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap()
+}
+
+#[test]
+fn outboxes_in_one_database_are_told_apart_by_prefix() {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    let other = scene
+        .invoke("init")
+        .args(["--slot", &format!("{}_other", scene.slot())]);
+    other.arg("--no-role").finish().expect_code(0);
+    let topic = format!("other-{}", scene.name);
+    scene.broker.create_topic(&topic, 1, &[]);
+    let ours = scene.start();
+    let other_slot = format!("{}_other", scene.slot());
+    let theirs = scene.start_with(&[
+        "--slot",
+        &other_slot,
+        "--prefix",
+        "Other.1",
+        "--topic",
+        &topic,
+    ]);
+    let event = Event::new(&aggregate, "k", "{}");
+    let foreign = Writer::Messages("Other.1".to_owned()).one(event);
+    for _ in 0..3 {
+        scene.db.run(&format!(
+            "BEGIN; {foreign} {} {foreign} COMMIT",
+            scene.insert_sql(&aggregate, "k")
+        ));
+    }
+    scene
+        .db
+        .run("SELECT pg_logical_emit_message(true, 'elsewhere', 'no envelope')");
+    scene.wait_for_records(3);
+    scene.wait_until_confirmed();
+    let finished = ours.terminate().expect_code(0);
+    assert_eq!(counted(&finished.stderr, "foreign_messages"), 7);
+    assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 0);
+    assert_eq!(scene.judge(&[], Resends::Never).committed, 3);
+    crate::support::wait::wait_until("the other topic", || {
+        scene.broker.count(std::slice::from_ref(&topic)) == 6
+    });
+    let finished = theirs.terminate().expect_code(0);
+    assert_eq!(counted(&finished.stderr, "foreign_messages"), 4);
+}
+
+#[test]
+fn message_outside_of_transactions_is_left_out_and_told_once() {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    let message = |prefix: &str| {
+        format!("SELECT pg_logical_emit_message(false, '{prefix}', 'never to be delivered')")
+    };
+    let ours = format!("walpost_{}", scene.name);
+    scene.db.run(&message("elsewhere"));
+    scene.db.run(&message(&ours));
+    scene
+        .db
+        .run(&format!("BEGIN; {}; ROLLBACK", message(&ours)));
+    scene.insert(&aggregate, "k");
+    walpost.wait_for_log("a message outside of transactions is not an event");
+    scene.wait_for_records(1);
+    assert_eq!(walpost.logged("outside of transactions"), 1);
+    scene.wait_until_confirmed();
+    let finished = walpost.terminate().expect_code(0);
+    assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 3);
+    assert_eq!(scene.judge(&[], Resends::Never).committed, 1);
+}
+
+/// Has Walpost meet this content in an event's place, and expects it to halt there; then leaves its
+/// transaction out with the command of the error.
+fn bad_content(content: &str, texts: &[&str]) {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "before");
+    let before = scene.history().pop().unwrap().end;
+    scene.db.run(&format!(
+        "BEGIN; SELECT pg_logical_emit_message(true, 'x', 'first');
+         SELECT pg_logical_emit_message(true, 'walpost_{}', {content}); COMMIT",
+        scene.name
+    ));
+    scene.insert(&aggregate, "after");
+    let run = scene.run().args(["--on-malformed", "halt"]);
+    let finished = run.finish().expect_code(3);
+    let prefix = format!("\"walpost_{}\"", scene.name);
+    let finished = finished
+        .expect_says(&["halted", &prefix])
+        .expect_says(texts);
+    assert_eq!(scene.records().len(), 1, "what comes before it, alone");
+    assert!(
+        scene.confirmed() >= before,
+        "the command loses nothing of it"
+    );
+    let position = finished
+        .stderr
+        .split(|c: char| c.is_whitespace())
+        .map(|word| word.trim_end_matches(':'))
+        .find(|word| word.len() == 28 && word.contains('/'));
+    let (_, index) = parse_position(position.expect("a position"));
+    assert_eq!(index, 1);
+
+    let (_, command) = finished.stderr.split_once("walpost skip --to ").unwrap();
+    let to = command.split(' ').next().unwrap();
+    scene.skip(to).arg("--yes").finish().expect_code(0);
+    let walpost = scene.start();
+    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn content_that_is_no_envelope_halts_and_its_transaction_can_be_left_out() {
+    bad_content("'no envelope'", &["byte 0x6e", "walpost.publish"]);
+    bad_content("'\\x01ab'::bytea", &["ends inside id"]);
+}
+
+#[test]
+fn envelope_of_a_later_version_halts() {
+    bad_content("'\\x02'::bytea", &["byte 0x02", "0x01", "newer Walpost"]);
+}
+
+fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
+    let scene = as_messages().in_mode(exactly_once);
+    let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
+    let aggregate = scene.aggregate(1);
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let start = || scene.start_with(&["--dead-letter-topic", &topic]);
+    let walpost = start();
+    scene.insert(&aggregate, "before");
+    let bad = |content: &str| {
+        let prefix = format!("walpost_{}", scene.name);
+        format!("SELECT pg_logical_emit_message(true, '{prefix}', {content});")
+    };
+    for content in [
+        "'no envelope'",
+        "''",
+        "'\\x02'::bytea",
+        "'\\x01ab'::bytea",
+        "repeat('x', 2000000)",
+    ] {
+        stranger.run(&bad(content));
+    }
+    scene.db.run(&format!(
+        "BEGIN; {} {} {} COMMIT",
+        bad("'first'"),
+        scene.insert_sql(&aggregate, "behind"),
+        bad("'last'")
+    ));
+    let records = scene.wait_for_records(9);
+    let of = |record: &&Record| record.topic != topic;
+    let events: Vec<_> = records.iter().filter(of).map(Record::key).collect();
+    assert_eq!(events, ["before", "behind"]);
+    let behind = records
+        .iter()
+        .find(|r| r.topic != topic && r.key() == "behind");
+    let position = behind.expect("the event").header("walpost-position");
+    assert_eq!(
+        parse_position(position).1,
+        1,
+        "what is no event has its index too"
+    );
+    let letters: Vec<_> = records.iter().filter(|r| r.topic == topic).collect();
+    for letter in &letters {
+        assert_eq!(letter.header("walpost-error"), "malformed");
+        let prefix = format!("walpost_{}", scene.name);
+        assert_eq!(letter.header("walpost-source-prefix"), prefix);
+        assert!(letter.key.is_none());
+    }
+    let payloads: Vec<_> = letters.iter().map(|r| r.payload.as_deref()).collect();
+    let expected: [Option<&[u8]>; 7] = [
+        Some(b"no envelope"),
+        Some(b""),
+        Some(b"\x02"),
+        Some(b"\x01\xab"),
+        None,
+        Some(b"first"),
+        Some(b"last"),
+    ];
+    assert_eq!(payloads, expected);
+    assert_eq!(letters[4].header("walpost-payload-bytes"), "2000000");
+    scene.wait_until_confirmed();
+    let finished = walpost.terminate().expect_code(0);
+    assert_eq!(counted(&finished.stderr, "malformed_dead_letters"), 7);
+    let walpost = start();
+    scene.insert(&aggregate, "again");
+    assert_eq!(scene.wait_for_records(10).len(), 10, "nothing twice");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    let topic = format!("{}.dead", scene.name);
+    let dead = ["--dead-letter-topic", &topic];
+    let said = scene.check().args(dead).finish().expect_code(0);
+    let said = said.expect_says(&["warning", "halts the pipeline", "--create --topic"]);
+    assert!(said.stdout.contains(&topic), "{}", said.stdout);
+    let halting = scene
+        .check()
+        .args(dead)
+        .args(["--on-unroutable", "dead-letter"]);
+    halting.finish().expect_code(3).expect_says(&[&topic]);
+    let said = scene.check().args(["--on-malformed", "halt"]).finish();
+    assert!(!said.expect_code(0).stdout.contains("dead letters"));
+    scene.db.run(&format!(
+        "SELECT pg_logical_emit_message(true, 'walpost_{}', 'bad')",
+        scene.name
+    ));
+    let halted = scene.run().args(dead).finish().expect_code(3);
+    halted.expect_says(&["halted", &topic, "does not exist"]);
+    let walpost = scene.start_with(&[&dead[..], &["--create-topics", "1:1"]].concat());
+    scene.insert(&aggregate, "behind");
+    scene.wait_for_records(1);
+    scene.expect_topic(&topic);
+    assert_eq!(scene.wait_for_records(2).len(), 2);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
+    let scene = as_messages();
+    let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
+    let aggregate = scene.aggregate(1);
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let walpost = scene.start_with(&["--dead-letter-topic", &topic, "--max-row-bytes", "1MB"]);
+    let ours = format!("walpost_{}", scene.name);
+    let emit = |transactional: bool, prefix: &str, megabytes: usize| {
+        format!(
+            "SELECT pg_logical_emit_message({transactional}, {prefix}, repeat('x', {megabytes} * 1048576));"
+        )
+    };
+    stranger.run(&emit(true, "'elsewhere'", 3));
+    stranger.run(&emit(true, "repeat('p', 2000000)", 0));
+    stranger.run(&emit(false, "'elsewhere'", 2));
+    stranger.run(&emit(false, &format!("'{ours}'"), 40));
+    scene.db.run(&format!(
+        "BEGIN; {} {} {} COMMIT",
+        emit(true, "'elsewhere'", 70),
+        emit(true, &format!("'{ours}'"), 70),
+        scene.insert_sql(&aggregate, "behind")
+    ));
+    let records = scene.wait_for_records(2);
+    let letter = records.iter().find(|r| r.topic == topic).expect("a letter");
+    assert_eq!(letter.header("walpost-error"), "malformed");
+    let bytes = (70 * 1_048_576).to_string();
+    assert_eq!(letter.header("walpost-payload-bytes"), bytes);
+    assert!(letter.payload.is_none());
+    let event = records
+        .iter()
+        .find(|r| r.topic != topic)
+        .expect("the event");
+    assert_eq!(parse_position(event.header("walpost-position")).1, 2);
+    let resident = walpost.resident_bytes();
+    assert!(resident < 60_000_000, "{resident} bytes");
+    scene.wait_until_confirmed();
+    let stopped = walpost.terminate().expect_code(0).stderr;
+    assert_eq!(counted(&stopped, "foreign_messages"), 3);
+    assert_eq!(counted(&stopped, "nontransactional_messages"), 2);
+    // What walpost.publish may have written is an event, and waits for the setting.
+    scene.db.run(&publish(
+        &scene,
+        &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 2000000))"),
+    ));
+    let halted = scene.run().args(["--max-row-bytes", "1MB"]).finish();
+    halted
+        .expect_code(3)
+        .expect_says(&["halted", "max_row_bytes allows"]);
+}

@@ -1,0 +1,127 @@
+//! What `walpost init` makes for messages, and what `run` and `check` say where it is missing.
+
+use std::fs;
+
+use super::as_messages;
+use crate::init::psql;
+use crate::support::checker::Resends;
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+
+#[test]
+fn init_makes_functions_and_an_empty_publication_on_every_version() {
+    for major in MAJORS {
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        scene.init().finish().expect_code(0);
+        let functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace";
+        assert_eq!(scene.db.number(functions), 2, "{major}");
+        let tables = "SELECT count(*) FROM pg_publication_tables";
+        assert_eq!(scene.db.number(tables), 0, "{major}");
+        let relations = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";
+        assert_eq!(scene.db.number(relations), 0, "{major}: no table");
+        scene
+            .check()
+            .finish()
+            .expect_code(0)
+            .expect_says(&["walpost.publish is there", "fit together"]);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.settle(walpost, &[], Resends::Never);
+    }
+}
+
+#[test]
+fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
+    let finished = scene.init().arg("--print").finish().expect_code(0);
+    assert!(
+        !scene
+            .db
+            .is_true("SELECT to_regnamespace('walpost') IS NOT NULL")
+    );
+    let file = reaper::folder("printed").join("init.sql");
+    fs::write(&file, finished.stdout).unwrap();
+    psql(&scene, &file);
+    scene.check().finish().expect_code(0);
+}
+
+#[test]
+fn publication_with_tables_halts() {
+    let scene = as_messages();
+    let publication = scene.slot();
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "CREATE TABLE intruder (id int); ALTER PUBLICATION {publication} ADD TABLE intruder;
+         INSERT INTO intruder VALUES (1)"
+    ));
+    walpost.finish().expect_code(3).expect_says(&[
+        "halted",
+        "public.intruder",
+        "DROP TABLE public.intruder",
+    ]);
+    scene.run().finish().expect_code(3).expect_says(&[
+        &publication,
+        "public.intruder",
+        "walpost init --outbox messages",
+    ]);
+    let finished = scene.init().finish().expect_code(3);
+    finished.expect_says(&["contains tables"]);
+}
+
+#[test]
+fn what_is_missing_is_named_with_the_command_that_makes_it() {
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
+    let finished = scene.check().finish().expect_code(3);
+    finished.expect_says(&[
+        "walpost init --outbox messages --publication",
+        "walpost init --outbox messages --slot",
+        "walpost.publish is not there",
+    ]);
+    let finished = scene.run().finish().expect_code(3);
+    finished.expect_says(&["halted", "walpost init --outbox messages --publication"]);
+}
+
+#[test]
+fn run_init_makes_what_is_missing_first() {
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--init"]);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn database_in_which_a_prefix_can_be_any_bytes_is_warned_of() {
+    let ascii = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        ascii,
+    );
+    scene.init().finish().expect_code(0);
+    let said = scene.check().finish().expect_code(0);
+    said.expect_says(&["warning", "SQL_ASCII", "refuses to send"]);
+    let said = as_messages().check().finish().expect_code(0).stdout;
+    assert!(!said.contains("SQL_ASCII"), "{said}");
+}

@@ -1,0 +1,169 @@
+//! `walpost.publish`, and the event that it makes.
+
+use super::{as_messages, publish};
+use crate::support::checker::Resends;
+use crate::support::event::{Event, Outbox};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+
+const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
+
+for_each_outbox! { database_in_another_encoding_is_delivered_in_utf8 }
+
+#[test]
+fn event_has_the_columns_of_the_table() {
+    let scene = as_messages();
+    let topic = format!("{}-events", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let walpost = scene.start_with_file(
+        "topic = '{aggregatetype}-events'
+         key = '{type}:{aggregateid}'
+         timestamp = 'created_at'
+         headers = { id = '{id}', at = '{created_at}' }",
+    );
+    scene.db.run(&format!(
+        "BEGIN; CREATE TABLE remembered AS SELECT now() AS at; {} COMMIT",
+        publish(
+            &scene,
+            &format!(
+                "'{}', 'ключ-鍵', 'Größe', '{{\"b\": [1, null],  \"a\": \"é\"}}', headers => '{{\"n\": 1.50}}', id => '{ID}'",
+                scene.name
+            )
+        )
+    ));
+    let record = scene.wait_for_records(1).remove(0);
+    assert_eq!(
+        (record.topic.as_str(), record.key()),
+        (&*topic, "Größe:ключ-鍵")
+    );
+    assert_eq!(record.text(), r#"{"a": "é", "b": [1, null]}"#);
+    assert_eq!(record.header_names(), ["at", "id", "walpost-position", "n"]);
+    assert_eq!((record.header("id"), record.header("n")), (ID, "1.50"));
+    scene.db.run("SET TIME ZONE 'UTC'");
+    let at = scene.db.value("SELECT at::text FROM remembered");
+    assert_eq!(record.header("at"), at.unwrap());
+    let millis = scene
+        .db
+        .number("SELECT floor(extract(epoch FROM at) * 1000)::bigint FROM remembered");
+    assert_eq!(record.timestamp, millis);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn payload_of_bytes_and_null_are_delivered() {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    let prefix = format!("walpost_{}", scene.name);
+    let walpost = scene.start_with(&["--null-payload", "tombstone"]);
+    for payload in ["'\\x00ff5c780a'", "''", "NULL"] {
+        scene.db.run(&format!(
+            "SELECT walpost.publish_bytes('{aggregate}', 'k', 't', {payload}, prefix => '{prefix}')"
+        ));
+    }
+    scene
+        .db
+        .run(&publish(&scene, &format!("'{aggregate}', 'k', 't', NULL")));
+    let payloads: Vec<_> = scene
+        .wait_for_records(4)
+        .into_iter()
+        .map(|record| record.payload)
+        .collect();
+    let bytes = Some(vec![0x00, 0xff, 0x5c, 0x78, 0x0a]);
+    assert_eq!(payloads, [bytes, Some(vec![]), None, None]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn publish_returns_the_id_of_the_event() {
+    let scene = as_messages();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let id = scene.db.value(&publish(
+        &scene,
+        &format!("'{aggregate}', 'k', 't', '{{}}'"),
+    ));
+    assert_eq!(scene.wait_for_records(1)[0].header("id"), id.unwrap());
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn publish_refuses_what_the_table_refuses() {
+    let scene = as_messages();
+    let refused = |arguments: &str, text: &str| {
+        let error = scene.db.try_run(&publish(&scene, arguments)).unwrap_err();
+        let message = error.as_db_error().unwrap().message().to_owned();
+        assert!(message.contains(text), "{text:?} in {message:?}");
+    };
+    for arguments in [
+        "NULL, 'k', 't', '{}'",
+        "'a', NULL, 't', '{}'",
+        "'a', 'k', NULL, '{}'",
+        "'a', 'k', 't', '{}', id => NULL",
+    ] {
+        refused(arguments, "null");
+    }
+    let no_prefix = "SELECT walpost.publish('a', 'k', 't', '{}', prefix => NULL)";
+    scene.db.try_run(no_prefix).unwrap_err();
+    refused("'a', 'k', 't', '{}', '[1]'", "JSON object, not array");
+    let large =
+        |megabytes: usize| format!("'a', 'k', 't', to_jsonb(repeat('x', {megabytes} * 1048576))");
+    refused(&large(17), "at most 16777216");
+    scene.db.run(&publish(&scene, &large(15)));
+    assert_eq!(
+        scene.history().len(),
+        1,
+        "nothing of the others was written"
+    );
+}
+
+fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
+    let latin1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
+    let scene = Scene::bare_of(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
+    scene.init().finish().expect_code(0);
+    assert_eq!(scene.db.value("SHOW server_encoding").unwrap(), "LATIN1");
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(&["--key", "{aggregateid}/{type}"]);
+    let event = Event::new(&aggregate, "Größe", r#"{"note": "señor"}"#);
+    scene.db.run(&scene.events().one(event));
+    let record = scene.wait_for_records(1).remove(0);
+    assert_eq!(
+        (record.key(), record.text()),
+        ("Größe/Happened", r#"{"note": "señor"}"#)
+    );
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn column_that_an_event_has_not_is_named_with_those_it_has() {
+    let scene = as_messages();
+    let words = [
+        "tenant",
+        "id, aggregatetype, aggregateid, type, payload, headers, created_at",
+    ];
+    let key = ["--key", "{tenant}:{aggregateid}"];
+    for invocation in [scene.run(), scene.check()] {
+        invocation
+            .args(key)
+            .finish()
+            .expect_code(3)
+            .expect_says(&words);
+    }
+}
+
+#[test]
+fn stdout_has_events_of_the_log_too() {
+    let scene = as_messages();
+    let walpost = scene
+        .invoke("run")
+        .args(["--sink", "stdout"])
+        .start_streaming();
+    scene
+        .db
+        .run(&publish(&scene, "'order', 'k', 't', '{\"n\": 1}'"));
+    scene.wait_until_confirmed();
+    let finished = walpost.terminate().expect_code(0);
+    let line: serde_json::Value = serde_json::from_str(finished.stdout.trim()).unwrap();
+    assert_eq!(line["topic"], "outbox.event.order");
+    assert_eq!(line["value"], "{\"n\": 1}");
+}

@@ -1,0 +1,213 @@
+//! Who may publish, and that nobody else can.
+
+use super::{Roles, as_messages, publish};
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+
+#[test]
+fn roles_of_init_are_enough_to_run_and_to_publish() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::bare_of(Outbox::Messages, &server, Broker::shared(), "");
+    scene.db.run("CREATE ROLE shop LOGIN");
+    for _ in 0..2 {
+        let init = scene.invoke("init").args(["--role", "connector"]);
+        init.args(["--writer", "shop"]).finish().expect_code(0);
+    }
+    let connector = scene.at(&scene.conninfo_as("connector"));
+    connector.check().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    let walpost = connector.run().start_streaming();
+    let shop = server.session_as("shop", &scene.name);
+    let event = publish(&scene, &format!("'{aggregate}', 'k', 't', '{{}}'"));
+    shop.run(&event);
+    scene.wait_for_records(1);
+
+    // What is taken away, as sql/publish.sql describes it, stays so, and the writer keeps what it needs.
+    scene.db.run(
+        "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
+             pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",
+    );
+    let init = scene.invoke("init").arg("--no-role").finish();
+    init.expect_code(0);
+    shop.run(&event);
+    scene.wait_for_records(2);
+    scene.db.run(
+        "REVOKE ALL ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text) FROM shop",
+    );
+    is_denied(shop.try_run(&event), "what was revoked");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
+    let scene = as_messages();
+    let missing = scene.init().args(["--writer", "no one"]).finish();
+    missing.expect_code(3).expect_says(&[
+        "role \"no one\" does not exist",
+        "CREATE ROLE \"no one\" LOGIN",
+    ]);
+    let (roles, [owner, _]) = Roles::new(&scene, ["owner", "shop"]);
+    let emit = "pg_logical_emit_message(boolean, text, bytea)";
+    scene.db.run(&format!(
+        "REVOKE EXECUTE ON FUNCTION {emit} FROM PUBLIC;
+         ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.journal OWNER TO {0};
+         ALTER FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text) OWNER TO {0};
+         ALTER FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) OWNER TO {0};
+         ALTER PUBLICATION {1} OWNER TO {0}; GRANT CREATE ON DATABASE {2} TO {0}; ALTER ROLE {0} REPLICATION",
+        roles.1[0],
+        scene.slot(),
+        scene.name
+    ));
+    drop(owner);
+    let as_owner = scene.conninfo_as(&roles.1[0]);
+    let init = || {
+        let init = scene.at(&as_owner).init();
+        init.args(["--writer", &roles.1[1]]).finish()
+    };
+    let emit = emit.replace(' ', "");
+    let grant = format!("GRANT EXECUTE ON FUNCTION {emit} TO {}", roles.1[1]);
+    init().expect_code(3).expect_says(&[&grant]);
+    scene.db.run(&grant);
+    init().expect_code(0);
+    scene
+        .db
+        .run(&format!("GRANT EXECUTE ON FUNCTION {emit} TO PUBLIC"));
+}
+
+fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
+    let error = result.expect_err(what);
+    let code = error.code().map(|code| code.code().to_owned());
+    assert_eq!(code.as_deref(), Some("42501"), "{what}: {error}");
+}
+
+#[test]
+fn nobody_may_publish_whom_init_was_not_told_of() {
+    for major in [14, 18] {
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let (roles, [shop, stranger]) = Roles::new(&scene, ["shop", "stranger"]);
+        let event = publish(&scene, "'a', 'k', 't', '{}'");
+        is_denied(stranger.try_run(&event), "before there is a writer");
+        is_denied(shop.try_run(&event), "before there is a writer");
+        let init = || scene.init().args(["--writer", &roles.1[0]]);
+        init().finish().expect_code(0);
+        init().finish().expect_code(0);
+        shop.run(&event);
+        is_denied(stranger.try_run(&event), "a role that is no writer");
+        is_denied(stranger.try_run("SELECT * FROM walpost.journal"), "journal");
+        is_denied(shop.try_run("SELECT * FROM walpost.journal"), "journal");
+
+        // As the check says it.
+        let said = scene.check().finish().expect_code(0);
+        let taken =
+            "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text";
+        let (_, rest) = said.stdout.split_once(taken).expect("the statement");
+        let revoke = format!("{taken}{}", rest.lines().next().unwrap());
+        let forged = format!(
+            "SELECT pg_logical_emit_message(true, 'walpost_{}', 'x')",
+            scene.name
+        );
+        stranger.run(&forged.replace("walpost_", "elsewhere_"));
+        scene.db.run(&revoke);
+        is_denied(stranger.try_run(&forged), "a message");
+        shop.run(&event);
+        let said = scene.check().finish().expect_code(0).stdout;
+        assert!(!said.contains("pg_logical_emit_message"), "{said}");
+    }
+}
+
+#[test]
+fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
+    let scene = as_messages();
+    let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
+    // As earlier versions of publish.sql left it.
+    scene.db.run(
+        "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+         GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),
+             walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) TO PUBLIC",
+    );
+    scene.init().finish().expect_code(0);
+    let event = publish(&scene, "'a', 'k', 't', '{}'");
+    shop.run(&event);
+    let said = scene
+        .check()
+        .finish()
+        .expect_code(0)
+        .expect_says(&["every role", "init --outbox messages --writer"]);
+    let (_, rest) = said
+        .stdout
+        .split_once("REVOKE EXECUTE ON FUNCTION walpost.")
+        .unwrap();
+    let statements = format!("REVOKE EXECUTE ON FUNCTION walpost.{rest}");
+    let (first, rest) = statements.split_once("; ").unwrap();
+    let second = rest.split(['.', '\n']).next().unwrap();
+    scene.db.run(first);
+    scene.db.run(second);
+    is_denied(shop.try_run(&event), "after what the check says");
+}
+
+#[test]
+fn functions_that_somebody_planted_in_the_search_path_are_not_called() {
+    for major in [14, 18] {
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let aggregate = scene.aggregate(1);
+        let plant = |name: &str, arguments: &str, returns: &str| {
+            let null = format!("NULL::{returns}");
+            format!(
+                "CREATE FUNCTION public.{name}({arguments}) RETURNS {returns} LANGUAGE plpgsql AS
+                 $$ BEGIN INSERT INTO public.called VALUES ('{name}'); RETURN {null}; END $$;"
+            )
+        };
+        let mut planted =
+            "CREATE TABLE called (name text); GRANT INSERT ON called TO PUBLIC;".to_owned();
+        for (name, arguments, returns) in [
+            ("convert_to", "text, text", "bytea"),
+            ("convert_to", "text, name", "bytea"),
+            ("octet_length", "bytea", "int"),
+            ("int4send", "int", "bytea"),
+            ("uuid_send", "uuid", "bytea"),
+            ("timestamptz_send", "timestamptz", "bytea"),
+            ("now", "", "timestamptz"),
+            ("jsonb_typeof", "jsonb", "text"),
+            ("pg_logical_emit_message", "boolean, text, bytea", "pg_lsn"),
+            ("pg_logical_emit_message", "boolean, text, text", "pg_lsn"),
+            ("joined", "bytea, bytea", "bytea"),
+            ("differ", "text, text", "boolean"),
+            ("more", "int, int", "boolean"),
+        ] {
+            planted.push_str(&plant(name, arguments, returns));
+        }
+        planted.push_str(
+            "CREATE OPERATOR public.|| (FUNCTION = public.joined, LEFTARG = bytea, RIGHTARG = bytea);
+             CREATE OPERATOR public.<> (FUNCTION = public.differ, LEFTARG = text, RIGHTARG = text);
+             CREATE OPERATOR public.> (FUNCTION = public.more, LEFTARG = int, RIGHTARG = int);
+             CREATE DOMAIN public.bytea AS pg_catalog.bytea CHECK (false);
+             CREATE DOMAIN public.text AS pg_catalog.text CHECK (false);",
+        );
+        scene.db.run(&planted);
+        let walpost = scene.start();
+        let prefix = format!("walpost_{}", scene.name);
+        for path in ["public", "public, pg_catalog"] {
+            scene.db.run(&format!("SET search_path = {path}"));
+            scene.db.run(&publish(
+                &scene,
+                &format!("'{aggregate}', 'k', 't', '{{\"n\": 1}}', '{{\"h\": \"v\"}}'"),
+            ));
+            scene.db.run(&format!(
+                "SELECT walpost.publish_bytes('{aggregate}', 'k', 't', '\\x6869', prefix => '{prefix}')"
+            ));
+        }
+        scene.db.run("RESET search_path");
+        let called = scene
+            .db
+            .rows("SELECT DISTINCT name::pg_catalog.text FROM called");
+        assert!(called.is_empty(), "PostgreSQL {major}: {called:?}");
+        let records = scene.wait_for_records(4);
+        let values: Vec<_> = records.iter().map(Record::text).collect();
+        assert_eq!(values, ["{\"n\": 1}", "hi", "{\"n\": 1}", "hi"]);
+        assert_eq!(records[0].header("h"), "v");
+        walpost.terminate().expect_code(0);
+    }
+}

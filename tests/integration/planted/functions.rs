@@ -1,0 +1,258 @@
+//! Functions, operators and a publication.
+
+use std::fs;
+use std::path::Path;
+
+use super::Shop;
+use crate::init::try_psql;
+use crate::support::event::Outbox;
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+/// Functions of pg_catalog whose names stand in the files of sql/ and in src/.
+fn names_in_our_statements(scene: &Scene) -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut text = String::new();
+    let mut folders = vec![root.join("sql"), root.join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => text.push_str(&fs::read_to_string(path).unwrap()),
+            }
+        }
+    }
+    let known = scene.db.rows(
+        "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f'
+         AND pronargs > 0 AND proname !~ '(in|out|recv|send)$' ORDER BY 1",
+    );
+    let known = known.into_iter().flatten().flatten();
+    // Aggregates and what has a keyword's syntax can't be called otherwise.
+    let called = |name: &String| {
+        let call = format!("{name}(");
+        text.match_indices(&call).any(|(at, _)| {
+            let before = text[..at].chars().next_back();
+            before.is_none_or(|c| !(c.is_alphanumeric() || c == '_' || c == '.'))
+        })
+    };
+    let names: Vec<_> = known.filter(called).collect();
+    for expected in [
+        "format",
+        "current_setting",
+        "substring",
+        "to_char",
+        "pg_has_role",
+    ] {
+        assert!(
+            names.iter().any(|name| name == expected),
+            "{expected}: {names:?}"
+        );
+    }
+    names
+}
+
+on_each_version! {
+    overloads_of_another_role_are_never_called
+    functions_and_a_publication_of_another_role_are_refused
+}
+
+/// For every function and operator of pg_catalog whose name our statements could have, overloads
+/// with all pairs of types that they call them with: one that fits better than pg_catalog's is among
+/// them, where there can be one.
+fn plant_overloads(shop: &Shop) {
+    let names = names_in_our_statements(&shop.scene);
+    shop.theirs.run(&format!(
+            "SET search_path = pg_catalog;
+             DO $plant$ DECLARE
+                 types text[] := '{{text,name,varchar,integer,bigint,numeric,oid,boolean,timestamptz,date,pg_lsn,regclass}}';
+                 body text := 'LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM plot.note(%L); RETURN NULL; END $$';
+                 a text; b text; f text; result text;
+             BEGIN
+                 FOREACH f IN ARRAY '{{{}}}'::text[] LOOP
+                     result := CASE WHEN f ~ '^(has_|pg_has_|isfinite|pg_is)' THEN 'boolean' ELSE 'text' END;
+                     FOREACH a IN ARRAY types LOOP
+                         EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS %s ' || body, f, a, result, f);
+                         FOREACH b IN ARRAY types LOOP
+                             EXECUTE format('CREATE FUNCTION public.%I(%s, %s) RETURNS %s ' || body, f, a, b, result, f);
+                         END LOOP;
+                     END LOOP;
+                     EXECUTE format('CREATE FUNCTION public.%I(text, text, text) RETURNS %s ' || body, f, result, f);
+                     EXECUTE format('CREATE FUNCTION public.%I(text, name, name) RETURNS %s ' || body, f, result, f);
+                     EXECUTE format('CREATE FUNCTION public.%I(text, text, boolean) RETURNS %s ' || body, f, result, f);
+                     EXECUTE format('CREATE FUNCTION public.%I(text, text, text, text) RETURNS %s ' || body, f, result, f);
+                     EXECUTE format('CREATE FUNCTION public.%I(text, text, text, text, text) RETURNS %s ' || body, f, result, f);
+                 END LOOP;
+                 FOREACH f IN ARRAY '{{=,<>,<,>,<=,>=,||,+,-,*,/,%,~,->>,->,@>,&&,&,<<,|}}'::text[] LOOP
+                     result := CASE WHEN f IN ('=', '<>', '<', '>', '<=', '>=', '~', '@>', '&&') THEN 'boolean' ELSE NULL END;
+                     FOREACH a IN ARRAY types LOOP FOREACH b IN ARRAY types LOOP
+                         EXECUTE format('CREATE FUNCTION plot.%I(%s, %s) RETURNS %s ' || body, 'op' || f, a, b,
+                             coalesce(result, a), 'operator ' || f);
+                         EXECUTE format('CREATE OPERATOR public.%s (FUNCTION = plot.%I, LEFTARG = %s, RIGHTARG = %s)', f,
+                             'op' || f, a, b);
+                     END LOOP; END LOOP;
+                 END LOOP;
+             END $plant$",
+            names.join(",")
+        ));
+}
+
+fn overloads_of_another_role_are_never_called(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let scene = &shop.scene;
+    plant_overloads(&shop);
+    shop.init().finish().expect_code(0);
+    shop.expect_nothing_ran("init");
+    let owner = format!("--owner={}", shop.walpost);
+    for (number, arguments) in [
+        ["--partitioned", "--table=public.parts"],
+        ["--no-role", "--outbox=messages"],
+        [&owner, "--table=public.owned"],
+        [&owner, "--table=public.owned"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("{}_{number}", scene.name);
+        let init = Invocation::new(["init", "--postgres", &scene.conninfo(), "--pipeline=other"])
+            .args(arguments)
+            .args(["--role", &shop.walpost, "--writer", &shop.mallory])
+            .args(["--publication", &name, "--slot", &name]);
+        init.finish().expect_code(0);
+        shop.expect_nothing_ran(arguments[1]);
+    }
+    shop.command(&["check"]).finish().expect_code(0);
+    shop.expect_nothing_ran("check");
+    let aggregate = scene.aggregate(1);
+    let mut walpost = shop
+        .command(&["run", "--http=127.0.0.1:0"])
+        .start_streaming();
+    let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
+    // As an application does, which has public in its path.
+    scene
+        .server
+        .session(&scene.name)
+        .run(&format!("{id} ('{aggregate}', 'k', 't')"));
+    shop.expect_nothing_ran("INSERT");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    let http = walpost.http();
+    crate::support::wait::wait_until("the slot to be looked at", || {
+        http.get("/metrics")
+            .body
+            .contains("walpost_slot_retained_bytes{")
+    });
+    shop.expect_nothing_ran("run");
+    walpost.terminate().expect_code(0);
+    for words in [
+        &["status"][..],
+        &["verify"],
+        &[
+            "replay",
+            "--yes",
+            "--from=2025-01-01",
+            "--aggregate=a/b",
+            "--id=0198c1a2-7b3e-7000-8000-000000000000",
+        ],
+        &["skip", "--dry-run", "--to=0/1"],
+        &["maintain", "--dry-run", "--retention=24h", "--delete-rows"],
+    ] {
+        let finished = shop.command(words).finish();
+        assert!(
+            matches!(finished.code, Some(0 | 2 | 3)),
+            "{words:?}: {finished:?}"
+        );
+        assert!(
+            !finished.stderr.contains("does not exist"),
+            "{words:?}: {finished:?}"
+        );
+        shop.expect_nothing_ran(words[0]);
+    }
+    let checkpoint = |word| scene.at(&scene.conninfo_as(&shop.walpost)).checkpoint(word);
+    checkpoint("adopt").arg("--yes").finish().expect_code(0);
+    checkpoint("show").finish().expect_code(0);
+    shop.expect_nothing_ran("checkpoint");
+    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap() {
+        let file = file.unwrap().path();
+        if file.ends_with("teardown.sql") {
+            continue;
+        }
+        let output = try_psql(scene, &file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // publish.sql and the partitioned table have another kind of outbox.
+        assert!(
+            output.status.success() || said.contains("not partitioned"),
+            "{}: {said}",
+            file.display()
+        );
+        shop.expect_nothing_ran(&file.display().to_string());
+    }
+}
+
+fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let publication = shop.scene.slot();
+    for (plant, drop, says) in [
+        (
+            "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql AS $$ SELECT gen_random_uuid() FROM plot.note('id') $$".to_owned(),
+            "DROP FUNCTION public.walpost_uuidv7()".to_owned(),
+            "function public.walpost_uuidv7() belongs to",
+        ),
+        (
+            "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$".to_owned(),
+            "DROP FUNCTION public.walpost_no_update()".to_owned(),
+            "function public.walpost_no_update() belongs to",
+        ),
+        (
+            format!("CREATE PUBLICATION {publication}"),
+            format!("DROP PUBLICATION {publication}"),
+            "belongs to",
+        ),
+    ] {
+        shop.theirs.run(&plant);
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&[says, &shop.mallory]);
+        shop.theirs.run(&drop);
+    }
+    shop.theirs.run(
+        "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+         CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
+    );
+    let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
+    init.expect_says(&["schema walpost belongs to", &shop.mallory]);
+    shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+    let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
+    init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
+    shop.theirs.run("DROP FUNCTION walpost.publish(text)");
+    // Who may create there can do so later.
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
+    let init = shop.init().finish().expect_code(3);
+    init.expect_says(&[
+        "right to create in schema walpost",
+        &format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"),
+    ]);
+    db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));
+    shop.init().finish().expect_code(0);
+    shop.command(&["check"]).finish().expect_code(0);
+}
+
+#[test]
+fn functions_that_were_made_among_planted_ones_are_made_again() {
+    let shop = Shop::bare(Outbox::Table, 14);
+    // As a version of Walpost did that left search_path as it was.
+    shop.theirs.run(
+        "CREATE FUNCTION public.int8send(numeric) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM plot.note('int8send'); RETURN '\\x0198c1a27b3e7000'; END $$",
+    );
+    let db = shop.scene.server.session(&shop.scene.name);
+    db.run(
+        "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql
+         RETURN encode(int8send(1.5) || substring(uuid_send(gen_random_uuid()) FROM 9), 'hex')::uuid",
+    );
+    db.run("SELECT public.walpost_uuidv7()");
+    assert_eq!(shop.ran().len(), 1);
+    shop.init().finish().expect_code(0);
+    db.run("INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')");
+    assert_eq!(shop.ran().len(), 1);
+}

@@ -1,0 +1,175 @@
+//! What stands in the place of the journal and of walpost.slot_state.
+
+use std::path::Path;
+
+use super::Shop;
+use crate::init::try_psql;
+use crate::support::event::Outbox;
+
+on_each_version! {
+    journal_that_another_role_has_made_before_is_refused
+    journal_of_the_owner_of_the_outbox_runs_nothing_as_others
+    slot_state_of_the_owner_of_the_outbox_runs_nothing_as_others
+}
+
+/// What a role may plant in the place of the journal, that is exactly as ours but for the last statement.
+const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
+    CREATE TABLE walpost.journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at timestamptz NOT NULL DEFAULT now(), pipeline text NOT NULL, slot text NOT NULL,
+        action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'let go')), from_lsn pg_lsn,
+        to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
+    GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
+
+/// Each has the owner of the journal run code as whoever writes or reads it.
+const TRAPS: [(&str, &str); 9] = [
+    (
+        "trigger",
+        "CREATE TRIGGER t AFTER INSERT ON walpost.journal FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
+    ),
+    (
+        "rule",
+        "CREATE RULE r AS ON INSERT TO walpost.journal DO ALSO SELECT plot.note('rule')",
+    ),
+    (
+        "index",
+        "CREATE INDEX i ON walpost.journal (id) WHERE plot.note('index')",
+    ),
+    (
+        "constraint",
+        "ALTER TABLE walpost.journal ADD CONSTRAINT c CHECK (plot.note(slot)) NOT VALID",
+    ),
+    (
+        "column slot text",
+        "ALTER TABLE walpost.journal ALTER slot SET DEFAULT plot.note('default')::text",
+    ),
+    (
+        "column more text",
+        "ALTER TABLE walpost.journal ADD more text DEFAULT plot.note('default')::text",
+    ),
+    (
+        "policy",
+        "ALTER TABLE walpost.journal ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON walpost.journal USING (plot.note('policy'))",
+    ),
+    (
+        "inherit",
+        "CREATE TABLE plot.child () INHERITS (walpost.journal)",
+    ),
+    (
+        "relkind v",
+        "ALTER TABLE walpost.journal RENAME TO real;
+        CREATE VIEW walpost.journal AS SELECT * FROM walpost.real WHERE plot.note('view')",
+    ),
+];
+
+fn journal_that_another_role_has_made_before_is_refused(major: u32) {
+    for (_, trap) in TRAPS {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.theirs.run(&format!(
+            "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
+        ));
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&[
+            "schema walpost belongs to",
+            &shop.mallory,
+            "ALTER SCHEMA walpost OWNER",
+        ]);
+        shop.expect_nothing_ran(trap);
+        // Where the schema is the DBA's, and the table alone is not.
+        shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&["walpost.journal belongs to", &shop.mallory]);
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
+        assert!(!try_psql(&shop.scene, &sql).status.success(), "{trap}");
+        shop.expect_nothing_ran(trap);
+    }
+}
+
+/// The owner of the outbox may own the journal, and nothing of it may run as anybody else: neither when
+/// it is there before `init`, nor when it is changed later.
+fn journal_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
+    for (kind, trap) in TRAPS {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.theirs.run(&format!(
+            "{JOURNAL}{trap}; GRANT ALL ON walpost.journal TO PUBLIC"
+        ));
+        shop.theirs.run(
+            "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+        );
+        shop.init()
+            .finish()
+            .expect_code(3)
+            .expect_says(&["walpost.journal has what", kind]);
+        shop.expect_nothing_ran(trap);
+        drop(shop);
+
+        let shop = Shop::theirs(major);
+        let scene = &shop.scene;
+        scene.db.run(&format!(
+            "ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.journal OWNER TO {0}",
+            shop.mallory
+        ));
+        shop.theirs
+            .run(&format!("{trap}; GRANT ALL ON walpost.journal TO PUBLIC"));
+        for words in [
+            &["replay", "--all", "--yes"][..],
+            &["skip", "--yes", "--to=FFFFFF/0"],
+            &["run"],
+            &["check"],
+            &["verify"],
+        ] {
+            let finished = shop.command(words).finish();
+            shop.expect_nothing_ran(words[0]);
+            if (kind, words[0]) == ("policy", "verify") {
+                // It does without a journal that it may not read.
+                continue;
+            }
+            let finished = finished.expect_code(3);
+            match kind {
+                "policy" => {
+                    finished.expect_says(&["row-level security policy for table \"journal\""])
+                }
+                kind => finished.expect_says(&["walpost.journal has what", kind]),
+            };
+        }
+        shop.init().finish().expect_code(3);
+        shop.expect_nothing_ran("init");
+    }
+}
+
+/// The same of the slots' states; nor may anybody else have the right to add to that table what is run.
+fn slot_state_of_the_owner_of_the_outbox_runs_nothing_as_others(major: u32) {
+    for (kind, trap) in TRAPS {
+        let shop = Shop::theirs(major);
+        shop.scene.db.run(&format!(
+            "ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.slot_state OWNER TO {0}",
+            shop.mallory
+        ));
+        let trap = trap
+            .replace("journal", "slot_state")
+            .replace("(id)", "(slot)");
+        shop.theirs.run(&format!(
+            "{trap}; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO PUBLIC"
+        ));
+        let run = shop.command(&["run"]).finish().expect_code(3);
+        run.expect_says(&["walpost.slot_state has what", kind]);
+        shop.expect_nothing_ran("run");
+        shop.init().finish().expect_code(3);
+        shop.expect_nothing_ran("init");
+    }
+    let shop = Shop::theirs(major);
+    for right in ["TRIGGER", "REFERENCES"] {
+        for role in ["PUBLIC", "pg_monitor"] {
+            let says = format!("the right {right} on table walpost.slot_state belongs to");
+            let to = format!("ON walpost.slot_state TO {role}");
+            shop.scene.db.run(&format!("GRANT {right} {to}"));
+            let run = shop.command(&["run"]).finish().expect_code(3);
+            run.expect_says(&[
+                &says,
+                role,
+                &format!("REVOKE {right} ON walpost.slot_state FROM {role}"),
+            ]);
+            let from = to.replace(" TO ", " FROM ");
+            shop.scene.db.run(&format!("REVOKE {right} {from}"));
+        }
+    }
+}

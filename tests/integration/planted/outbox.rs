@@ -1,0 +1,184 @@
+//! The outbox table, whose owner is somebody else.
+
+use super::Shop;
+use crate::support::event::Outbox;
+use crate::support::postgres::MAJOR;
+
+on_each_version! {
+    outbox_runs_no_code_of_its_owner_as_others
+    policies_of_the_outbox_are_not_evaluated
+    partitions_of_a_table_with_code_of_others_are_not_made
+    owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table
+}
+
+/// Everything on the outbox table that its owner, or who has the right TRIGGER, can have run as whoever reads it or
+/// deletes from it.
+fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
+    for (plant, calls) in [
+        (
+            "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
+            "i calls function plot.note(text)",
+        ),
+        (
+            "CREATE STATISTICS public.s ON (plot.note(type)), (plot.note(id::text)) FROM public.outbox",
+            "statistics object",
+        ),
+        (
+            "ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint'))",
+            "constraint c on table",
+        ),
+    ] {
+        let shop = Shop::theirs(major);
+        shop.theirs.run(plant);
+        for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
+            let finished = shop.command(words).finish().expect_code(3);
+            finished.expect_says(&[
+                "table public.outbox has code of other roles",
+                calls,
+                &shop.mallory,
+            ]);
+            shop.expect_nothing_ran(words[0]);
+        }
+        for role in [&*shop.walpost, "postgres"] {
+            let maintain = shop.command_as(role, &["maintain", "--retention=24h", "--delete-rows"]);
+            assert_eq!(maintain.finish().code, Some(3), "{plant}");
+            shop.command_as(role, &["check"]).finish();
+            shop.expect_nothing_ran("maintain");
+        }
+        shop.init().finish().expect_code(0);
+        shop.expect_nothing_ran("init");
+    }
+}
+
+fn policies_of_the_outbox_are_not_evaluated(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
+         CREATE POLICY p ON public.outbox USING (plot.note('policy'))",
+    );
+    for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
+        let finished = shop.command(words).finish().expect_code(3);
+        finished.expect_says(&["row-level security", "BYPASSRLS", &shop.walpost]);
+        shop.expect_nothing_ran(words[0]);
+    }
+    shop.command(&["check"]).finish();
+    shop.init().finish().expect_code(0);
+    shop.expect_nothing_ran("init");
+    shop.scene
+        .db
+        .run(&format!("ALTER ROLE {} BYPASSRLS", shop.walpost));
+    shop.command(&["verify", "--kafka", &shop.scene.broker.address()]);
+    let replay = shop
+        .command(&["replay", "--all", "--yes"])
+        .finish()
+        .expect_code(0);
+    replay.expect_says(&["1 row of table"]);
+    shop.expect_nothing_ran("replay");
+}
+
+#[test]
+fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
+    for plant in [
+        "CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row()",
+        "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
+        "CREATE RULE r AS ON DELETE TO public.outbox DO ALSO SELECT plot.note('rule')",
+    ] {
+        let shop = Shop::theirs(MAJOR);
+        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        shop.theirs.run(plant);
+        db.run(&format!("GRANT {mallory} TO {}", shop.walpost));
+        for role in [&*shop.walpost, "postgres"] {
+            let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+            let finished = shop.command_as(role, &maintain).finish().expect_code(3);
+            finished.expect_says(&["code of other roles", "plot."]);
+            shop.expect_nothing_ran(plant);
+        }
+        // Its owner may run its own code.
+        shop.command_as(mallory, &["maintain", "--retention=24h", "--delete-rows"])
+            .finish();
+        shop.expect_nothing_ran(plant);
+    }
+}
+
+fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
+    for (table, says) in [
+        (
+            format!(
+                "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
+            ),
+            "code of other roles",
+        ),
+        (
+            format!(
+                "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (plot.at(created_at))"
+            ),
+            "not partitioned by range of one column",
+        ),
+        (
+            format!(
+                "({column} plot.moment, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (created_at)"
+            ),
+            "not partitioned by range of one column",
+        ),
+    ] {
+        shop.theirs.run(&format!(
+            "DROP TABLE IF EXISTS public.outbox;
+             CREATE OR REPLACE FUNCTION plot.at(at timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+                 PERFORM plot.note('partition key'); RETURN at; END $$;
+             DROP DOMAIN IF EXISTS plot.moment; CREATE DOMAIN plot.moment AS timestamptz CHECK (plot.note('domain'));
+             CREATE TABLE public.outbox {table}; CREATE TABLE public.rest PARTITION OF public.outbox DEFAULT"
+        ));
+        let init = shop.init().arg("--partitioned").finish().expect_code(3);
+        init.expect_says(&[says]);
+        shop.expect_nothing_ran(&table);
+    }
+}
+
+/// The application's role is not trusted more because it owns the table.
+fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let mallory = &shop.mallory;
+    let init = |owner: &str| {
+        let init = shop.init().args(["--owner", owner, "--writer", mallory]);
+        init.finish()
+    };
+    // A table that waits for the name, and would be taken for Walpost's.
+    shop.theirs.run(
+        "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
+             CONSTRAINT walpost_event_size CHECK (plot.note('check')))",
+    );
+    init("postgres").expect_code(3).expect_says(&[
+        &format!("table public.outbox belongs to role {mallory}, expected role postgres"),
+        "Nothing was changed",
+    ]);
+    shop.expect_nothing_ran("init for another owner");
+    shop.theirs.run("DROP TABLE public.outbox");
+
+    init(mallory).expect_code(0);
+    // What other outboxes of the schema call too is not the owner's to change.
+    for function in [
+        "walpost_uuidv7() RETURNS uuid",
+        "walpost_no_update() RETURNS trigger",
+    ] {
+        let replace = format!(
+            "CREATE OR REPLACE FUNCTION public.{function} LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('mine'); RETURN NULL; END $$"
+        );
+        // From PostgreSQL 18 on the first of them is the server's.
+        if major < 18 || function.contains("update") {
+            shop.theirs.try_run(&replace).expect_err(function);
+        }
+    }
+    shop.theirs.run(
+        "CREATE TRIGGER t AFTER INSERT ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row();
+         CREATE INDEX i ON public.outbox (id) WHERE plot.note('index');
+         ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint')) NOT VALID;
+         ALTER TABLE public.outbox ALTER aggregateid SET DEFAULT plot.note('default')::text;
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')",
+    );
+    init(mallory).expect_code(0);
+    shop.expect_nothing_ran("init for its owner again");
+    shop.command(&["check"]).finish();
+    shop.expect_nothing_ran("check");
+}

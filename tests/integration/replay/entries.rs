@@ -1,0 +1,285 @@
+//! What others have written into the journal, and conditions in SQL, run nothing as a superuser.
+
+use super::{clerk, journal};
+use crate::support::clerk::Clerk;
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Invocation, word_behind};
+
+/// The statement that adds an entry about a replay to the journal.
+fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
+    let (name, slot) = (&scene.name, scene.slot());
+    let detail = detail.to_string().replace('\'', "''");
+    format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, detail) VALUES ('{name}', '{slot}', 'replay', '{detail}')"
+    )
+}
+
+/// Adds an entry about a replay to the journal, as the role.
+fn write(scene: &Scene, clerk: &Clerk, detail: &serde_json::Value) {
+    let session = scene.server.session_as(&clerk.role, &scene.name);
+    session.run(&entry(scene, detail));
+}
+
+const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
+const TOPIC: &str = "outbox.event.{aggregatetype}";
+
+/// What an entry says that a replay begins with, about rows that fulfil `condition`.
+fn begun(condition: &str, topic: &str) -> serde_json::Value {
+    serde_json::json!({
+        "run": RUN, "state": "begun", "sent": 0,
+        "plan": {
+            "table": "public.outbox", "condition": condition, "order": ["created_at", "id"],
+            "until": null, "topic": topic, "rows": 1
+        }
+    })
+}
+
+/// A slot that somebody else needs, and the condition in SQL that drops it.
+fn victim(scene: &Scene) -> (String, String) {
+    let slot = format!("{}_victim", scene.name);
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+    let condition = format!(
+        "(SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name = '{slot}') >= 0"
+    );
+    (slot, condition)
+}
+
+fn is_there(scene: &Scene, slot: &str) -> bool {
+    scene.db.is_true(&format!(
+        "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
+    ))
+}
+
+#[test]
+fn condition_that_the_journal_has_is_never_run() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let (slot, condition) = victim(&scene);
+    write(&scene, &clerk, &begun(&condition, TOPIC));
+    let entries = journal(&scene).len();
+    let resume = ["--resume", RUN];
+    for invocation in [
+        scene.replay(&resume).arg("--yes"),
+        scene.replay(&resume).answer(&format!("{}\n", scene.name)),
+        scene.replay(&resume).arg("--dry-run"),
+        clerk.replay(&resume).arg("--yes"),
+        clerk
+            .replay(&resume)
+            .args(["--yes", "--where", "another = 1"]),
+        // It is a superuser's session.
+        scene.replay(&resume).args(["--yes", "--where", &condition]),
+    ] {
+        let finished = invocation.finish();
+        assert!(is_there(&scene, &slot), "{finished:?}");
+        finished.expect_code(2);
+    }
+    let refused = scene.replay(&resume).arg("--yes").finish();
+    refused.expect_code(2).expect_says(&[
+        &clerk.role,
+        "pg_drop_replication_slot(slot_name)",
+        &format!("--resume {RUN} --where"),
+    ]);
+    assert_eq!(journal(&scene).len(), entries);
+    assert!(scene.records().is_empty());
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+}
+
+#[test]
+fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let (slot, condition) = victim(&scene);
+    // Whoever made the function runs what a person's condition calls.
+    scene.db.run(&format!(
+        "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
+         ALTER FUNCTION is_due() OWNER TO {}",
+        clerk.role
+    ));
+    let due = ["--where", "public.is_due()", "--yes"];
+    let refused = |invocation: Invocation, texts: &[&str]| {
+        let finished = invocation.finish();
+        assert!(is_there(&scene, &slot), "{finished:?}");
+        finished.expect_code(2).expect_says(texts);
+    };
+    refused(
+        scene.replay(&due),
+        &["--where", "role postgres", "walpost run"],
+    );
+    refused(scene.replay(&due).arg("--dry-run"), &["role postgres"]);
+    let masked = format!("{} options='-c role={}'", scene.conninfo(), clerk.role);
+    let replay = |conninfo: &str| scene.at(conninfo).replay(&due);
+    refused(replay(&masked), &["role postgres"]);
+    for right in ["postgres", "pg_execute_server_program"] {
+        scene.db.run(&format!("GRANT {right} TO {}", clerk.role));
+        refused(replay(&clerk.conninfo()), &[&clerk.role, right]);
+        scene.db.run(&format!("REVOKE {right} FROM {}", clerk.role));
+    }
+    let sent = clerk.replay(&["--where", "aggregateid = 'k'", "--yes"]);
+    sent.finish().expect_code(0).expect_says(&["replayed"]);
+    assert_eq!(scene.wait_for_records(1).len(), 1);
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+}
+
+#[test]
+fn condition_can_not_leave_its_place() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "one");
+    scene.insert(&aggregate, "two");
+    let one = "SELECT id::text FROM outbox WHERE aggregateid = 'one'";
+    let one = scene.db.value(one).unwrap();
+    for condition in [
+        "false) OR (true",
+        "true) UNION SELECT 2 WHERE (true",
+        "true) ORDER BY (1",
+        "true\n) --",
+        "true) /*",
+        "true); DROP TABLE outbox; --",
+        "true; DROP TABLE outbox",
+        "true] = ARRAY[true",
+        "true, false",
+        "SELECT true",
+        "id = $1",
+        "'",
+        "$$",
+        "/*",
+        "",
+        "--",
+    ] {
+        let replay = clerk.replay(&["--yes", "--id", &one, "--where", condition]);
+        let finished = replay.finish();
+        assert!(scene.records().is_empty(), "{condition:?}: {finished:?}");
+        finished.expect_code(2).expect_says(&["--where"]);
+    }
+    assert!(journal(&scene).is_empty());
+    // What only looks so.
+    let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
+    let replay = clerk.replay(&["--yes", "--id", &one, "--where", harmless]);
+    replay.finish().expect_code(0);
+    assert_eq!(scene.wait_for_records(1).len(), 1);
+}
+
+#[test]
+fn entry_of_another_role_changes_nothing_about_a_replay() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let stolen = format!("{}.stolen", scene.name);
+    scene.topic(&stolen, 1, &[]);
+    scene.db.run(&entry(&scene, &begun("", TOPIC)));
+    write(&scene, &clerk, &begun("", &stolen));
+    write(
+        &scene,
+        &clerk,
+        &serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }),
+    );
+    let resumed = scene.replay(&["--yes", "--resume", RUN]).finish();
+    resumed
+        .expect_code(0)
+        .expect_says(&["replayed", &clerk.role, "left aside"]);
+    let records = scene.wait_for_records(1);
+    assert_eq!(records[0].topic, format!("outbox.event.{aggregate}"));
+}
+
+#[test]
+fn replay_that_another_role_began_is_shown_and_not_resumed_unasked() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    write(&scene, &clerk, &begun("", TOPIC));
+    let resume = ["--resume", RUN];
+    let refused = scene.replay(&resume).arg("--yes").finish().expect_code(2);
+    refused.expect_says(&[&clerk.role, "--yes"]);
+    assert!(scene.records().is_empty());
+    let asked = scene.replay(&resume).answer(&format!("{}\n", scene.name));
+    asked.finish().expect_code(0).expect_says(&[&clerk.role]);
+    assert_eq!(scene.wait_for_records(1).len(), 1);
+}
+
+#[test]
+fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let stolen = format!("{}.stolen", scene.name);
+    scene.topic(&stolen, 1, &[]);
+    scene.db.run(&entry(&scene, &begun("", &stolen)));
+    let resume = ["--yes", "--resume", RUN];
+    let refused = scene.replay(&resume).finish().expect_code(2);
+    let told = format!("--topic '{stolen}'");
+    refused.expect_says(&[&stolen, TOPIC, &told]);
+    assert!(scene.records().is_empty());
+    let given = scene.replay(&resume).args(["--topic", &stolen]).finish();
+    given.expect_code(0);
+    assert_eq!(scene.wait_for_records(1)[0].topic, stolen);
+
+    let broken = |change: &dyn Fn(&mut serde_json::Value), texts: &[&str]| {
+        scene.db.run("DELETE FROM walpost.journal");
+        let mut detail = begun("", TOPIC);
+        change(&mut detail["plan"]);
+        scene.db.run(&entry(&scene, &detail));
+        let refused = scene.replay(&resume).finish();
+        assert_eq!(scene.records().len(), 1, "{refused:?}");
+        refused.expect_says(texts);
+    };
+    // It would end the list of what went with a dropped slot.
+    broken(
+        &|plan| plan["dropped_slots"] = serde_json::json!([1]),
+        &["dropped slots", "begin a new one"],
+    );
+    broken(
+        &|plan| plan["until"] = serde_json::json!(["2030-01-01"]),
+        &["until", "created_at, id"],
+    );
+    broken(
+        &|plan| plan["order"] = serde_json::json!(["id"]),
+        &["was ordered by id"],
+    );
+    broken(
+        &|plan| plan["selected"] = serde_json::json!({ "unheard_of": 1 }),
+        &["unheard_of"],
+    );
+}
+
+#[test]
+fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
+    let scene = Scene::new();
+    let clerk = clerk(&scene);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "before");
+    scene.insert("not a topic", "bad");
+    scene.insert(&aggregate, "behind");
+    scene.insert(&aggregate, "other");
+    let condition = "aggregateid <> 'other'";
+    let failed = clerk.replay(&["--yes", "--where", condition]).finish();
+    let failed = failed.expect_code(3).expect_says(&["can't be the name"]);
+    let run = word_behind(&failed.stderr, "--resume ").trim_end();
+    let again = r"--where 'aggregateid <> '\''other'\'''";
+    assert!(failed.stderr.contains(again), "{}", failed.stderr);
+    scene.db.run("DELETE FROM outbox WHERE aggregateid = 'bad'");
+    let resume = ["--yes", "--resume", run];
+    let without = clerk.replay(&resume).finish().expect_code(2);
+    without.expect_says(&[condition, again]);
+    let other = clerk.replay(&resume).args(["--where", "true"]).finish();
+    other.expect_code(2).expect_says(&[condition, again]);
+    let same = clerk.replay(&resume).args(["--where", condition]).finish();
+    same.expect_code(0)
+        .expect_says(&["1 row of table", "behind the 1"]);
+    let records = scene.wait_for_records(2);
+    let keys: Vec<_> = records.iter().map(Record::key).collect();
+    assert_eq!(keys, ["before", "behind"]);
+}

@@ -1,0 +1,244 @@
+//! What is sent again, where to, how fast and in how much memory.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use super::{HEADER, is_replayed, journal, keys_to_stdout, runs};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, word_behind};
+
+in_both_modes! { rows_are_sent_again_while_the_pipeline_runs }
+
+fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    for key in ["a", "b", "c"] {
+        scene.insert(&aggregate, key);
+    }
+    scene.wait_until_confirmed();
+    let done = scene.replay(&["--all", "--yes"]).finish().expect_code(0);
+    done.expect_says(&["3 rows of table public.outbox: all", "replayed"]);
+    scene.insert(&aggregate, "d");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let records = scene.wait_for_records(7);
+    let keys: Vec<_> = records.iter().map(Record::key).collect();
+    assert_eq!(keys, ["a", "b", "c", "a", "b", "c", "d"]);
+    for (first, again) in records[..3].iter().zip(&records[3..]) {
+        assert_eq!(again.header_names(), ["id", HEADER]);
+        assert_eq!(again.header("id"), first.header("id"));
+        assert_eq!(again.text(), first.text());
+    }
+    assert!(!is_replayed(&records[6]));
+    assert_eq!(runs(&records).len(), 1);
+    let entry = |state: &str, sent: &str| [state.to_owned(), sent.to_owned()];
+    assert_eq!(journal(&scene), [entry("begun", "0"), entry("done", "3")]);
+}
+
+/// Values are printed as the stream prints them, whatever the session's settings are.
+#[test]
+fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, payload bytea,
+             headers jsonb, at timestamptz, day date, gap interval, ratio float8, note text, written timestamptz)",
+    );
+    let aggregate = scene.aggregate(3);
+    scene.db.run(&format!(
+        "ALTER DATABASE {} SET datestyle = 'German';
+         ALTER DATABASE {0} SET timezone = 'Asia/Tokyo';
+         ALTER DATABASE {0} SET bytea_output = 'escape';
+         ALTER DATABASE {0} SET intervalstyle = 'iso_8601';
+         ALTER DATABASE {0} SET extra_float_digits = 0;
+         INSERT INTO outbox VALUES
+             (1, '{aggregate}', 'k1', '\\x00ff5c0a', '{{\"a\": \"b\\\\n\", \"n\": 1.50}}', '2025-03-30 01:59:59.123456+02',
+                 '2025-12-31', '1 day 02:03:04', 0.1::float8 + 0.2, E'tab\\t newline\\n return\\r back\\\\slash \\b\\f\\v é', '2025-01-01'),
+             (2, '{aggregate}', 'k2', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+             (3, '{aggregate}', '', '', '{{}}', 'epoch', '-infinity', '-1 mon', 'NaN', '\\N', '2025-01-02');",
+        scene.name
+    ));
+    let settings = "headers = { all = \"{at}|{day}|{gap}|{ratio}|{note}\", id = \"{id}\" }\ntimestamp = \"written\"\n\
+                    key = \"{aggregateid}/{id}\"\nnull_payload = \"tombstone\"\n";
+    let file = scene.file(settings);
+    let walpost = Invocation::new(["run", "--config"])
+        .arg(&file)
+        .start_streaming();
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(&file);
+    replay.finish().expect_code(0);
+    let records = scene.wait_for_records(6);
+    assert_eq!(records.len(), 6);
+    let plain = |replayed: bool| {
+        let mut plain: Vec<_> = records
+            .iter()
+            .filter(|record| is_replayed(record) == replayed)
+            .map(|record| {
+                let mut headers = record.headers.clone();
+                headers.retain(|(name, _)| name != HEADER && name != "walpost-position");
+                let timestamp = (record.key() != "k2/2").then_some(record.timestamp);
+                (
+                    record.key.clone(),
+                    record.partition,
+                    record.payload.clone(),
+                    headers,
+                    timestamp,
+                )
+            })
+            .collect();
+        plain.sort();
+        plain
+    };
+    assert_eq!(plain(true).len(), 3);
+    assert_eq!(plain(true), plain(false));
+}
+
+#[test]
+fn rows_are_sent_to_another_topic() {
+    let scene = Scene::new();
+    let topic = format!("{}.again", scene.name);
+    scene.topic(&topic, 1, &[]);
+    scene.insert("order", "k");
+    let name = format!("{}\n", scene.name);
+    let replay = scene.replay(&["--all", "--topic", &topic]).answer(&name);
+    replay
+        .finish()
+        .expect_code(0)
+        .expect_says(&["to be sent to topic", &topic]);
+    assert_eq!(scene.wait_for_records(1)[0].key(), "k");
+}
+
+#[test]
+fn rate_is_kept() {
+    let scene = Scene::new();
+    scene.db.run(&scene.events().many("a", 60, "to_jsonb(n)"));
+    let began = Instant::now();
+    assert_eq!(
+        keys_to_stdout(&scene, &["--all", "--rate", "30/s"]).len(),
+        60
+    );
+    let took = began.elapsed().as_secs_f64();
+    assert!(took > 1.7, "60 rows at 30 a second took {took} s");
+}
+
+#[test]
+fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
+    const ROWS: usize = 600;
+    let broker = Broker::private();
+    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let aggregate = scene.aggregate(1);
+    let large = scene
+        .events()
+        .many(&aggregate, ROWS, "to_jsonb(repeat('x', 400000))");
+    scene.db.run(&large);
+    let mut replay = scene.replay(&["--all", "--yes"]).start();
+    scene.wait_for_records(1);
+    broker.freeze();
+    // From here on it can only fill its window.
+    let (mut bytes, mut since) = (0, Instant::now());
+    wait_until("a window that is full", || {
+        let now = replay.resident_bytes();
+        if now > bytes {
+            (bytes, since) = (now, Instant::now());
+        }
+        since.elapsed() > Duration::from_secs(1)
+    });
+    assert!(replay.is_running());
+    // 240 MB in all, a window of 16 MiB, and what librdkafka has on the wire.
+    assert!(bytes < 100_000_000, "{bytes} bytes");
+    broker.thaw();
+    replay.finish().expect_code(0);
+    assert_eq!(scene.wait_for_records(ROWS).len(), ROWS);
+}
+
+#[test]
+fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "before");
+    scene.insert("not a topic", "bad");
+    scene.insert(&aggregate, "behind");
+    let bad = scene
+        .db
+        .value("SELECT id FROM outbox WHERE aggregateid = 'bad'")
+        .unwrap();
+    let failed = scene.replay(&["--all", "--yes"]).finish().expect_code(3);
+    failed.expect_says(&[&bad, "can't be the name of a topic", "--resume"]);
+    assert_eq!(scene.wait_for_records(1).len(), 1);
+    let missing = scene
+        .replay(&["--all", "--yes", "--topic", "nobody.made.this"])
+        .finish();
+    missing
+        .expect_code(3)
+        .expect_says(&["nobody.made.this", "does not exist", "--create"]);
+}
+
+#[test]
+fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
+    let scene = Scene::new();
+    let (aggregate, topic) = (scene.aggregate(1), format!("{}.dead", scene.name));
+    scene.insert(&aggregate, "before");
+    scene.insert("not a topic", "bad");
+    scene.db.run(&format!(
+        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
+         VALUES ('{aggregate}', 'large', 't', to_jsonb(repeat('x', 2000000)))"
+    ));
+    scene.insert(&aggregate, "behind");
+    let unroutable = [
+        "--on-unroutable",
+        "dead-letter",
+        "--dead-letter-topic",
+        &topic,
+    ];
+    let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
+    // Where it lacks its topic, and where it is for failures of the other kind, it is as without it.
+    let missing = scene
+        .replay(&both)
+        .args(["--all", "--yes"])
+        .finish()
+        .expect_code(3);
+    missing.expect_says(&[&format!("topic {topic:?} does not exist"), "--resume"]);
+    scene.topic(&topic, 1, &[]);
+    let halted = scene
+        .replay(&unroutable)
+        .args(["--all", "--yes"])
+        .finish()
+        .expect_code(3);
+    let halted = halted.expect_says(&["max.message.bytes", "--resume"]);
+    let run = word_behind(&halted.stderr, "--resume ").trim_end();
+    let dry_run = scene.replay(&both).args(["--all", "--dry-run"]).finish();
+    dry_run.expect_code(0).expect_says(&["4 rows"]);
+    let resumed = scene
+        .replay(&both)
+        .args(["--yes", "--resume", run])
+        .finish();
+    let resumed = resumed.expect_code(0);
+    resumed.expect_says(&["sent as dead letters", "oversize=1", "unroutable=0"]);
+
+    let records = scene.records();
+    let of_run = |record: &&Record| {
+        record.header_names().contains(&"walpost-replay") && record.header("walpost-replay") == run
+    };
+    let sent: Vec<_> = records.iter().filter(of_run).collect();
+    let keys: HashSet<_> = sent.iter().map(|record| record.key()).collect();
+    assert_eq!(keys, HashSet::from(["before", "bad", "large", "behind"]));
+    assert_eq!(sent.len(), 4, "each once");
+    for (key, error, bytes) in [
+        ("bad", "unroutable", None),
+        ("large", "oversize", Some("2000002")),
+    ] {
+        let letter = sent.iter().find(|record| record.key() == key).unwrap();
+        assert_eq!(letter.topic, topic);
+        assert_eq!(letter.header("walpost-error"), error);
+        assert_eq!(letter.header("walpost-source-table"), "public.outbox");
+        assert_eq!(letter.payload.is_none(), bytes.is_some());
+        if let Some(bytes) = bytes {
+            assert_eq!(letter.header("walpost-payload-bytes"), bytes);
+        }
+        assert!(!letter.header_names().contains(&"walpost-position"));
+    }
+}

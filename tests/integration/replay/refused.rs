@@ -1,0 +1,157 @@
+//! What can't be sent again, and what says too little or too much.
+
+use super::{clerk, journal};
+use crate::support::event::Outbox;
+use crate::support::scene::Scene;
+use crate::support::walpost::{Finished, Invocation, config_file};
+
+/// Asserts that a command has sent and written down nothing.
+fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
+    let finished = invocation.finish().expect_code(code).expect_says(texts);
+    assert!(journal(scene).is_empty(), "{texts:?}");
+    assert!(scene.records().is_empty(), "{texts:?}");
+    finished
+}
+
+#[test]
+fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    scene.db.run(
+        "CREATE TABLE diary (at int);
+         CREATE FUNCTION write() RETURNS boolean LANGUAGE sql AS 'INSERT INTO public.diary VALUES (1) RETURNING true';
+         CREATE TABLE bare (id int, aggregateid text, payload text);
+         CREATE TABLE keyed (number int PRIMARY KEY, aggregateid text, payload text)",
+    );
+    let yes = |arguments: &[&str]| scene.replay(arguments).arg("--yes");
+    let check = |arguments: &[&str], code: i32, texts: &[&str]| {
+        refused(&scene, yes(arguments), code, texts);
+    };
+    // Nobody is there to ask, or somebody says something else.
+    refused(
+        &scene,
+        scene.replay(&["--all"]),
+        2,
+        &["1 row of table", "nothing was sent"],
+    );
+    refused(
+        &scene,
+        scene.replay(&["--all"]).answer("no\n"),
+        2,
+        &["nothing was sent"],
+    );
+    check(
+        &[],
+        2,
+        &["nothing says which rows of table", "--from", "--all"],
+    );
+    check(&["--all", "--id", "1"], 2, &["--all", "--id"]);
+    check(&["--from", ""], 2, &["--from", "expected a time"]);
+    let yesterday = [
+        "--from",
+        "\"yesterday\"",
+        "a time like",
+        "a position like",
+        "type uuid",
+    ];
+    check(&["--from", "yesterday"], 2, &yesterday);
+    check(&["--from", "2025-13-41"], 2, &["--from", "2025-13-41"]);
+    check(&["--to", "not-a-uuid"], 2, &["--to", "uuid"]);
+    let nobody = "00000000-0000-0000-0000-000000000000";
+    check(
+        &["--from", nobody],
+        2,
+        &["has no row with id", nobody, "--from"],
+    );
+    check(&["--id", "not-a-uuid"], 2, &["uuid"]);
+    check(&["--aggregate", "/1"], 2, &["--aggregate", "expected TYPE"]);
+    {
+        let clerk = clerk(&scene);
+        let check_where = |condition: &str, code: i32, texts: &[&str]| {
+            let replay = clerk.replay(&["--yes", "--where", condition]);
+            refused(&scene, replay, code, texts);
+        };
+        check_where("nothing = 1", 2, &["nothing", "does not exist"]);
+        check_where("true); DROP TABLE outbox; --", 2, &["42601"]);
+        check_where("public.write()", 3, &["read-only transaction"]);
+    }
+    assert_eq!(scene.db.number("SELECT count(*) FROM diary"), 0);
+    for rate in ["0", "-1", "x", "1.5/s", "10/m"] {
+        check(
+            &[&format!("--rate={rate}")],
+            2,
+            &["--rate", "expected a number"],
+        );
+    }
+    check(&["--resume", "x"], 2, &["--resume"]);
+    check(
+        &["--resume", nobody, "--id", "1"],
+        2,
+        &["cannot be used with"],
+    );
+    check(&["--resume", nobody], 2, &["has no replay", nobody]);
+    check(
+        &["--all", "--table", "public.nowhere"],
+        3,
+        &["public.nowhere", "does not exist"],
+    );
+    let topic = ["--topic", "t", "--table"];
+    let other = |table: &'static str, more: &[&'static str]| [&topic[..], &[table], more].concat();
+    check(
+        &other("bare", &["--all"]),
+        2,
+        &["public.bare", "no primary key"],
+    );
+    let aggregate = ["--header", "n={number}", "--aggregate", "order"];
+    check(
+        &other("keyed", &aggregate),
+        2,
+        &["aggregatetype", "--where"],
+    );
+    let since = ["--header", "n={number}", "--from", "2025-01-01"];
+    check(&other("keyed", &since), 2, &["created_at", "--where"]);
+    let log = ["--outbox", "messages"];
+    check(&log, 2, &["no table to send events again from"]);
+
+    let role = format!("{}_reader", scene.name);
+    scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
+    let conninfo = scene.conninfo_as(&role);
+    let as_role = || scene.at(&conninfo).replay(&["--all", "--yes"]);
+    let said = format!(
+        "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"
+    );
+    refused(&scene, as_role(), 3, &[&said]);
+    scene.db.run(&format!(
+        "GRANT {said}; GRANT USAGE ON SCHEMA walpost TO {role}; REVOKE SELECT ON outbox FROM PUBLIC"
+    ));
+    refused(
+        &scene,
+        as_role(),
+        3,
+        &[&format!("GRANT SELECT ON public.outbox TO {role}")],
+    );
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+#[test]
+fn events_in_messages_alone_can_not_be_sent_again() {
+    let scene = Scene::of(Outbox::Messages);
+    let finished = scene.replay(&["--all", "--yes"]).finish().expect_code(2);
+    finished.expect_says(&["no table to send events again from", "publish them again"]);
+}
+
+#[test]
+fn pipeline_has_to_be_named_among_several() {
+    let scene = Scene::new();
+    let text = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{0}\"\n\
+         [[pipeline]]\nname = \"b\"\npostgres = \"{0}\"\n",
+        scene.conninfo()
+    );
+    let file = config_file(text);
+    let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(file);
+    refused(&scene, replay, 2, &["--pipeline"]);
+}

@@ -1,0 +1,135 @@
+//! Which rows are sent again: by position, time, id, aggregate and condition.
+
+use std::collections::HashSet;
+
+use super::{clerk, is_replayed, journal, keys_of, keys_to_stdout};
+use crate::support::scene::Scene;
+
+#[test]
+fn rows_are_selected_by_the_positions_of_their_records() {
+    let scene = Scene::new();
+    // Two topics, in turns.
+    let aggregates = [scene.aggregate(2), scene.aggregate(1)];
+    for number in 0..6 {
+        scene.insert(&aggregates[number % 2], &number.to_string());
+    }
+    let walpost = scene.start();
+    let records = scene.wait_for_records(6);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let position = |key: &str| {
+        let record = records.iter().find(|record| record.key() == key).unwrap();
+        record.header("walpost-position").to_owned()
+    };
+    let replay = |arguments: &[&str]| scene.replay(&[&["--yes"], arguments].concat()).finish();
+    let (first, last) = (position("1"), position("4"));
+    replay(&["--from", &first, "--to", &last]).expect_code(0);
+    let records = scene.wait_for_records(10);
+    let again: HashSet<_> = records
+        .iter()
+        .filter(|record| is_replayed(record))
+        .map(|record| record.key().to_owned())
+        .collect();
+    assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
+
+    // One that nobody has, and one that can't be looked up.
+    let before = journal(&scene).len();
+    let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
+    let topics = aggregates
+        .each_ref()
+        .map(|name| format!("outbox.event.{name}"));
+    replay(&["--from", nowhere])
+        .expect_code(2)
+        .expect_says(&[nowhere, "--from", &topics[0], &topics[1]]);
+    replay(&["--to", &last, "--sink", "stdout"])
+        .expect_code(2)
+        .expect_says(&[&last, "--to", "the sink is stdout"]);
+    assert_eq!(journal(&scene).len(), before);
+}
+
+#[test]
+fn rows_are_selected_by_time_id_aggregate_and_condition() {
+    let scene = Scene::new();
+    let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
+    // In another order than that of their ids.
+    for (number, aggregate, hour) in [
+        (3, "order", 1),
+        (1, "order", 2),
+        (2, "bill", 3),
+        (4, "bill", 4),
+    ] {
+        scene.db.run(&format!(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, created_at)
+             VALUES ('{}', '{aggregate}', '{number}', 't', '{{\"n\": {number}}}', '2025-11-01 0{hour}:00+00')",
+            id(number)
+        ));
+    }
+    let check = |arguments: &[&str], expected: &[&str]| {
+        assert_eq!(keys_to_stdout(&scene, arguments), expected, "{arguments:?}");
+    };
+    check(&["--all"], &["3", "1", "2", "4"]);
+    check(&["--from", "2025-11-01T02:00:00Z"], &["1", "2", "4"]);
+    check(&["--from", "2025-11-01 02:00:01+00"], &["2", "4"]);
+    check(&["--to", "2025-11-01 03:00+00"], &["3", "1", "2"]);
+    check(
+        &["--from", "2025-11-01", "--to", "2025-11-01 04:00+02"],
+        &["3", "1"],
+    );
+    check(&["--from", &id(1)], &["1", "2", "4"]);
+    check(&["--from", &id(1), "--to", &id(2)], &["1", "2"]);
+    check(&["--aggregate", "bill"], &["2", "4"]);
+    check(
+        &["--aggregate", "bill/4", "--aggregate", "order"],
+        &["3", "1", "4"],
+    );
+    check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
+    // What is said by several flags is all true of a row, whichever of the aggregates it is of.
+    check(
+        &[
+            "--aggregate",
+            "bill/4",
+            "--aggregate",
+            "order",
+            "--id",
+            &id(3),
+        ],
+        &["3"],
+    );
+    check(
+        &[
+            "--aggregate",
+            "order",
+            "--aggregate",
+            "bill",
+            "--from",
+            "2025-11-01T03:00:00Z",
+        ],
+        &["2", "4"],
+    );
+    let clerk = clerk(&scene);
+    let check_where = |arguments: &[&str], expected: &[&str]| {
+        let replay = clerk.replay(arguments);
+        let done = replay.args(["--yes", "--sink", "stdout"]).finish();
+        assert_eq!(keys_of(&done.expect_code(0)), expected, "{arguments:?}");
+    };
+    check_where(
+        &["--where", "(payload ->> 'n')::int % 2 = 0 -- even"],
+        &["2", "4"],
+    );
+    check_where(
+        &["--where", "true OR true", "--aggregate", "order"],
+        &["3", "1"],
+    );
+    check(&["--from", "2030-01-01"], &[]);
+    let before = journal(&scene).len();
+    let dry = scene.replay(&["--dry-run", "--aggregate", "bill"]).finish();
+    dry.expect_code(0).expect_says(&[
+        "2 rows of table",
+        "aggregatetype = 'bill'",
+        "nothing was sent",
+    ]);
+    let none = scene.replay(&["--from", "2030-01-01"]).finish();
+    none.expect_code(0)
+        .expect_says(&["there is nothing to send"]);
+    assert_eq!(journal(&scene).len(), before);
+}

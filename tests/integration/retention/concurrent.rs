@@ -1,0 +1,213 @@
+//! Beside those who work on the table at the same time: writers, `run`, others that keep it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{
+    COLUMNS, DEFAULT, LOCK_TIMEOUT, aged, insert_old, is, is_gone, maintain, maintain_until,
+};
+use crate::support::checker::Resends;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::session::Session;
+use crate::support::wait::{stays, wait_until};
+use crate::support::walpost::{Invocation, config_file};
+
+/// Tells the writers to stop, also where a test fails beside them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Inserts one row after another until told to stop, and returns how long the slowest took.
+fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool) -> Duration {
+    let session = Session::connect(conninfo).unwrap();
+    let mut slowest = Duration::ZERO;
+    while !stop.load(Ordering::Relaxed) {
+        let begin = Instant::now();
+        session.run(statement);
+        slowest = slowest.max(begin.elapsed());
+        thread::sleep(Duration::from_millis(2));
+    }
+    slowest
+}
+
+#[test]
+fn writers_wait_no_longer_than_the_lock_timeout() {
+    for default in [DEFAULT, ""] {
+        let scene = aged(Server::shared(MAJOR), default);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "first");
+        maintain(&scene, &["--retention", "1s"]).expect_code(0);
+        let statement = scene.insert_sql(&aggregate, "k");
+        let stop = AtomicBool::new(false);
+        let (slowest, took) = thread::scope(|scope| {
+            let writers =
+                [(); 2].map(|()| scope.spawn(|| write_until(&scene.conninfo(), &statement, &stop)));
+            let stopped = Stop(&stop);
+            // It holds the lock that every writer has, for longer than all tries take.
+            let holder = scene.server.session(&scene.name);
+            holder.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "held")));
+            let mut took = Duration::ZERO;
+            wait_until("a pass that finds the table in use", || {
+                let begin = Instant::now();
+                let finished = maintain(&scene, &["--retention", "1s"]);
+                took = begin.elapsed();
+                match finished.code {
+                    Some(0) => false,
+                    _ => {
+                        finished
+                            .expect_code(1)
+                            .expect_says(&["in use", "tried 5 times"]);
+                        true
+                    }
+                }
+            });
+            assert!(is(&scene, "outbox_old", true));
+            holder.run("COMMIT");
+            maintain_until(&scene, "the partition to go", || {
+                is_gone(&scene, "outbox_old")
+            });
+            drop(stopped);
+            let slowest = writers.map(|writer| writer.join().unwrap());
+            (slowest.into_iter().max().unwrap(), took)
+        });
+        eprintln!("slowest insert {slowest:?} while a pass took {took:?}");
+        // The rest is for two busy cores.
+        assert!(
+            slowest < LOCK_TIMEOUT + Duration::from_millis(400),
+            "{slowest:?}"
+        );
+        scene.settle(walpost, &[], Resends::Never);
+    }
+}
+
+#[test]
+fn detaching_that_is_interrupted_is_ended_later() {
+    for major in [14, 18] {
+        let scene = aged(Server::shared(major), "");
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        insert_old(&scene, &aggregate, "old");
+        scene.wait_until_confirmed();
+        maintain(&scene, &["--retention", "1s"]).expect_code(0);
+        let reader = scene.server.session(&scene.name);
+        reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
+        let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
+        wait_until("a detaching that is not ended", || {
+            let finished = maintain(&scene, &["--retention", "1s"]);
+            assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
+            scene.db.is_true(pending)
+        });
+        scene.insert(&aggregate, "meanwhile");
+        reader.run("COMMIT");
+        maintain_until(&scene, "the partition to go", || {
+            is_gone(&scene, "outbox_old")
+        });
+        scene.settle(walpost, &[], Resends::Never);
+    }
+}
+
+in_both_modes! { size_stays_flat_while_run_keeps_the_table }
+
+/// An hour's load with partitions of a minute, in fast motion: partitions of half a second.
+fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
+    let scene = Scene::bare();
+    scene.db.run(&format!(
+        "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at); {DEFAULT}
+         DO $$ BEGIN
+             EXECUTE format('CREATE TABLE outbox_first PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
+                 date_trunc('second', now()), date_trunc('second', now()) + interval '0.5 seconds');
+         END $$"
+    ));
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let aggregate = scene.aggregate(2);
+    let ahead = ["--retention", "1s", "--partitions-ahead", "20"];
+    maintain(&scene, &ahead).expect_code(0);
+    let mut walpost = scene.start_with(&ahead);
+    let statement = scene.events().many(&aggregate, 20, "'{}'");
+    let stop = AtomicBool::new(false);
+    let (mut sizes, mut counts) = (Vec::new(), Vec::new());
+    let rows = "SELECT count(*) FROM outbox";
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| write_until(&scene.conninfo(), &statement, &stop));
+        let stopped = Stop(&stop);
+        // The first that were written are gone, and from here on it goes on as it will.
+        wait_until("the first rows to be written", || scene.db.number(rows) > 0);
+        let oldest = scene
+            .db
+            .value("SELECT min(created_at) FROM outbox")
+            .unwrap();
+        let is_gone = format!(
+            "SELECT min(created_at) > '{oldest}'::timestamptz + interval '1 second' FROM outbox"
+        );
+        wait_until("the first rows to go", || scene.db.is_true(&is_gone));
+        let begin = walpost.logged("dropped");
+        for more in [1, 4, 7, 10, 13] {
+            walpost.wait_for_logs("dropped", begin + more);
+            sizes.push(scene.db.number(
+                "SELECT sum(pg_table_size(oid)) FROM pg_class WHERE relname ~ '^outbox' AND relkind = 'r'",
+            ));
+            counts.push(scene.db.number(rows));
+        }
+        drop(stopped);
+        eprintln!("slowest insert: {:?}", writer.join().unwrap());
+    });
+    eprintln!("sizes {sizes:?}, rows {counts:?}");
+    let work = scene.db.rows(
+        "SELECT coalesce(sum(n_tup_del), 0), coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables
+         WHERE relname ~ '^outbox'",
+    );
+    assert_eq!(work, [[Some("0".to_owned()), Some("0".to_owned())]]);
+    let committed = scene.history().len();
+    // All of it is far more than what is there at any time.
+    let most = usize::try_from(*counts.iter().max().unwrap()).unwrap();
+    assert!(most < committed * 3 / 4, "{counts:?} of {committed}");
+    assert!(sizes[4] < 2 * sizes[0], "{sizes:?}");
+    assert_eq!(walpost.logged("maintenance fail"), 0, "{}", walpost.log());
+    scene.settle(walpost, &[], Resends::Never);
+    let strays = "SELECT count(*) FROM outbox_default";
+    assert_eq!(scene.db.number(strays), 0, "made in time");
+}
+
+#[test]
+fn two_that_keep_the_same_table_do_not_meet() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let other = scene.server.session(&scene.name);
+    other.rows(
+        "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
+    );
+    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(1);
+    finished.expect_says(&["another walpost is at work"]);
+    // One of them beside a standby is no trouble.
+    let walpost = scene.start_with(&["--retention", "1s"]);
+    stays("quiet", Duration::from_secs(2), || {
+        walpost.logged("maintenance") == 0
+    });
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn retention_of_the_file_is_used_beside_exactly_once() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let text = format!(
+        "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",
+        scene.name,
+        scene.conninfo()
+    );
+    let file = config_file(text);
+    let command = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file).finish();
+    let finished = command(&["maintain", "--dry-run"]).expect_code(0);
+    assert_eq!(
+        finished.stdout.matches("would make").count(),
+        3,
+        "{finished:?}"
+    );
+    // The database alone is asked, so the mode is no matter to init either.
+    command(&["init", "--no-role"]).expect_code(0);
+}

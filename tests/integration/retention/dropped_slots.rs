@@ -1,0 +1,82 @@
+//! What a dropped slot has not delivered is kept until it is sent again.
+
+use std::time::Duration;
+
+use super::{DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain};
+use crate::budget;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until};
+
+/// The most important of all: as far as a new slot can tell, everything is delivered.
+#[test]
+fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    insert_old(&scene, &aggregate, "dropped");
+    budget::drop_slot(&scene);
+    budget::new_slot(&scene);
+    let mut walpost = scene.start_with(&["--retention", "1s"]);
+    scene.insert(&aggregate, "new");
+    scene.wait_until_confirmed();
+    let is_kept = || is(&scene, "outbox_old", true);
+    stays("the partition", Duration::from_secs(5), is_kept);
+    let said = [
+        "nothing of table public.outbox is removed",
+        "walpost replay --dropped-slots",
+    ];
+    walpost.wait_for_log(said[0]);
+    walpost.terminate().expect_code(0);
+    maintain(&scene, &["--retention", "1s"])
+        .expect_code(3)
+        .expect_says(&said);
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    let walpost = scene.start_with(&["--retention", "1s"]);
+    wait_until("the partition to go", || is_gone(&scene, "outbox_old"));
+    walpost.terminate().expect_code(0);
+    budget::expect_everything(&scene);
+}
+
+#[test]
+fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "dropped");
+    budget::drop_slot(&scene);
+    budget::new_slot(&scene);
+    let walpost = scene.start();
+    let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
+    let rows = || scene.db.number("SELECT count(*) FROM outbox");
+    stays("the row", Duration::from_secs(4), || {
+        pass().expect_code(3);
+        rows() == 1
+    });
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    wait_until("the row to be deleted", || {
+        pass().expect_code(0);
+        rows() == 0
+    });
+    walpost.terminate().expect_code(0);
+    budget::expect_everything(&scene);
+}
+
+#[test]
+fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
+    let scene = detached_with_a_late_row();
+    budget::drop_slot(&scene);
+    budget::new_slot(&scene);
+    let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
+    replay()
+        .expect_code(3)
+        .expect_says(&["outbox_old was a partition of", "ATTACH PARTITION"]);
+    scene.db.run(
+        "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
+             EXECUTE format('ALTER TABLE outbox ATTACH PARTITION outbox_old FOR VALUES FROM (%L) TO (%L)',
+                 day - interval '2 days', day - interval '1 day');
+         END $$",
+    );
+    replay().expect_code(0);
+    budget::expect_everything(&scene);
+}

@@ -1,0 +1,211 @@
+//! Partitions are made ahead, and dropped when they are delivered and old.
+
+use std::time::Duration;
+
+use super::{
+    COLUMNS, DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain,
+    maintain_until, tables,
+};
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until, within_a_day};
+
+#[test]
+fn partitions_are_made_ahead_like_those_that_are_there() {
+    for major in MAJORS {
+        within_a_day();
+        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        scene.init().arg("--partitioned").finish().expect_code(0);
+        let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
+        assert_eq!(
+            scene.db.number(partitions),
+            9,
+            "today, seven more and the default"
+        );
+        maintain(&scene, &[]).expect_code(0);
+        assert_eq!(scene.db.number(partitions), 9);
+        let finished = maintain(&scene, &["--partitions-ahead", "10"]).expect_code(0);
+        assert_eq!(
+            finished.stdout.matches(" made for ").count(),
+            3,
+            "{finished:?}"
+        );
+        assert_eq!(scene.db.number(partitions), 12);
+        // As init makes them: it finds all its own there, and they have all that the others have.
+        scene.init().arg("--partitioned").finish().expect_code(0);
+        assert_eq!(scene.db.number(partitions), 12);
+        let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
+                 FROM pg_constraint WHERE conrelid = inhrelid AND contype = 'c')
+                 || (SELECT count(*) FROM pg_index WHERE indrelid = inhrelid)
+                 || (SELECT count(*) FROM pg_trigger WHERE tgrelid = inhrelid))
+             FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
+        assert_eq!(scene.db.number(kinds), 1, "{major}");
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        scene.db.run(
+            "ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT now() + interval '10 days'",
+        );
+        scene.insert(&aggregate, "k");
+        scene.settle(walpost, &[], Resends::Never);
+        let ahead = "SELECT count(*) FROM outbox WHERE tableoid <> 'outbox_default'::regclass";
+        assert_eq!(scene.db.number(ahead), 1, "{major}");
+    }
+}
+
+#[test]
+fn partition_that_is_delivered_and_old_is_dropped() {
+    for major in [14, 15, 18] {
+        for default in ["", DEFAULT] {
+            let scene = aged(Server::shared(major), default);
+            let aggregate = scene.aggregate(1);
+            let walpost = scene.start();
+            insert_old(&scene, &aggregate, "old");
+            scene.insert(&aggregate, "new");
+            scene.wait_until_confirmed();
+            // Younger than that: it is only noted as delivered.
+            let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
+            finished.expect_says(&["outbox_old is delivered and kept until"]);
+            assert!(is(&scene, "outbox_old", true));
+            maintain_until(&scene, "the old partition to go", || {
+                is_gone(&scene, "outbox_old")
+            });
+            assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+            scene.settle(walpost, &[], Resends::Never);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_delivered_is_neither_detached_nor_dropped() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    // Before anybody can find the partition empty.
+    insert_old(&scene, &aggregate, "old");
+    // Its brokers are dead.
+    let stuck = scene
+        .invoke("run")
+        .args([
+            "--kafka",
+            "127.0.0.1:9",
+            "--retention",
+            "1s",
+            "--drain-timeout",
+            "1s",
+        ])
+        .start_streaming();
+    let is_kept = || is(&scene, "outbox_old", true);
+    stays("the partition", Duration::from_secs(3), is_kept);
+    let finished = maintain(&scene, &["--retention", "1s"]);
+    if finished.code == Some(0) {
+        finished.expect_says(&["outbox_old waits until slot", &scene.slot()]);
+    }
+    stuck.terminate().expect_code(0);
+    let walpost = scene.start_with(&["--retention", "1s"]);
+    wait_until("the partition to go", || is_gone(&scene, "outbox_old"));
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
+    let scene = detached_with_a_late_row();
+    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
+    finished.expect_says(&["outbox_old waits until slot", &scene.slot()]);
+    assert_eq!(scene.db.number("SELECT count(*) FROM outbox_old"), 1);
+    let walpost = scene.start();
+    scene.wait_until_confirmed();
+    maintain(&scene, &["--retention", "1s"]).expect_code(0);
+    assert!(is_gone(&scene, "outbox_old"));
+    scene.settle(walpost, &[], Resends::Never);
+}
+
+#[test]
+fn transaction_that_can_still_insert_into_a_partition_holds_it() {
+    let scene = Scene::bare();
+    scene.db.run(&format!(
+        "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
+         DO $$ BEGIN
+             EXECUTE format('CREATE TABLE outbox_old PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
+                 now() - interval '1 hour', now() + interval '1 second');
+             EXECUTE format('CREATE TABLE outbox_new PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
+                 now() + interval '1 second', now() + interval '2 days');
+         END $$"
+    ));
+    scene.init().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    let slow = scene.server.session(&scene.name);
+    slow.run("BEGIN; SELECT 1");
+    let began = "SELECT now() < upper FROM (SELECT substring(pg_get_expr(relpartbound, oid)
+         FROM 'TO .''([^'']*)')::timestamptz AS upper FROM pg_class WHERE relname = 'outbox_old') AS old";
+    assert!(slow.is_true(began), "the test was too slow");
+    let walpost = scene.start();
+    let pid = slow.value("SELECT pg_backend_pid()").unwrap();
+    let mut said = String::new();
+    maintain_until(&scene, "the partition to be old", || {
+        said = maintain(&scene, &["--retention", "1s"]).stdout;
+        said.contains("waits for the end of a transaction")
+    });
+    assert!(
+        said.contains(&format!("pg_terminate_backend({pid})")),
+        "{said}"
+    );
+    slow.run(&scene.insert_sql(&aggregate, "slow"));
+    slow.run("COMMIT");
+    maintain_until(&scene, "the partition to go", || {
+        is_gone(&scene, "outbox_old")
+    });
+    scene.settle(walpost, &[], Resends::Never);
+    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 0);
+}
+
+#[test]
+fn dry_run_says_what_would_be_done_and_changes_nothing() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let before = tables(&scene);
+    let finished = maintain(&scene, &["--retention", "1s", "--dry-run"]).expect_code(0);
+    finished.expect_says(&[
+        "would make partition",
+        "would note that the time of",
+        "outbox_old",
+    ]);
+    assert_eq!(tables(&scene), before);
+}
+
+#[test]
+fn comment_of_a_partition_stays_beside_the_mark() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    scene
+        .db
+        .run("COMMENT ON TABLE outbox_old IS 'For the auditor''s $walpost$ \\ eyes'");
+    maintain(&scene, &["--retention", "1h"]).expect_code(0);
+    let comment = scene
+        .db
+        .value("SELECT obj_description('outbox_old'::regclass, 'pg_class')");
+    let comment = comment.unwrap();
+    let lines: Vec<_> = comment.lines().collect();
+    assert_eq!(lines[0], "For the auditor's $walpost$ \\ eyes");
+    assert!(lines[1].starts_with("walpost: closed at "), "{comment}");
+    assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn names_that_need_quotes_are_no_trouble() {
+    let scene = Scene::bare();
+    scene.db.run(&format!(
+        "CREATE SCHEMA \"My 'Shop\"; CREATE TABLE \"My 'Shop\".\"order\" ({COLUMNS}) PARTITION BY RANGE (created_at);
+         CREATE TABLE \"My 'Shop\".\"The \"\"old\" PARTITION OF \"My 'Shop\".\"order\"
+             FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')"
+    ));
+    let table = ["--table", "\"My 'Shop\".\"order\""];
+    scene.init().args(table).finish().expect_code(0);
+    let walpost = scene
+        .run()
+        .args(table)
+        .args(["--retention", "1s"])
+        .start_streaming();
+    wait_until("the partition to go", || is_gone(&scene, "The \"old"));
+    let made = "SELECT count(*) FROM pg_class WHERE relname ~ '^order_p20' AND relkind = 'r' AND relispartition";
+    assert_eq!(scene.db.number(made), 8);
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,186 @@
+//! What is refused or can't be done is named with its remedy.
+
+use super::{COLUMNS, DEFAULT, aged, maintain, tables, turn_clock_back};
+use crate::support::checker::Resends;
+use crate::support::event::Outbox;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::walpost::{Invocation, word_behind};
+
+#[test]
+fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
+    let scene = Scene::new();
+    scene.insert("a", "k");
+    let before = tables(&scene);
+    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
+    finished.expect_says(&[
+        "public.outbox is not partitioned",
+        "walpost init --partitioned",
+        "--delete-rows",
+    ]);
+    assert_eq!(tables(&scene), before);
+    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+
+    let by = |how: &str| {
+        let scene = Scene::with_table(&format!(
+            "CREATE TABLE outbox ({COLUMNS}) PARTITION BY {how}"
+        ));
+        maintain(&scene, &["--retention", "1s"]).expect_code(3)
+    };
+    by("HASH (id)").expect_says(&["not partitioned by range of one column"]);
+    by("RANGE (id, created_at)").expect_says(&["not partitioned by range of one column"]);
+    by("RANGE (created_at)").expect_says(&[
+        "no partition with a lower and an upper bound",
+        "CREATE TABLE",
+    ]);
+
+    let log = Scene::of(Outbox::Messages);
+    maintain(&log, &["--retention", "1s"])
+        .expect_code(2)
+        .expect_says(&["retention", "an outbox of messages"]);
+    maintain(&log, &[])
+        .expect_code(0)
+        .expect_says(&["no partitions"]);
+}
+
+#[test]
+fn values_that_are_none_are_refused() {
+    for arguments in [
+        ["--retention", "soon"],
+        ["--retention", "0s"],
+        ["--partitions-ahead", "0"],
+        ["--partitions-ahead", "many"],
+    ] {
+        Invocation::new(["maintain", "--postgres", "host=/nowhere user=u dbname=x"])
+            .args(arguments)
+            .finish()
+            .expect_code(2)
+            .expect_says(&[arguments[0]
+                .trim_start_matches("--")
+                .split('-')
+                .next()
+                .unwrap()]);
+    }
+    Invocation::new(["maintain", "--postgres", "host=/nowhere user=u dbname=x"])
+        .finish()
+        .expect_code(1)
+        .expect_says(&["/nowhere"]);
+}
+
+#[test]
+fn partition_that_cannot_be_made_is_named_with_the_remedy() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    scene
+        .db
+        .run("ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT now() + interval '3 days'");
+    scene.insert(&aggregate, "k");
+    turn_clock_back(&scene, false);
+    let finished = maintain(&scene, &[]).expect_code(3);
+    finished.expect_says(&[
+        "default partition public.outbox_default has rows",
+        "docs/retention.md#",
+        "made for",
+    ]);
+    // The others were made, and nothing is left of that one.
+    assert_eq!(
+        scene.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
+        0
+    );
+    scene.db.run("DELETE FROM outbox");
+    let name = maintain(&scene, &["--dry-run"]).expect_code(0).stdout;
+    let name = word_behind(&name, "public.");
+    scene.db.run(&format!("CREATE TABLE {name} ()"));
+    let finished = maintain(&scene, &[]).expect_code(3);
+    finished.expect_says(&[
+        "something else of that name",
+        &format!("ALTER TABLE public.{name} RENAME TO"),
+    ]);
+}
+
+#[test]
+fn role_without_the_rights_is_told_the_statement_that_grants_them() {
+    let scene = Scene::bare();
+    scene.init().arg("--partitioned").finish().expect_code(0);
+    let (owner, role) = (
+        format!("{}_owner", scene.name),
+        format!("{}-Clerk", scene.name),
+    );
+    scene.db.run(&format!(
+        "CREATE ROLE {owner}; CREATE ROLE \"{role}\" LOGIN REPLICATION;
+         GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
+    ));
+    let maintain_for_superuser = scene
+        .at(&scene.conninfo_as(&role))
+        .invoke("maintain")
+        .args(["--retention", "1h"])
+        .finish()
+        .expect_code(3)
+        .expect_says(&["belongs to postgres, a superuser", "OWNER TO"]);
+    assert!(
+        !maintain_for_superuser.stderr.contains("GRANT postgres"),
+        "{maintain_for_superuser:?}"
+    );
+    let owned = scene.db.rows(&format!(
+        "SELECT format('ALTER TABLE %s OWNER TO {owner}', relid) FROM pg_partition_tree('outbox')"
+    ));
+    owned
+        .iter()
+        .for_each(|row| scene.db.run(row[0].as_deref().unwrap()));
+    let conninfo = scene.conninfo_as(&role);
+    let maintain = || {
+        scene
+            .at(&conninfo)
+            .invoke("maintain")
+            .args(["--retention", "1h", "--partitions-ahead", "9"])
+            .finish()
+    };
+    let check = |says: &[&str]| {
+        scene
+            .at(&conninfo)
+            .check()
+            .args(["--retention", "1h"])
+            .finish()
+            .expect_code(0)
+            .expect_says(says);
+    };
+    let grant = format!("GRANT {owner} TO \"{role}\"");
+    maintain().expect_code(3).expect_says(&[&grant]);
+    check(&["WARNING", "retention", &grant]);
+    scene.db.run(&grant);
+    let grant = format!("GRANT CREATE ON SCHEMA public TO \"{role}\"");
+    maintain().expect_code(3).expect_says(&[&grant]);
+    check(&["WARNING", &grant]);
+    scene.db.run(&format!(
+        "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
+    ));
+    // What is delivered is not known without.
+    let grant = format!("GRANT SELECT ON walpost.slot_state TO \"{role}\"");
+    maintain().expect_code(3).expect_says(&[&grant, "made for"]);
+    check(&["WARNING", &grant]);
+    scene.db.run(&grant);
+    maintain().expect_code(0);
+    check(&["retention: what is delivered and old enough can be removed"]);
+    let foreign = scene.db.number(&format!(
+        "SELECT count(*) FROM pg_partition_tree('outbox') JOIN pg_class c ON c.oid = relid
+         WHERE pg_get_userbyid(relowner) <> '{owner}'"
+    ));
+    assert_eq!(
+        foreign, 0,
+        "new partitions belong to the owner of the table"
+    );
+    // And run goes on without the rights.
+    scene.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene
+        .at(&conninfo)
+        .run()
+        .args(["--retention", "1s"])
+        .start();
+    walpost.wait_for_log("maintenance failed");
+    scene.insert(&aggregate, "k");
+    scene.settle(walpost, &[], Resends::Never);
+    scene.db.run(&format!(
+        "DROP OWNED BY {owner}, \"{role}\" CASCADE; DROP ROLE {owner}, \"{role}\""
+    ));
+}

@@ -1,0 +1,68 @@
+//! Rows of a table without partitions are deleted.
+
+use super::maintain;
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::Finished;
+
+/// Runs `maintain` on a table without partitions until `until`.
+fn delete_until(scene: &Scene, what: &str, mut until: impl FnMut(&Finished) -> bool) {
+    wait_until(what, || {
+        let arguments = ["--retention", "1s", "--delete-rows"];
+        until(&maintain(scene, &arguments).expect_code(0))
+    });
+}
+
+#[test]
+fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
+    for major in [14, MAJOR, 18] {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let aggregate = scene.aggregate(1);
+        let rows = || scene.db.number("SELECT count(*) FROM outbox");
+        // More than two batches.
+        scene
+            .db
+            .run(&scene.events().many(&aggregate, 12_000, "'{}'"));
+        delete_until(&scene, "a slot that is behind", |finished| {
+            finished.stdout.contains("waits until slot")
+        });
+        assert_eq!(rows(), 12_000, "nothing is delivered yet");
+        let walpost = scene.start();
+        scene.wait_until_confirmed();
+        delete_until(&scene, "the rows to be delivered", |finished| {
+            finished.stdout.contains("is delivered and kept until")
+        });
+        walpost.terminate().expect_code(0);
+        // One that a late transaction commits, and a new one.
+        let late = scene.insert_sql(&aggregate, "late");
+        let late = late.replace("payload)", "payload, created_at)");
+        let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
+        assert!(late.contains("interval"), "{late}");
+        scene.db.run(&late);
+        scene.insert(&aggregate, "new");
+        delete_until(&scene, "the wait for the late row", |finished| {
+            finished.stdout.contains("waits until slot")
+        });
+        assert!(rows() >= 2, "the late one is not delivered");
+        let walpost = scene.start();
+        scene.wait_until_confirmed();
+        let late = "SELECT count(*) FROM outbox WHERE aggregateid = 'late'";
+        delete_until(&scene, "all old rows to go", |_| scene.db.number(late) == 0);
+        scene.settle(walpost, &[], Resends::Never);
+        let kept = "SELECT count(*) FROM outbox WHERE aggregateid = 'new'";
+        assert_eq!((rows(), scene.db.number(kept)), (1, 1), "{major}");
+    }
+}
+
+#[test]
+fn rows_without_a_time_are_not_deleted() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, created_at text)",
+    );
+    let arguments = ["--retention", "1s", "--delete-rows"];
+    let finished = maintain(&scene, &arguments).expect_code(3);
+    finished.expect_says(&["public.outbox has no column created_at", "by hand"]);
+}

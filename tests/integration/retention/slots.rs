@@ -1,0 +1,125 @@
+//! Slots that were made again, and a clock that was wrong, remove nothing that is not delivered.
+
+use super::{DEFAULT, aged, insert_old, is, is_gone, maintain, maintain_until, tables};
+use crate::support::checker::Resends;
+use crate::support::postgres::{MAJOR, Server};
+
+#[test]
+fn slot_that_was_made_anew_begins_the_retention_anew() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    insert_old(&scene, &aggregate, "lost with the slot");
+    maintain(&scene, &["--retention", "1h"]).expect_code(0);
+    scene.db.run(&format!(
+        "SELECT pg_drop_replication_slot('{}')",
+        scene.slot()
+    ));
+    // Without a slot nothing is removed, and partitions are made all the same.
+    let before = tables(&scene).len();
+    let finished =
+        maintain(&scene, &["--retention", "1s", "--partitions-ahead", "9"]).expect_code(3);
+    finished.expect_says(&[
+        "nothing is removed",
+        &scene.slot(),
+        "walpost init",
+        "made for",
+    ]);
+    assert!(is(&scene, "outbox_old", true));
+    assert!(tables(&scene).len() >= before);
+    scene.init().finish().expect_code(0);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("events of a dropped slot were not sent again yet");
+    let finished = maintain(&scene, &["--retention", "1h"]).expect_code(3);
+    finished.expect_says(&["a slot was dropped", "walpost replay --dropped-slots"]);
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_ids(&scene.history());
+    let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
+    finished.expect_says(&["outbox_old is delivered and kept until"]);
+    assert!(is(&scene, "outbox_old", true));
+    walpost.terminate().expect_code(0);
+}
+
+/// Nobody has told Walpost: what the new slot stands for is not what was delivered.
+#[test]
+fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    insert_old(&scene, &aggregate, "lost with the slot");
+    let slot = scene.slot();
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+    let moved = "moved or dropped and re-created by someone else";
+    for _ in 0..3 {
+        let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
+        finished.expect_says(&[
+            "what may not be delivered is kept",
+            moved,
+            "walpost skip --to",
+        ]);
+        scene.insert(&aggregate, "k");
+    }
+    assert!(is(&scene, "outbox_old", true));
+    scene.check().finish().expect_code(3).expect_says(&[moved]);
+}
+
+#[test]
+fn slot_of_another_publication_with_the_table_is_waited_for() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    let other = format!("other_{}", scene.name);
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
+    ));
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    scene.db.run("CREATE PUBLICATION others FOR ALL TABLES");
+    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
+    finished.expect_says(&["outbox_old waits until slot", &other]);
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{other}')"));
+    maintain_until(&scene, "the partition to go", || {
+        is_gone(&scene, "outbox_old")
+    });
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "first");
+    maintain(&scene, &["--retention", "1s"]).expect_code(0);
+    // What it noted when its clock was ten years ahead.
+    let shift = |by: i32| {
+        scene.db.run(&format!(
+            "DO $$ DECLARE year int := extract(year FROM now()); BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L',
+                 replace(obj_description('outbox_old'::regclass, 'pg_class'), 'by ' || year, 'by ' || year + {by})); END $$"
+        ));
+    };
+    shift(10);
+    let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
+    finished.expect_says(&["outbox_old is delivered and kept until"]);
+    let year = scene.db.number("SELECT extract(year FROM now())");
+    let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
+    let comment = scene.db.value(comment).unwrap();
+    assert!(comment.contains(&format!("by {year}")), "{comment}");
+    // It goes forward by years once more: what is not confirmed is there still.
+    walpost.terminate().expect_code(0);
+    insert_old(&scene, &aggregate, "late");
+    shift(-10);
+    maintain(&scene, &["--retention", "1h"]).expect_code(0);
+    assert!(is(&scene, "outbox_old", false));
+    assert_eq!(scene.db.number("SELECT count(*) FROM outbox_old"), 1);
+    let walpost = scene.start();
+    scene.settle(walpost, &[], Resends::Never);
+}

@@ -1,0 +1,264 @@
+//! A copy that is interrupted.
+
+use std::collections::HashSet;
+
+use super::{
+    TABLE, cold, expect_all, fill, filled, journal, judge, judge_records, open, settle,
+    start_and_copy_some, wait_until_blocked,
+};
+use crate::support::checker::{self, Delivered, Resends};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+
+in_both_modes! {
+    standby_takes_over_amid_the_copy
+    told_to_stop_amid_the_copy_it_stops
+    postgresql_that_stops_amid_the_copy_stops_in_seconds
+}
+
+#[test]
+fn at_least_once_that_is_killed_begins_again() {
+    let (scene, aggregate) = filled(TABLE, 20_000, false);
+    let stands = scene.confirmed();
+    let walpost = start_and_copy_some(&scene);
+    fill(&scene, &aggregate, 10);
+    let death = scene.kill(walpost);
+    assert_eq!(
+        death.confirmed, stands,
+        "nothing is confirmed before all is copied"
+    );
+    let ends: i64 = death.ends.values().sum();
+    assert!(ends < 20_000, "the test has to kill it amid the copy");
+    let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
+    let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
+    refused.expect_says(&["not all delivered yet"]);
+    assert_eq!(scene.confirmed(), stands);
+    let mut walpost = scene.start();
+    walpost.wait_for_log("not completed");
+    fill(&scene, &aggregate, 10);
+    settle(&scene, walpost);
+    let entries = journal(&scene);
+    let states: Vec<_> = entries.iter().map(|(state, _)| state.as_str()).collect();
+    assert_eq!(states, ["begun", "begun", "done"]);
+    let (again, records): (Vec<_>, Vec<_>) = scene
+        .records()
+        .into_iter()
+        .partition(|record| record.offset >= death.ends[&record.place()]);
+    assert_eq!(judge_records(&scene, &again, entries[2].1), 20_010);
+    let first: Vec<Delivered> = records.iter().map(Delivered::from).collect();
+    assert!(
+        first
+            .iter()
+            .all(|record| record.position.0 == entries[0].1 - 1)
+    );
+}
+
+/// The slot is free while a snapshot is made, and another instance may have delivered the older rows
+/// meanwhile.
+#[test]
+fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    let open = open(&scene, &aggregate);
+    let mut walpost = scene.run().start();
+    wait_until_blocked(&scene, &open);
+    // What the other one writes when it is done.
+    let slot = scene.slot();
+    scene.db.run(&format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
+         SELECT '{0}', '{slot}', 'snapshot', confirmed_flush_lsn, '{{\"state\": \"done\"}}'
+         FROM pg_replication_slots WHERE slot_name = '{slot}'",
+        scene.name
+    ));
+    open.run("ROLLBACK");
+    walpost.wait_for_log("another instance has written about the snapshot");
+    walpost.wait_for_log("streaming");
+    scene.insert(&aggregate, "newer");
+    settle(&scene, walpost);
+    let records = scene.records();
+    let keys: Vec<_> = records.iter().map(Record::key).collect();
+    assert_eq!(keys, ["newer"]);
+    assert_eq!(journal(&scene).len(), 1);
+}
+
+fn standby_takes_over_amid_the_copy(exactly_once: bool) {
+    let (scene, _) = filled(TABLE, 20_000, exactly_once);
+    let walpost = start_and_copy_some(&scene);
+    let mut second = scene.run().start();
+    second.wait_for_log("standing by");
+    scene.kill(walpost);
+    second.wait_for_log(match exactly_once {
+        true => "resuming interrupted snapshot",
+        false => "not completed",
+    });
+    second.wait_for_log("streaming");
+    settle(&scene, second);
+    expect_all(&scene, 20_000, exactly_once);
+}
+
+fn told_to_stop_amid_the_copy_it_stops(exactly_once: bool) {
+    let (scene, _) = filled(TABLE, 20_000, exactly_once);
+    let stands = scene.confirmed();
+    start_and_copy_some(&scene).terminate().expect_code(0);
+    assert!(scene.records().len() < 20_000);
+    assert_eq!(scene.confirmed(), stands);
+    settle(&scene, scene.start());
+    expect_all(&scene, 20_000, exactly_once);
+}
+
+fn postgresql_that_stops_amid_the_copy_stops_in_seconds(exactly_once: bool) {
+    use crate::support::postgres::Stop;
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::bare_on(&server, Broker::shared());
+    scene.db.run(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20_000);
+    scene.init().finish().expect_code(0);
+    let mut scene = scene.in_mode(exactly_once);
+    let mut walpost = start_and_copy_some(&scene);
+    server.begin_stop(Stop::Fast);
+    assert!(server.has_stopped(std::time::Duration::from_secs(15)));
+    server.start();
+    scene.reconnect();
+    walpost.wait_for_logs("copying", 2);
+    walpost.wait_for_log("streaming");
+    settle(&scene, walpost);
+    expect_all(&scene, 20_000, exactly_once);
+}
+
+#[test]
+fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
+    let columns = "aggregatetype text, aggregateid text, type text, payload jsonb";
+    for key in [
+        "id uuid PRIMARY KEY".to_owned(),
+        "id text PRIMARY KEY".to_owned(),
+        "id uuid, number bigint PRIMARY KEY DEFAULT random() * 1e15 - 5e14".to_owned(),
+        "id uuid, created_at timestamptz NOT NULL DEFAULT '2020-01-01'::timestamptz + (random() * 5)::int * '0.1 s'::interval,
+         PRIMARY KEY (id, created_at)"
+            .to_owned(),
+    ] {
+        let create = format!("CREATE TABLE outbox ({key}, {columns})");
+        let (scene, aggregate) = filled(&create, 15_000, true);
+        // Rows that come meanwhile have keys among those that were copied, and among those to come.
+        for _ in 0..2 {
+            let walpost = start_and_copy_some(&scene);
+            fill(&scene, &aggregate, 300);
+            scene.kill(walpost);
+            fill(&scene, &aggregate, 300);
+        }
+        let mut walpost = scene.run().start();
+        walpost.wait_for_log("resuming interrupted snapshot");
+        fill(&scene, &aggregate, 300);
+        walpost.wait_for_log("streaming");
+        fill(&scene, &aggregate, 300);
+        settle(&scene, walpost);
+        let entries = journal(&scene);
+        let states: Vec<_> = entries.iter().map(|(state, _)| state.as_str()).collect();
+        assert_eq!(states, ["begun", "done"], "{key}");
+        let snapshot_lsn = entries[0].1;
+
+        let (history, records) = (scene.history(), scene.records());
+        let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
+        assert_eq!(delivered.len(), history.len(), "{key}");
+        let (copied, streamed): (Vec<_>, Vec<_>) = delivered
+            .into_iter()
+            .partition(|record| record.position.0 == snapshot_lsn - 1);
+        for pair in copied.windows(2).filter(|pair| pair[0].place == pair[1].place) {
+            assert!(pair[0].position < pair[1].position, "{key}: {pair:?}");
+        }
+        let of_copy: HashSet<_> = copied.iter().map(|record| &record.id).collect();
+        let newer = history.iter().filter(|event| event.end > snapshot_lsn);
+        let newer = newer.filter(|event| of_copy.contains(&event.id)).count();
+        assert!(newer > 100, "{key}: later snapshots had only {newer} rows more");
+        let rest: Vec<_> = history
+            .iter()
+            .filter(|event| !of_copy.contains(&event.id))
+            .cloned()
+            .collect();
+        assert!(rest.len() > 300, "{key}: the stream had only {}", rest.len());
+        let verdict = checker::check(&rest, &streamed, &[], Resends::Never);
+        verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
+
+        // What was left out stays left out, and what comes is delivered.
+        let walpost = scene.start();
+        fill(&scene, &aggregate, 10);
+        settle(&scene, walpost);
+        expect_all(&scene, history.len() + 10, true);
+    }
+}
+
+#[test]
+fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied() {
+    let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
+    let (scene, aggregate) = filled(create, 15_000, true);
+    let walpost = start_and_copy_some(&scene);
+    scene.kill(walpost);
+    fill(&scene, &aggregate, 15_000);
+    let mut walpost = scene
+        .run()
+        .args(["--window-records", "20"])
+        .start_streaming();
+    // Broken as often as there is time for.
+    for _ in 0..5 {
+        let before = scene.records().len();
+        if before < 30_000 {
+            scene.wait_for_records(before + 1);
+        }
+        scene.kill(walpost);
+        walpost = scene.run().args(["--window-records", "20"]).start();
+        walpost.wait_for_log("streaming");
+    }
+    fill(&scene, &aggregate, 10);
+    settle(&scene, walpost);
+    expect_all(&scene, 30_010, true);
+}
+
+#[test]
+fn exactly_once_halts_where_it_can_not_go_on() {
+    let create = "CREATE TABLE outbox (id uuid, number numeric PRIMARY KEY DEFAULT random(), aggregatetype text,
+        aggregateid text, type text, payload jsonb)";
+    let (scene, _) = filled(create, 20_000, true);
+    let walpost = start_and_copy_some(&scene);
+    scene.kill(walpost);
+    let found = scene.records().len();
+    let halted = scene.run().finish().expect_code(3);
+    halted.expect_says(&["was interrupted after", "walpost checkpoint adopt"]);
+    scene
+        .checkpoint("show")
+        .finish()
+        .expect_says(&["older rows copied so far"]);
+    assert_eq!(scene.records().len(), found);
+    let adopted = scene
+        .checkpoint("adopt")
+        .arg("--yes")
+        .finish()
+        .expect_code(0);
+    adopted.expect_says(&["first delivers the rows that are older"]);
+    settle(&scene, scene.start());
+    let records = scene.records();
+    assert_eq!(records.len(), found + 20_000);
+}
+
+#[test]
+fn confirmed_but_not_written_down_is_done() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    settle(&scene, scene.start());
+    // As after a death between the two.
+    scene
+        .db
+        .run("DELETE FROM walpost.journal WHERE detail ->> 'state' = 'done'");
+    let walpost = scene.start();
+    scene.insert(&aggregate, "newer");
+    assert_eq!(scene.wait_for_records(21).len(), 21);
+    settle(&scene, walpost);
+    let entries = journal(&scene);
+    assert_eq!(entries[1].0, "done");
+    assert_eq!(judge(&scene, entries[0].1), 20);
+}

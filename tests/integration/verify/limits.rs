@@ -1,0 +1,90 @@
+//! Which rows and records are read, and in how much memory.
+
+use super::{Forged, Verdict, advance_slot, insert_rows, verify, verify_with};
+use crate::support::scene::Scene;
+
+#[test]
+fn rows_are_chosen_by_their_time() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let old = |key: &str, at: &str| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, created_at)
+             VALUES ('{aggregate}', '{key}', 't', '{{}}', {at})"
+        ));
+    };
+    old("a", "'2020-01-01 12:00+00'");
+    old("b", "now() - interval '2 days'");
+    advance_slot(&scene);
+    let walpost = scene.start_and_confirm_one(&aggregate, "c");
+    assert_eq!(
+        verify(&scene).counts(),
+        "rows 3, records 1, delivered 1, missing 2"
+    );
+    let verdict = verify_with(&scene, &["--since", "1h"]);
+    assert!(verdict.ok);
+    assert_eq!(verdict.counts(), "rows 1, records 1, delivered 1");
+    let verdict = verify_with(&scene, &["--since", "72h", "--until", "1h"]);
+    assert!(!verdict.ok);
+    assert_eq!(verdict.counts(), "rows 1, records 1, missing 1, outside 1");
+    for (arguments, rows) in [
+        (&["--until", "2020-01-01"][..], 0),
+        (&["--until", "2020-01-01T12:00:01Z"], 1),
+        (&["--since", "2020-01-01 12:00", "--until", "2020-01-02"], 1),
+        (&["--since", "2020-01-01", "--time-column", "created_at"], 3),
+    ] {
+        let counts = &verify_with(&scene, arguments).pipeline["counts"];
+        assert_eq!(counts["rows"], rows, "{arguments:?}");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn only_records_of_that_time_are_read() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    let ids = insert_rows(&scene, &aggregate, &["a", "b"]);
+    let mut old = Forged::new(&aggregate, "a", &ids[0]);
+    old.timestamp = Some(1_577_880_000_000);
+    old.produce(scene.broker);
+    Forged::new(&aggregate, "b", &ids[1]).produce(scene.broker);
+    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
+    let verdict = verify_with(&scene, &["--since", "1h"]);
+    assert_eq!(
+        verdict.counts(),
+        "rows 2, records 1, delivered 1, pending 1"
+    );
+}
+
+/// The most memory that a run took, in bytes.
+fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
+    let mut walpost = scene.verify().arg("--json").args(arguments).start();
+    let most = walpost.most_memory();
+    let finished = walpost.finish();
+    (Verdict::of(&finished).counts(), most)
+}
+
+#[test]
+fn memory_is_bounded_and_the_findings_are_the_same() {
+    const ROWS: usize = 200_000;
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(3);
+    let walpost = scene.start();
+    scene.db.run(&scene.events().many(&aggregate, ROWS, "NULL"));
+    scene.wait_for_records(ROWS);
+    scene.wait_until_confirmed();
+    Forged::new(&aggregate, "x", "stranger").produce(scene.broker);
+    let (in_memory, much) = most_memory(&scene, &["--memory", "1GiB"]);
+    let (on_disk, little) = most_memory(&scene, &["--memory", "4MiB"]);
+    let records = ROWS + 1;
+    assert_eq!(
+        on_disk,
+        format!("rows {ROWS}, records {records}, delivered {ROWS}, unexpected 1")
+    );
+    assert_eq!(on_disk, in_memory);
+    assert!(
+        little + (20 << 20) < much,
+        "{little} bytes with 4MiB, {much} without a bound"
+    );
+    walpost.terminate().expect_code(0);
+}

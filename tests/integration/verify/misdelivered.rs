@@ -1,0 +1,185 @@
+//! Records that should not be there, or not in that place.
+
+use serde_json::Value;
+
+use super::{Forged, insert_rows, produce_again, verify, verify_with};
+use crate::support::scene::Scene;
+
+in_both_modes! { event_that_is_there_twice_is_told_with_its_places }
+
+fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
+    let records = scene.wait_for_records(3);
+    produce_again(&scene, &records[1]);
+    produce_again(&scene, &records[1]);
+    produce_again(&scene, &records[2]);
+    let verdict = verify_with(&scene, &["--forbid-repeats"]);
+    assert!(!verdict.ok);
+    // They are behind a later one, but they are no first ones.
+    assert_eq!(
+        verdict.counts(),
+        "rows 3, records 6, delivered 3, repeated 2"
+    );
+    let findings = verdict.findings();
+    let of = |id: &String| {
+        let found = findings.iter().find(|finding| finding["id"] == **id);
+        found.expect("a finding").clone()
+    };
+    let (twice, thrice) = (of(&ids[2]), of(&ids[1]));
+    assert_eq!(twice["copies"], 2);
+    assert_eq!(thrice["copies"], 3);
+    assert_eq!(thrice["at"][0]["offset"], records[1].offset);
+    assert_eq!(thrice["at"].as_array().unwrap().len(), 3);
+    let verdict = verify(&scene);
+    assert_eq!(
+        verdict.ok, !exactly_once,
+        "what the mode allows is no error"
+    );
+    assert_eq!(verdict.findings().len(), 2, "told all the same");
+    let verdict = verify_with(&scene, &["--allow-repeats"]);
+    assert!(verdict.ok);
+    assert_eq!(verdict.findings().len(), 2, "told all the same");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn record_that_is_behind_a_later_one_is_out_of_order() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c", "d", "e"]);
+    let record = |number: usize, commit, index| {
+        let key = ["a", "b", "c", "d", "e"][number];
+        Forged::new(&aggregate, key, &ids[number]).at(commit, index)
+    };
+    for forged in [
+        record(0, 0x10, 0),
+        record(1, 0x20, 1),
+        record(2, 0x20, 0),
+        record(3, 0x30, 0),
+        // Of another cluster, say: it is not in the table, and says nothing about the order.
+        Forged::new(&aggregate, "x", "stranger").at(0x900, 0),
+        record(4, 0x28, 0),
+    ] {
+        forged.produce(scene.broker);
+    }
+    let verdict = verify(&scene);
+    assert!(!verdict.ok);
+    assert_eq!(
+        verdict.counts(),
+        "rows 5, records 6, delivered 5, out_of_order 2, unexpected 1"
+    );
+    let findings = verdict.findings();
+    assert_eq!(findings[0]["finding"], "out-of-order");
+    assert_eq!(findings[0]["id"], ids[2]);
+    assert_eq!(findings[0]["at"]["offset"], 2);
+    assert_eq!(findings[0]["position"], "00000000/00000020:0000000000");
+    assert_eq!(findings[0]["behind"], "00000000/00000020:0000000001");
+    assert_eq!(findings[1]["id"], ids[4]);
+}
+
+#[test]
+fn transaction_without_some_of_its_events_has_a_gap() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c", "d", "e"]);
+    for (number, (commit, index)) in [(0x10, 0), (0x20, 1), (0x20, 4), (0x30, 0), (0x30, 1)]
+        .into_iter()
+        .enumerate()
+    {
+        let key = ["a", "b", "c", "d", "e"][number];
+        let record = Forged::new(&aggregate, key, &ids[number]);
+        record.at(commit, index).produce(scene.broker);
+    }
+    // Nobody knows what a transaction had of which the table has nothing.
+    Forged::new(&aggregate, "x", "stranger")
+        .at(0x15, 3)
+        .produce(scene.broker);
+    // Of rows that were copied at a start that began anew, a part is there twice.
+    scene.db.run(&format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
+         VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",
+        scene.name,
+        scene.slot()
+    ));
+    Forged::new(&aggregate, "a", &ids[0])
+        .at(0x40, 7)
+        .produce(scene.broker);
+    let verdict = verify_with(&scene, &["--limit", "9"]);
+    let gaps: Vec<_> = verdict
+        .findings()
+        .into_iter()
+        .filter(|finding| finding["finding"] == "gap")
+        .map(|finding| finding.to_string())
+        .collect();
+    let gap = r#"{"finding":"gap","commit":"0/20","missing":[[0,0],[2,3]]}"#;
+    assert_eq!(gaps, [gap]);
+    assert_eq!(verdict.pipeline["counts"]["gaps"], 1);
+    assert!(!verdict.ok);
+}
+
+#[test]
+fn record_in_another_topic_or_with_another_key_is_misplaced() {
+    let scene = Scene::new();
+    let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
+    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
+    Forged::new(&aggregate, "a", &ids[0]).produce(scene.broker);
+    Forged::new(&aggregate, "z", &ids[1]).produce(scene.broker);
+    Forged::new(&other, "c", &ids[2]).produce(scene.broker);
+    let verdict = verify(&scene);
+    assert_eq!(
+        verdict.counts(),
+        "rows 3, records 2, delivered 2, pending 1, misplaced 1"
+    );
+    assert_eq!(verdict.findings()[0]["differs"], "key");
+    let other = format!("outbox.event.{other}");
+    let verdict = verify_with(&scene, &["--also-topic", &other]);
+    assert_eq!(
+        verdict.counts(),
+        "rows 3, records 3, delivered 3, misplaced 2"
+    );
+    let findings = verdict.findings();
+    let found = findings.iter().find(|finding| finding["id"] == ids[2]);
+    let found = found.expect("a finding");
+    assert_eq!(found["differs"], "topic");
+    assert_eq!(found["at"]["topic"], other);
+    assert_eq!(found["topic"], format!("outbox.event.{aggregate}"));
+}
+
+#[test]
+fn stranger_is_counted_and_an_error_only_where_that_is_asked() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    Forged::new(&aggregate, "a", "not-in-the-table")
+        .at(0x10, 0)
+        .produce(scene.broker);
+    // Committed later than the table was read.
+    Forged::new(&aggregate, "a", "not-yet-in-the-table")
+        .at(u64::MAX >> 1, 0)
+        .produce(scene.broker);
+    scene.broker.produce(
+        &format!("outbox.event.{aggregate}"),
+        "k",
+        "no header at all",
+    );
+    let verdict = verify(&scene);
+    assert!(verdict.ok);
+    assert_eq!(
+        verdict.counts(),
+        "rows 1, records 4, delivered 1, unexpected 2, newer 1"
+    );
+    assert_eq!(verdict.findings(), Vec::<Value>::new());
+    let verdict = verify_with(&scene, &["--strict"]);
+    assert!(!verdict.ok);
+    let mut ids: Vec<_> = verdict
+        .findings()
+        .iter()
+        .map(|finding| finding["id"].to_string())
+        .collect();
+    ids.sort();
+    assert_eq!(ids, ["\"not-in-the-table\"", "null"]);
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,221 @@
+//! Rows without a record: missing, pending or expired.
+
+use std::fs;
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::producer::{BaseProducer, Producer};
+use rdkafka::{Offset, TopicPartitionList};
+use serde_json::Value;
+
+use super::{Forged, advance_slot, insert_rows, verify, verify_with};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::wait::{PATIENCE, wait_until};
+
+#[test]
+fn rows_that_nobody_delivered_are_missing() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(2);
+    scene
+        .start_and_confirm_one(&aggregate, "first")
+        .terminate()
+        .expect_code(0);
+    let lost = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
+    advance_slot(&scene);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "last");
+    let verdict = verify(&scene);
+    assert!(!verdict.ok);
+    assert_eq!(
+        verdict.counts(),
+        "rows 5, records 2, delivered 2, missing 3"
+    );
+    let mut missing: Vec<_> = verdict
+        .findings()
+        .iter()
+        .map(|finding| {
+            assert_eq!(finding["finding"], "missing");
+            assert_eq!(finding["topic"], format!("outbox.event.{aggregate}"));
+            finding["id"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    missing.sort();
+    let mut lost = lost;
+    lost.sort();
+    assert_eq!(missing, lost);
+
+    // In text, and as many as were asked for; all of them in a file.
+    let file = reaper::folder("verify").join("findings");
+    let finished = scene
+        .verify()
+        .args(["--limit", "1", "--output"])
+        .arg(&file)
+        .finish()
+        .expect_code(1)
+        .expect_says(&["NOT OK", "and 2 more"]);
+    assert_eq!(finished.stdout.matches("MISSING").count(), 1);
+    let mut written: Vec<_> = fs::read_to_string(&file)
+        .unwrap()
+        .lines()
+        .map(|line| {
+            let finding: Value = serde_json::from_str(line).unwrap();
+            finding["id"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    written.sort();
+    assert_eq!(written, lost);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn rows_that_were_skipped_are_missing_with_a_note() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    walpost.terminate().expect_code(0);
+    wait_until("the slot to be free", || !scene.slot_is_active());
+    scene.insert(&aggregate, "b");
+    let end = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
+    scene.skip(&end).arg("--yes").finish().expect_code(0);
+    assert!(
+        !verify(&scene).notes().contains("were skipped"),
+        "it may come"
+    );
+    let walpost = scene.start_and_confirm_one(&aggregate, "c");
+    let verdict = verify(&scene);
+    assert_eq!(
+        verdict.counts(),
+        "rows 3, records 2, delivered 2, missing 1"
+    );
+    let note = format!("{end} were skipped at ");
+    assert!(verdict.notes().contains(&note), "{}", verdict.notes());
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
+    let scene = Scene::new();
+    let slot = scene.slot();
+    let nowhere = format!("{}.nowhere", scene.name);
+    insert_rows(&scene, &nowhere, &["a"]);
+    let verdict = verify(&scene);
+    assert_eq!(verdict.counts(), "rows 1, pending 1");
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    let verdict = verify(&scene);
+    assert_eq!(verdict.counts(), "rows 1, missing 1");
+    let notes = verdict.notes();
+    for text in [&nowhere, &slot] {
+        let told = format!("{text}\\\" does not exist");
+        assert!(notes.contains(&told), "{told}: {notes}");
+    }
+}
+
+in_both_modes! { what_is_not_confirmed_yet_is_pending }
+
+fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    walpost.freeze();
+    scene.insert(&aggregate, "b");
+    let verdict = verify_with(&scene, &["--wait", "1s"]);
+    assert!(verdict.ok);
+    assert_eq!(
+        verdict.counts(),
+        "rows 2, records 1, delivered 1, pending 1"
+    );
+    assert!(verdict.notes().contains("longer than --wait"));
+    walpost.thaw();
+    // It waits for as long as it takes.
+    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "c");
+    wait_until("the slot to be free", || !scene.slot_is_active());
+    let verdict = verify(&scene);
+    assert!(verdict.ok);
+    assert_eq!(verdict.pipeline["counts"]["pending"], 1);
+    assert!(verdict.notes().contains("nobody reads it"));
+}
+
+#[test]
+fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
+    let scene = Scene::new().exactly_once();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let ids = insert_rows(&scene, &aggregate, &["a"]);
+    scene.wait_for_records(1);
+    let mut config = scene.broker.client();
+    config.set("transactional.id", format!("{}-aborts", scene.name));
+    let producer: BaseProducer = config.create().unwrap();
+    producer.init_transactions(PATIENCE).unwrap();
+    producer.begin_transaction().unwrap();
+    Forged::new(&aggregate, "a", &ids[0]).send(&producer);
+    producer.flush(PATIENCE).unwrap();
+    producer.abort_transaction(PATIENCE).unwrap();
+    assert_eq!(verify(&scene).counts(), "rows 1, records 1, delivered 1");
+
+    producer.begin_transaction().unwrap();
+    Forged::new(&aggregate, "a", &ids[0]).send(&producer);
+    producer.flush(PATIENCE).unwrap();
+    scene.insert(&aggregate, "b");
+    scene.wait_until_confirmed();
+    let verdict = verify_with(&scene, &["--wait", "1s"]);
+    assert!(verdict.ok);
+    assert_eq!(
+        verdict.counts(),
+        "rows 2, records 1, delivered 1, pending 1"
+    );
+    assert!(verdict.notes().contains("open transaction"));
+    producer.abort_transaction(PATIENCE).unwrap();
+    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn rows_whose_records_were_removed_for_their_age_are_expired() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let topic = format!("outbox.event.{aggregate}");
+    let walpost = scene.start();
+    insert_rows(&scene, &aggregate, &["a", "b", "c"]);
+    scene.wait_for_records(3);
+    std::thread::sleep(Duration::from_millis(20));
+    scene.insert(&aggregate, "d");
+    scene.wait_for_records(4);
+    scene.wait_until_confirmed();
+    let remove = |before: i64| {
+        let admin: AdminClient<DefaultClientContext> = scene.broker.client().create().unwrap();
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(&topic, 0, Offset::Offset(before))
+            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime
+            .block_on(admin.delete_records(&list, &AdminOptions::new()))
+            .expect("the broker removes them");
+    };
+    // A transaction that was cut has no gap.
+    remove(1);
+    let verdict = verify(&scene);
+    assert!(verdict.ok, "{}", verdict.counts());
+    assert_eq!(
+        verdict.counts(),
+        "rows 4, records 3, delivered 3, expired 1"
+    );
+    assert!(verdict.notes().contains("has lost its first records"));
+    remove(3);
+    let verdict = verify(&scene);
+    assert_eq!(
+        verdict.counts(),
+        "rows 4, records 1, delivered 1, expired 3"
+    );
+    remove(4);
+    assert_eq!(verify(&scene).counts(), "rows 4, expired 4");
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,100 @@
+//! What can't be done is said.
+
+use crate::support::event::Outbox;
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+#[test]
+fn what_can_not_be_done_is_said_and_no_server_is_asked() {
+    let nowhere = [
+        "verify",
+        "--postgres",
+        "host=/nowhere user=u dbname=d",
+        "--kafka",
+        "127.0.0.1:9",
+    ];
+    for (arguments, says) in [
+        (&["--since", "soon"][..], &["--since", "soon"][..]),
+        (&["--until", "12"], &["--until", "12"]),
+        (
+            &["--since", "2026-01-02", "--until", "2026-01-01"],
+            &["--since", "--until", "earlier"],
+        ),
+        (&["--memory", "much"], &["--memory", "much"]),
+        (&["--memory", "1MiB"], &["--memory", "4MiB"]),
+        (&["--wait", "10"], &["--wait"]),
+        (&["--limit", "few"], &["--limit"]),
+        (&["--strict", "--since", "1h"], &["--strict", "--since"]),
+        (&["--output", "/nowhere/file"], &["--output"]),
+        (
+            &["--outbox", "messages"],
+            &["outbox is of messages", "table"],
+        ),
+    ] {
+        Invocation::new(nowhere)
+            .args(arguments)
+            .finish()
+            .expect_code(2)
+            .expect_says(says);
+    }
+    Invocation::new(nowhere)
+        .finish()
+        .expect_code(1)
+        .expect_says(&["/nowhere"]);
+}
+
+#[test]
+fn what_the_table_has_not_is_said() {
+    let scene = Scene::bare();
+    scene.verify().finish().expect_code(3).expect_says(&[
+        "public.outbox",
+        "does not exist",
+        "walpost init",
+    ]);
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    );
+    scene
+        .verify()
+        .args(["--since", "1h"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["created_at", "--time-column"]);
+    scene
+        .verify()
+        .args(["--time-column", "type"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["\"type\"", "neither timestamptz nor timestamp"]);
+    scene
+        .verify()
+        .args(["--header", "type={type}"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["no header has the event's id"]);
+    scene
+        .verify()
+        .args(["--topic", "{tenant}"])
+        .finish()
+        .expect_code(3)
+        .expect_says(&["tenant", "no column"]);
+    // Without rows there is nothing to find.
+    scene.verify().finish().expect_code(0);
+}
+
+#[test]
+fn broker_that_does_not_answer_is_named() {
+    let scene = Scene::new();
+    scene.insert("a", "k");
+    scene
+        .invoke("verify")
+        .args(["--kafka", "127.0.0.1:9"])
+        .finish()
+        .expect_code(1)
+        .expect_says(&["127.0.0.1:9"]);
+    let log = Scene::of(Outbox::Messages);
+    log.verify()
+        .finish()
+        .expect_code(2)
+        .expect_says(&["no table"]);
+}

@@ -1,0 +1,113 @@
+//! Topics: making them and asking for them.
+
+use std::time::Duration;
+
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier,
+    TopicReplication,
+};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::types::RDKafkaErrorCode;
+use tokio::runtime::Builder;
+
+use super::super::wait::{PATIENCE, wait_for};
+use super::Broker;
+
+/// Of a call that is made again where a frozen broker did not answer it.
+fn again_soon() -> AdminOptions {
+    const WITHIN: Option<Duration> = Some(Duration::from_secs(20));
+    AdminOptions::new()
+        .operation_timeout(WITHIN)
+        .request_timeout(WITHIN)
+}
+
+impl Broker {
+    /// `settings` are topic configurations.
+    pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let mut topic = NewTopic::new(name, partitions, self.replication());
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = again_soon();
+        let made = wait_for("the broker to make a topic", || {
+            let made = runtime.block_on(admin.create_topics([&topic], &options));
+            // The controller fences a broker whose heartbeats are late, as on a busy machine.
+            made.ok().filter(|made| {
+                let too_few = RDKafkaErrorCode::InvalidReplicationFactor;
+                !matches!(&made[0], Err((_, code)) if *code == too_few)
+            })
+        });
+        match &made[0] {
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((name, code)) => panic!("could not create the topic {name}: {code}"),
+        }
+        let client: BaseConsumer = self.client().create().unwrap();
+        wait_for("the topic to have leaders", || {
+            let metadata = client
+                .fetch_metadata(Some(name), Duration::from_secs(5))
+                .ok()?;
+            let found = metadata.topics()[0].partitions();
+            let ready = found.len() == usize::try_from(partitions).unwrap()
+                && found
+                    .iter()
+                    .all(|partition| partition.error().is_none() && partition.leader() >= 0);
+            ready.then_some(())
+        });
+    }
+
+    /// On every node.
+    fn replication(&self) -> TopicReplication<'static> {
+        TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())
+    }
+
+    pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = again_soon();
+        let wanted = NewPartitions::new(topic, total);
+        // A broker that was frozen can have made them though nobody heard its answer.
+        wait_for("the partitions to be made", || {
+            let asked = admin.create_partitions([&wanted], &options);
+            let made = runtime.block_on(asked).ok()?;
+            (made[0].is_ok() || self.partitions(topic) == total).then_some(())
+        });
+        wait_for("the partitions to be known", || {
+            (self.partitions(topic) == total).then_some(())
+        });
+    }
+
+    /// Number of partitions of a topic. Of one that was just made the broker hears a moment later.
+    pub(crate) fn partitions(&self, topic: &str) -> usize {
+        let client: BaseConsumer = self.client().create().unwrap();
+        wait_for("the topic to be known", || {
+            let metadata = client
+                .fetch_metadata(Some(topic), Duration::from_secs(5))
+                .ok()?;
+            let partitions = metadata.topics()[0].partitions().len();
+            (partitions > 0).then_some(partitions)
+        })
+    }
+
+    /// Sets `max.message.bytes` of a topic that has no other setting of its own.
+    pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
+        const SETTING: &str = "max.message.bytes";
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = AdminOptions::new().request_timeout(Some(PATIENCE));
+        let of_topic = ResourceSpecifier::Topic(topic);
+        let wanted = AlterConfig::new(of_topic).set(SETTING, bytes);
+        let set = runtime
+            .block_on(admin.alter_configs([&wanted], &options))
+            .expect("the broker answers");
+        set[0].as_ref().expect("a limit");
+        wait_for("the limit to be known", || {
+            let asked = admin.describe_configs([&of_topic], &options);
+            let found = runtime.block_on(asked).expect("the broker answers");
+            let setting = found[0].as_ref().ok()?.get(SETTING)?;
+            (setting.value.as_deref() == Some(bytes)).then_some(())
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! The Java virtual machine of brokers and of Kafka's tools.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use super::super::postgres::dependencies;
+use super::Broker;
+
+/// For tests: a small heap, and no second compiler that competes for two cores.
+pub(super) const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+
+/// The option of a Java virtual machine that notes the classes it has loaded when it ends.
+pub(super) const ARCHIVE: &str = "-XX:ArchiveClassesAtExit=";
+
+/// The option for the classes of a broker that ran before: with it a start takes little more than half
+/// of the processor's time. Another version of Java does without.
+pub(super) fn shared_classes() -> String {
+    static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let kafka = dependencies().join("kafka");
+        let file = kafka.join("classes.jsa");
+        if !file.exists() {
+            let unfinished = kafka.join(format!("classes.{}", std::process::id()));
+            let option = format!("{ARCHIVE}{}", unfinished.display());
+            let broker = Broker::with(&[&JVM[..], &[&option]].concat(), "");
+            broker.stop();
+            fs::rename(unfinished, &file).expect("the classes of a broker");
+        }
+        file
+    });
+    format!("-XX:SharedArchiveFile={}", FILE.display())
+}
+
+/// A Java command with Kafka's jars, that logs as the folder says.
+pub(super) fn java(folder: &Path, options: &[&str]) -> Command {
+    let library = dependencies().join("kafka/lib");
+    assert!(
+        library.is_dir(),
+        "Kafka is not in {}: run ./dev setup",
+        library.display()
+    );
+    let mut class_path = library.into_os_string();
+    class_path.push("/*");
+    let mut logging = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
+    logging.push(folder.join("log4j2.properties"));
+    let mut command = Command::new("java");
+    // Brokers that are killed leave what they unpacked there.
+    let mut scratch = std::ffi::OsString::from("-Djava.io.tmpdir=");
+    scratch.push(folder);
+    command
+        .process_group(0)
+        .args(options)
+        .arg(logging)
+        .arg(scratch)
+        .arg("-cp")
+        .arg(class_path);
+    command
+}

@@ -1,0 +1,45 @@
+//! Records that a test puts there itself.
+
+use std::time::Duration;
+
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+
+use super::super::wait::PATIENCE;
+use super::Broker;
+
+impl Broker {
+    /// Puts a record into the first partition of a topic.
+    pub(crate) fn produce(&self, topic: &str, key: &str, payload: &str) {
+        let producer: BaseProducer = self.client().create().unwrap();
+        let record = BaseRecord::to(topic).partition(0).key(key).payload(payload);
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(PATIENCE).expect("the broker takes it");
+    }
+
+    /// Puts so many records with the same key into the first partition of a topic.
+    pub(crate) fn produce_many(&self, topic: &str, key: &str, count: usize) {
+        let producer: BaseProducer = self.client().create().unwrap();
+        for _ in 0..count {
+            let record = BaseRecord::to(topic).partition(0).key(key).payload("");
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        producer.flush(PATIENCE).expect("the broker takes them");
+    }
+
+    /// Puts a record into the first partition of a topic, in a transaction that nobody ends before
+    /// the broker does.
+    pub(crate) fn open_transaction(&self, topic: &str, key: &str, lasts: Duration) {
+        let mut config = self.client();
+        config
+            .set("transactional.id", key)
+            .set("transaction.timeout.ms", lasts.as_millis().to_string());
+        let producer: BaseProducer = config.create().unwrap();
+        producer.init_transactions(PATIENCE).unwrap();
+        producer.begin_transaction().unwrap();
+        let record = BaseRecord::to(topic).partition(0).key(key).payload("");
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(PATIENCE).expect("the broker takes it");
+        // To drop it is to end the transaction.
+        std::mem::forget(producer);
+    }
+}

@@ -1,0 +1,128 @@
+//! What a broker finds in its folder when it starts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::super::certificates::Validity;
+use super::super::postgres::AUTHORITY;
+use super::super::reaper;
+use super::java::{JVM, java};
+use super::nodes::{Ports, Seat};
+use super::{SASL_USER, sasl_password};
+
+const LOGGING: &str = "
+status=WARN
+appender.c.type=Console
+appender.c.name=C
+appender.c.layout.type=PatternLayout
+appender.c.layout.pattern=[%d] %p %m (%c)%n
+rootLogger.level=WARN
+rootLogger.appenderRef.c.ref=C
+logger.t.name=kafka.coordinator.transaction
+logger.t.level=INFO
+";
+
+/// A formatted data folder, to be copied: formatting starts a Java virtual machine.
+pub(super) fn formatted() -> PathBuf {
+    static FORMATTED: OnceLock<PathBuf> = OnceLock::new();
+    FORMATTED
+        .get_or_init(|| {
+            let folder = reaper::folder("formatted");
+            write_settings(&folder, &Seat::of(0, vec![Ports::free()]), "");
+            let scram = format!(
+                "SCRAM-SHA-256=[name={SASL_USER},password={}]",
+                sasl_password()
+            );
+            let output = java(&folder, &JVM)
+                .args([
+                    "kafka.tools.StorageTool",
+                    "format",
+                    "-t",
+                    "AAAAAAAAAAAAAAAAAAAAAQ",
+                ])
+                .args(["--add-scram", &scram, "-c"])
+                .arg(folder.join("server.properties"))
+                .output()
+                .expect("java starts");
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            folder.join("data")
+        })
+        .clone()
+}
+
+pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
+    let Ports {
+        plain,
+        sasl,
+        tls,
+        proxied,
+        proxy,
+        expired,
+        early,
+        controller,
+    } = seat.nodes[seat.index];
+    let (id, voters, nodes) = (seat.id(), seat.voters(), seat.nodes.len());
+    let in_sync = nodes.div_ceil(2);
+    let data = folder.join("data");
+    let key_stores: String = [
+        ("ssl", Validity::Now),
+        ("expired", Validity::Past),
+        ("early", Validity::Future),
+    ]
+    .into_iter()
+    .map(|(listener, validity)| {
+        let identity = AUTHORITY.sign_for("localhost", &["localhost"], validity);
+        let mut pem = fs::read(identity.key).unwrap();
+        pem.extend(fs::read(identity.certificate).unwrap());
+        let key_store = folder.join(format!("{listener}.pem"));
+        fs::write(&key_store, pem).unwrap();
+        let property = format!("listener.name.{listener}.ssl.keystore");
+        format!(
+            "{property}.type=PEM\n{property}.location={}\n",
+            key_store.display()
+        )
+    })
+    .collect();
+    let password = sasl_password();
+    let module = "org.apache.kafka.common.security";
+    let properties = format!(
+        "process.roles=broker,controller
+node.id={id}
+controller.quorum.voters={voters}
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
+replica.lag.time.max.ms=3000
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy},EXPIRED://localhost:{expired},EARLY://localhost:{early}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,EXPIRED:SSL,EARLY:SSL,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
+listener.name.sasl_plaintext.plain.sasl.jaas.config={module}.plain.PlainLoginModule required user_{SASL_USER}=\"{password}\";
+listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config={module}.scram.ScramLoginModule required;
+{key_stores}log.dirs={}
+auto.create.topics.enable=false
+num.partitions=1
+default.replication.factor={nodes}
+min.insync.replicas={in_sync}
+offsets.topic.replication.factor={nodes}
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor={nodes}
+transaction.state.log.min.isr={in_sync}
+transaction.state.log.num.partitions=1
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+share.coordinator.state.topic.replication.factor={nodes}
+share.coordinator.state.topic.min.isr={in_sync}
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=4194304
+{settings}",
+        data.display(),
+    );
+    fs::write(folder.join("server.properties"), properties).unwrap();
+    fs::write(folder.join("log4j2.properties"), LOGGING).unwrap();
+}

@@ -1,0 +1,165 @@
+//! Walpost's subcommands, for the scene's database and broker.
+
+use std::path::PathBuf;
+
+use super::super::event::Writer;
+use super::super::walpost::{Invocation, Walpost, config_file};
+use super::Scene;
+
+/// The subcommands for the scene's database, pipeline and broker, with the database reached in some way.
+pub(crate) struct Commands<'s> {
+    scene: &'s Scene<'s>,
+    conninfo: String,
+}
+
+impl Commands<'_> {
+    /// Without a role: roles belong to the whole server.
+    pub(crate) fn init(&self) -> Invocation {
+        self.invoke("init").arg("--no-role")
+    }
+
+    pub(crate) fn check(&self) -> Invocation {
+        self.invoke_with_kafka("check")
+    }
+
+    pub(crate) fn verify(&self) -> Invocation {
+        self.deliver("verify")
+    }
+
+    pub(crate) fn run(&self) -> Invocation {
+        self.deliver("run")
+    }
+
+    pub(crate) fn skip(&self, to: &str) -> Invocation {
+        self.deliver("skip").arg(format!("--to={to}"))
+    }
+
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
+        self.invoke_with_kafka("replay").args(arguments)
+    }
+
+    /// `walpost checkpoint` with one of its words.
+    pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
+        self.with_kafka(self.with_pipeline(Invocation::new(["checkpoint", word])))
+    }
+
+    /// A subcommand that asks the database alone.
+    pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
+        self.with_pipeline(Invocation::new([subcommand]))
+    }
+
+    pub(crate) fn invoke_with_kafka(&self, subcommand: &str) -> Invocation {
+        self.with_kafka(self.invoke(subcommand))
+    }
+
+    /// A subcommand that has to know how events are delivered.
+    fn deliver(&self, subcommand: &str) -> Invocation {
+        let mode = self.scene.is_exactly_once().then_some("--exactly-once");
+        self.invoke_with_kafka(subcommand).args(mode)
+    }
+
+    fn with_pipeline(&self, invocation: Invocation) -> Invocation {
+        let outbox: &[&str] = match self.scene.events {
+            Writer::Table(_) => &[],
+            Writer::Messages(_) => &["--outbox", "messages"],
+        };
+        invocation
+            .args(["--pipeline", &self.scene.name])
+            .args(["--postgres", &self.conninfo])
+            .args(outbox)
+    }
+
+    fn with_kafka(&self, invocation: Invocation) -> Invocation {
+        invocation.args(["--kafka", &self.scene.broker.address()])
+    }
+}
+
+/// The subcommands as the superuser are asked of the scene itself.
+impl Scene<'_> {
+    /// The subcommands, with the database reached in another way.
+    pub(crate) fn at(&self, conninfo: &str) -> Commands<'_> {
+        Commands {
+            scene: self,
+            conninfo: conninfo.to_owned(),
+        }
+    }
+
+    fn commands(&self) -> Commands<'_> {
+        self.at(&self.conninfo())
+    }
+
+    pub(crate) fn init(&self) -> Invocation {
+        self.commands().init()
+    }
+
+    pub(crate) fn check(&self) -> Invocation {
+        self.commands().check()
+    }
+
+    pub(crate) fn verify(&self) -> Invocation {
+        self.commands().verify()
+    }
+
+    pub(crate) fn run(&self) -> Invocation {
+        self.commands().run()
+    }
+
+    pub(crate) fn skip(&self, to: &str) -> Invocation {
+        self.commands().skip(to)
+    }
+
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Invocation {
+        self.commands().replay(arguments)
+    }
+
+    pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
+        self.commands().checkpoint(word)
+    }
+
+    pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
+        self.commands().invoke(subcommand)
+    }
+
+    /// `walpost run`, already streaming.
+    pub(crate) fn start(&self) -> Walpost {
+        self.start_with(&[])
+    }
+
+    /// As [`Scene::start`], with more arguments.
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Walpost {
+        self.run().args(arguments).start_streaming()
+    }
+
+    /// Walpost that has delivered and confirmed one event.
+    pub(crate) fn start_and_confirm_one(&self, aggregate: &str, key: &str) -> Walpost {
+        let walpost = self.start();
+        self.insert(aggregate, key);
+        self.wait_for_records(1);
+        self.wait_until_confirmed();
+        walpost
+    }
+
+    /// walpost.toml with the pipeline, and more settings of it.
+    pub(crate) fn file(&self, settings: &str) -> PathBuf {
+        let outbox = match self.events {
+            Writer::Table(_) => "table",
+            Writer::Messages(_) => "messages",
+        };
+        let text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
+             outbox = \"{outbox}\"\n{settings}",
+            self.broker.address(),
+            self.name,
+            self.conninfo(),
+        );
+        config_file(text)
+    }
+
+    /// Walpost with its settings and more of them in walpost.toml, already streaming.
+    pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
+        let file = self.file(settings);
+        Invocation::new(["run", "--config"])
+            .arg(file)
+            .start_streaming()
+    }
+}

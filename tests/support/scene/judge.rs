@@ -1,0 +1,71 @@
+//! What Walpost has done is compared with what was committed.
+
+use super::super::checker::{self, Committed, Death, Delivered, Resends, Summary};
+use super::super::wait::{PATIENCE, poll_until, wait_until};
+use super::super::walpost::Walpost;
+use super::Scene;
+
+impl Scene<'_> {
+    /// Kills Walpost, and notes what was confirmed and delivered by then.
+    pub(crate) fn kill(&self, walpost: Walpost) -> Death {
+        walpost.kill();
+        self.note_death()
+    }
+
+    /// What was confirmed and delivered when a connector, dead by now, died.
+    pub(crate) fn note_death(&self) -> Death {
+        wait_until("the slot to be free", || !self.slot_is_active());
+        let confirmed = self.confirmed();
+        Death {
+            ends: self.broker.ends(&self.topics()),
+            confirmed,
+        }
+    }
+
+    /// Waits until everything committed is delivered and confirmed, stops Walpost, and judges all
+    /// it did.
+    pub(crate) fn settle(&self, walpost: Walpost, deaths: &[Death], resends: Resends) -> Summary {
+        let history = self.history();
+        // Cheaper to ask for than records, and late enough for most of them.
+        let goal = self.wal_position();
+        poll_until(PATIENCE, || (self.confirmed() >= goal).then_some(()));
+        self.wait_for_ids(&history);
+        self.wait_until_confirmed();
+        walpost.terminate().expect_code(0);
+        self.judge(deaths, resends)
+    }
+
+    /// Judges what is delivered by now.
+    pub(crate) fn judge(&self, deaths: &[Death], resends: Resends) -> Summary {
+        let history = self.history();
+        let records = self.records();
+        let mut delivery: Vec<Delivered> = records.iter().map(Delivered::from).collect();
+        delivery.retain(|delivered| !self.taken_back.contains(&delivered.id));
+        for delivered in &mut delivery {
+            if self.topics.has_moved(&delivered.place.0) {
+                delivered.key = None;
+            }
+        }
+        let verdict = checker::check(&history, &delivery, deaths, resends);
+        verdict.unwrap_or_else(|violations| panic!("{violations}"))
+    }
+
+    /// Waits for the last event of the history; whether the others are there too is for the
+    /// checker.
+    pub(crate) fn wait_for_ids(&self, history: &[Committed]) {
+        let Some(last) = history.last() else { return };
+        let enough = poll_until(PATIENCE, || (self.count() >= history.len()).then_some(()));
+        let arrived = enough.and_then(|()| {
+            poll_until(PATIENCE, || {
+                self.records()
+                    .iter()
+                    .any(|r| r.header("id") == last.id)
+                    .then_some(())
+            })
+        });
+        if arrived.is_none() {
+            eprintln!("the last event, {}, did not arrive", last.id);
+            self.judge(&[], Resends::AtMost(usize::MAX));
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Topics of the test, and what is in them.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+use super::super::records::Record;
+use super::super::wait::{PATIENCE, poll_until};
+use super::Scene;
+
+/// The topics of a test.
+#[derive(Default)]
+pub(super) struct Topics {
+    names: Mutex<Vec<String>>,
+    /// Those whose number of partitions was changed.
+    moved: Mutex<HashSet<String>>,
+}
+
+impl Topics {
+    /// Whether a key of the topic may be in any of its partitions.
+    pub(super) fn has_moved(&self, topic: &str) -> bool {
+        self.moved.lock().unwrap().contains(topic)
+    }
+}
+
+impl Scene<'_> {
+    /// Makes the topic of an aggregate type of this test's own, and returns the aggregate type.
+    pub(crate) fn aggregate(&self, partitions: i32) -> String {
+        let aggregate = format!("{}.{}", self.name, self.topics().len());
+        self.topic(&format!("outbox.event.{aggregate}"), partitions, &[]);
+        aggregate
+    }
+
+    /// Adds partitions to the aggregate's topic; its keys may be anywhere from here on.
+    pub(crate) fn add_partitions(&self, aggregate: &str, total: usize) {
+        let topic = format!("outbox.event.{aggregate}");
+        self.broker.add_partitions(&topic, total);
+        self.topics.moved.lock().unwrap().insert(topic);
+    }
+
+    pub(crate) fn topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.broker.create_topic(name, partitions, settings);
+        self.expect_topic(name);
+    }
+
+    /// Counts a topic that somebody else makes among those of this test.
+    pub(crate) fn expect_topic(&self, name: &str) {
+        self.topics.names.lock().unwrap().push(name.to_owned());
+    }
+
+    pub(crate) fn topics(&self) -> Vec<String> {
+        self.topics.names.lock().unwrap().clone()
+    }
+
+    /// Every record in the topics of this test.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.broker.read(&self.topics())
+    }
+
+    /// Waits until the topics hold `count` records, and returns all there are.
+    pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
+        let found = poll_until(PATIENCE, || (self.count() >= count).then_some(()));
+        let records = self.records();
+        assert!(
+            found.is_some(),
+            "{} records of {count} arrived",
+            records.len()
+        );
+        records
+    }
+
+    /// How many committed records the topics of this test hold.
+    pub(super) fn count(&self) -> usize {
+        match self.exactly_once {
+            true => self.records().len(),
+            false => self.broker.count(&self.topics()),
+        }
+    }
+}
