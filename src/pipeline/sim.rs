@@ -373,6 +373,15 @@ struct Simulation {
 }
 
 impl Simulation {
+    fn new(shared: &Shared, settings: PipelineSettings) -> Self {
+        Self {
+            shared: shared.clone(),
+            settings,
+            instances: Vec::new(),
+            has_halted: false,
+        }
+    }
+
     /// Lets all that are not frozen run, for so long or until all have ended.
     async fn run(&mut self, within: Duration) {
         let instances = &mut self.instances;
@@ -431,6 +440,27 @@ impl Simulation {
             self.shared.lock().break_rule("it does not stop".to_owned());
         }
         self.instances.clear();
+    }
+
+    /// Nothing breaks any more: all that was written has to come to an end, and is judged.
+    async fn settle(&mut self, is_written: impl Fn() -> bool) -> Result<(), String> {
+        let began = tokio::time::Instant::now();
+        while !self.has_halted && (!is_written() || !self.shared.lock().is_settled()) {
+            self.run(Duration::from_millis(500)).await;
+            let mut world = self.shared.lock();
+            if world.broken.is_some() || began.elapsed() > PATIENCE {
+                let (confirmed, end) = (world.database.confirmed, world.database.end);
+                world.break_rule(format!("it does not end: confirmed {confirmed} of {end}"));
+                break;
+            }
+        }
+        self.stop().await;
+        let mut world = self.shared.lock();
+        match self.has_halted {
+            true => world.judge_halt(),
+            false => world.judge(),
+        }
+        world.broken.take().map_or(Ok(()), Err)
     }
 
     async fn fault(&mut self) {
@@ -565,12 +595,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         let is_slow = world.cluster.rate.is_some();
         settings(exactly_once, is_slow, &mut world.dice)
     };
-    let mut simulation = Simulation {
-        shared: shared.clone(),
-        settings,
-        instances: Vec::new(),
-        has_halted: false,
-    };
+    let mut simulation = Simulation::new(&shared, settings);
     let mut rewind = Rewind::draw(seed, exactly_once);
     let writer = tokio::spawn(write(shared.clone()));
     simulation.start();
@@ -615,35 +640,21 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
                 .for_each(|instance| instance.is_frozen = false),
         }
     }
-    // Nothing breaks any more: all has to come to an end.
-    let began = tokio::time::Instant::now();
-    while !simulation.has_halted && (!writer.is_finished() || !shared.lock().is_settled()) {
-        simulation.run(Duration::from_millis(500)).await;
-        let mut world = shared.lock();
-        if world.broken.is_some() || began.elapsed() > PATIENCE {
-            let (confirmed, end) = (world.database.confirmed, world.database.end);
-            world.break_rule(format!("it does not end: confirmed {confirmed} of {end}"));
-            break;
-        }
-    }
-    simulation.stop().await;
-    let mut world = shared.lock();
-    match simulation.has_halted {
-        true => world.judge_halt(),
-        false => world.judge(),
-    }
-    world.broken.take().map_or(Ok(()), Err)
+    simulation.settle(|| writer.is_finished()).await
 }
 
-fn simulate(seed: u64, exactly_once: bool) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+fn simulated_time() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
-        .expect("a runtime");
+        .expect("a runtime")
+}
+
+fn simulate(seed: u64, exactly_once: bool) {
     // The pauses between attempts are drawn by this thread.
     fastrand::seed(seed);
-    let outcome = runtime.block_on(scenario(seed, exactly_once));
+    let outcome = simulated_time().block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {
         let mode = if exactly_once { "exactly" } else { "at-least" };
         panic!("{broken}\nreplay: ./dev sim --seed {seed} ({mode}-once)");
@@ -656,12 +667,7 @@ fn refused_for(
     exactly_once: bool,
     lasts: Duration,
 ) -> Option<(Duration, Result<(), PipelineError>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
+    simulated_time().block_on(async {
         let shared = Shared::new(1, exactly_once);
         let settings = {
             let mut world = shared.lock();
@@ -702,6 +708,42 @@ fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
             assert!(text.contains(words), "{words} in {text}");
         }
     }
+}
+
+/// The table was empty when the slot was taken. When Kafka is back it has rows, and no statistics say that the slot has
+/// sent them: they are taken for older ones, and the stream that has begun would have them twice.
+#[test]
+fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
+    simulated_time().block_on(async {
+        let shared = Shared::new(1, true);
+        let settings = {
+            let mut world = shared.lock();
+            world.cluster.checkpoint = Some(first_checkpoint(&world));
+            world.cluster.is_up = false;
+            settings(true, false, &mut world.dice)
+        };
+        let mut simulation = Simulation::new(&shared, settings);
+        simulation.start();
+        simulation.run(Duration::from_secs(1)).await;
+        {
+            let mut world = shared.lock();
+            assert!(world.database.active.is_some(), "it has the slot");
+            world.has_older = true;
+            while world.database.log.len() < 20 {
+                world.commit();
+            }
+        }
+        shared.changed.notify_waiters();
+        simulation.run(Duration::from_secs(1)).await;
+        {
+            let mut world = shared.lock();
+            world.database.has_sent = false;
+            world.cluster.is_up = true;
+        }
+        let settled = simulation.settle(|| true).await;
+        assert_eq!(settled, Ok(()));
+        assert!(!shared.lock().copies.is_empty(), "rows were copied");
+    });
 }
 
 /// Runs the seeds that the environment names, or those of every test run.

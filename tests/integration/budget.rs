@@ -84,14 +84,6 @@ pub(crate) fn new_slot(scene: &Scene) {
     }
 }
 
-/// Megabytes of WAL that are no events.
-fn write_log(scene: &Scene, megabytes: u32) {
-    for _ in 0..megabytes {
-        let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
-        scene.db.run(message);
-    }
-}
-
 fn ids(scene: &Scene) -> HashSet<String> {
     let records = scene.records();
     records.iter().map(|r| r.header("id").to_owned()).collect()
@@ -136,7 +128,7 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
     // Everything is delivered; what fills the disk is kept for this.
     let open = server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
-    write_log(&scene, 6);
+    scene.write_other_wal(6);
     scene.wait_until_confirmed();
     walpost.wait_for_log(WARNS);
     open.run("COMMIT");
@@ -160,7 +152,7 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     scene.wait_for_records(1);
     broker.kill();
     scene.insert(&aggregate, "k");
-    write_log(&scene, 3);
+    scene.write_other_wal(3);
     let told = walpost.wait_for_log(HOLDS);
     for word in [
         "ERROR",
@@ -358,7 +350,7 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
     scene.wait_for_records(2);
     broker.kill();
     scene.insert(&aggregate, "k");
-    write_log(&scene, 25);
+    scene.write_other_wal(25);
     walpost
         .finish()
         .expect_code(3)

@@ -97,10 +97,7 @@ fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     walpost.wait_for_logs("streaming", scenes.len());
     scenes[0].insert("not a topic", "k");
     walpost.wait_for_log("halted");
-    for _ in 0..40 {
-        let message = "SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000000))";
-        scenes[0].db.run(message);
-    }
+    scenes[0].write_other_wal(40);
     let line = walpost.wait_for_log("than wal_budget.max, and it is held");
     assert!(line.contains(&scenes[0].name), "{line}");
     let kept = http.metric("walpost_slot_retained_bytes", &scenes[0].name);

@@ -234,6 +234,9 @@ impl Producer {
 
     async fn take_over(&self) -> Result<Option<Checkpoint>, SinkError> {
         self.pause(100..20_000).await;
+        while !self.shared.lock().cluster.is_up {
+            sleep(Duration::from_millis(10)).await;
+        }
         let mut world = self.shared.lock();
         if world.chance(3) {
             return Err(SinkError::Broken("take-over".to_owned()));

@@ -27,6 +27,14 @@ impl Scene<'_> {
         .unwrap()
     }
 
+    /// Writes megabytes of WAL that are no events.
+    pub(crate) fn write_other_wal(&self, megabytes: u32) {
+        for _ in 0..megabytes {
+            self.db
+                .run("SELECT pg_logical_emit_message(false, 'other', repeat('x', 1 << 20))");
+        }
+    }
+
     /// Waits until everything committed by now is confirmed.
     pub(crate) fn wait_until_confirmed(&self) {
         let goal = self.wal_position();
