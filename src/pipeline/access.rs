@@ -53,7 +53,7 @@ impl Access {
             return error;
         }
         let since = *self.refused_since.get_or_insert(now);
-        PipelineError::Refused(Refused {
+        PipelineError::Refused(RoleRefused {
             error: Box::new(error),
             role: postgres.user().to_owned(),
             origin: postgres.password_origin(),
@@ -69,7 +69,7 @@ impl Access {
      password or pg_hba.conf was changed. The password comes from {origin}",
     .lasts.as_secs()
 )]
-pub(crate) struct Refused {
+pub(crate) struct RoleRefused {
     /// What the server says.
     error: Box<PipelineError>,
     role: String,

@@ -1,6 +1,6 @@
 //! Why a pipeline can't go on.
 
-use super::access::Refused;
+use super::access::RoleRefused;
 use super::decode::error::CoreError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
@@ -26,7 +26,7 @@ pub(crate) enum PipelineError {
     #[error(transparent)]
     SlotInUse(#[from] SlotInUse),
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] RoleRefused),
     #[error(transparent)]
     Slot(#[from] SlotError),
     #[error(transparent)]

@@ -237,22 +237,24 @@ fn first_sentence(format: &str) -> String {
     sentence
 }
 
-/// The formats of an error enum's variants, or that of an error struct, wherever in `src/` it is.
+/// What has the formats of an error, wherever in `src/` it is: the body of an enum, or the attribute of a struct.
+fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
+    if let Some(start) = sources.find(&format!("enum {name} {{")) {
+        let body = &sources[start..];
+        return &body[..body.find("\n}").unwrap()];
+    }
+    let end = sources
+        .find(&format!("struct {name} {{"))
+        .unwrap_or_else(|| panic!("no error {name}"));
+    let before = &sources[..end];
+    &before[before.rfind("#[error(").unwrap()..]
+}
+
+/// The formats of an error's texts.
 fn formats(sources: &str, name: &str) -> Vec<String> {
-    let body = match sources.find(&format!("enum {name} {{")) {
-        Some(start) => {
-            let body = &sources[start..];
-            &body[..body.find("\n}").unwrap()]
-        }
-        None => {
-            let end = sources
-                .find(&format!("struct {name} {{"))
-                .unwrap_or_else(|| panic!("no error {name}"));
-            let before = &sources[..end];
-            &before[before.rfind("#[error(").unwrap()..]
-        }
-    };
-    body.split("#[error(")
+    let declaration = declaration(sources, name);
+    declaration
+        .split("#[error(")
         .skip(1)
         .filter_map(|rest| {
             let rest = rest.trim_start().strip_prefix('"')?;
@@ -289,8 +291,9 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
     let sources = sources(&["src"]);
     let troubleshooting = &page(TROUBLESHOOTING).text;
     let mut missing = Vec::new();
-    for (name, least) in [
+    let errors = [
         ("Problem", 15),
+        ("RoleRefused", 1),
         ("CoreError", 10),
         ("SlotError", 3),
         ("SlotInUse", 1),
@@ -308,7 +311,16 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("RetentionError", 10),
         ("Wait", 4),
         ("SnapshotError", 6),
-    ] {
+    ];
+    for stage in declaration(&sources, "PipelineError")
+        .split("#[from] ")
+        .skip(1)
+    {
+        let name = stage.split(')').next().unwrap();
+        let name = name.trim_start_matches("Box<").trim_end_matches('>');
+        assert!(errors.iter().any(|(error, _)| *error == name), "{name}");
+    }
+    for (name, least) in errors {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
