@@ -41,10 +41,16 @@ pub(crate) enum PipelineError {
     #[error(transparent)]
     Core(#[from] CoreError),
     #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
+    Snapshot(#[from] Box<SnapshotError>),
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
+}
+
+impl From<SnapshotError> for PipelineError {
+    fn from(error: SnapshotError) -> Self {
+        Self::Snapshot(Box::new(error))
+    }
 }
 
 /// Who has refused or failed, whichever stage it was met in.

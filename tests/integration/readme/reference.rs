@@ -315,6 +315,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         .skip(1)
     {
         let name = stage.split(')').next().unwrap();
+        let name = name.trim_start_matches("Box<").trim_end_matches('>');
         assert!(errors.iter().any(|(error, _)| *error == name), "{name}");
     }
     for (name, least) in errors {
