@@ -10,7 +10,7 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&len.to_be_bytes()[..], bytes].concat()
 }
 
-/// What `walpost.publish` writes: a test in `tests/integration/messages.rs` holds it to the same.
+/// What `walpost.publish` writes: a test in `tests/integration/messages/` holds it to the same.
 fn envelope(headers: Option<&str>, payload: Option<&[u8]>) -> Vec<u8> {
     let null = (-1i32).to_be_bytes().to_vec();
     let mut out = vec![VERSION];
