@@ -374,15 +374,13 @@ impl Checkpoint {
         let before = self.partitions.insert(topic.to_owned(), found);
         let size = |topic: &str| topic.len() + TOPIC_BYTES;
         let mut bytes: usize = self.partitions.keys().map(|topic| size(topic)).sum();
-        if bytes > bytes_max {
-            self.partitions.retain(|known, _| {
-                let stays = bytes <= bytes_max || known == topic || in_use(known);
-                if !stays {
-                    bytes -= size(known);
-                }
-                stays
-            });
-        }
+        self.partitions.retain(|known, _| {
+            let stays = bytes <= bytes_max || known == topic || in_use(known);
+            if !stays {
+                bytes -= size(known);
+            }
+            stays
+        });
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }

@@ -236,6 +236,20 @@ mod tests {
     }
 
     #[test]
+    fn key_is_compared_as_the_type_of_its_column_wants_it() {
+        let of = |name, types: &[u32], kind| {
+            for type_oid in types {
+                assert_eq!(KeyType::of(*type_oid), kind, "{name}: {type_oid}");
+            }
+        };
+        of("int2, int4, int8", &[21, 23, 20], Some(KeyType::Integer));
+        of("bytea, uuid", &[17, 2950], Some(KeyType::Bytes));
+        of("text, varchar", &[25, 1043], Some(KeyType::Text));
+        of("timestamp, timestamptz", &[1114, 1184], Some(KeyType::Time));
+        of("numeric, float8, jsonb", &[1700, 701, 3802], None);
+    }
+
+    #[test]
     fn times_are_in_order_as_texts() {
         let ordered = [
             "2026-11-22 01:02:03+00",

@@ -718,7 +718,7 @@ impl<'s> Settled<'s> {
             }
         }
         self.alike += 1;
-        if self.alike == ALIKE {
+        if self.alike >= ALIKE {
             self.write();
         }
     }

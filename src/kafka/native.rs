@@ -296,10 +296,11 @@ struct NativeHeaders(NonNull<rd_kafka_headers_t>);
 
 impl NativeHeaders {
     fn of(record: &Record<'_>) -> Result<Self, RDKafkaErrorCode> {
+        let named = record.headers.iter();
         // SAFETY: makes an empty list.
-        let list = unsafe { rd_kafka_headers_new(record.headers.len()) };
+        let list = unsafe { rd_kafka_headers_new(named.len()) };
         let headers = Self(NonNull::new(list).ok_or(RDKafkaErrorCode::CriticalSystemResource)?);
-        for (name, value) in record.headers.iter() {
+        for (name, value) in named {
             let (value, value_len) = parts(value);
             // SAFETY: name and value are valid for the call, and are copied.
             let code = unsafe {

@@ -444,7 +444,7 @@ mod tests {
             ("type", 1043),
             ("payload", oid::JSONB),
             ("raw", oid::BYTEA),
-            ("kind", 16999),
+            ("kind", oid::FIRST_OF_USERS),
         ]
         .map(|(name, type_oid)| TableColumn { name, type_oid })
         .to_vec()
@@ -464,6 +464,17 @@ mod tests {
             .collect();
         assert_eq!(needed, [true, true, true, false, true, false, false]);
         assert!(mapping.headers_column.is_none());
+    }
+
+    #[test]
+    fn a_table_without_an_id_will_do_where_no_setting_names_it() {
+        let columns = &columns()[1..];
+        let mut settings = OutboxSettings::default();
+        settings.headers.clear();
+        let mapping = Mapping::bind(&settings, "public.outbox", columns).expect("binds");
+        let row = [None; COLUMNS_MAX];
+        assert_eq!(mapping.id(&row), None);
+        assert_eq!(mapping.describe(&row), "row");
     }
 
     #[test]

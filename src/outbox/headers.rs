@@ -27,20 +27,8 @@ impl<'r> Headers<'r> {
         Self { spans, scratch }
     }
 
-    /// How many headers there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.spans.len()
-    }
-
-    /// There are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.spans.is_empty()
-    }
-
     /// Names and values.
-    pub fn iter(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
         let scratch = self.scratch;
         self.spans.iter().map(move |span| {
             // Names are written from `str`s only, so none is replaced by the default.

@@ -267,7 +267,7 @@ mod tests {
     use super::super::settings::{HeadersColumn, OutboxSettings};
     use super::*;
 
-    const COLUMNS: [(&str, u32); 9] = [
+    const COLUMNS: [(&str, u32); 12] = [
         ("id", 2950),
         ("aggregatetype", 25),
         ("aggregateid", 25),
@@ -277,6 +277,9 @@ mod tests {
         ("at", 1184),
         ("shard", 23),
         ("tenant", 25),
+        ("traceparent", 25),
+        ("local", 1114),
+        ("millis", 20),
     ];
 
     type Plain = (
@@ -420,6 +423,11 @@ mod tests {
             route(|_| {}, &with(&[("headers", "[]")])),
             Err(RouteError::Headers(_))
         ));
+        let traced = route(|_| {}, &with(&[("traceparent", "00-1-2-01")])).expect("routes");
+        assert_eq!(
+            traced.5,
+            ["id=7", "traceparent=00-1-2-01", "walpost-position=POSITION"]
+        );
     }
 
     #[test]
@@ -444,6 +452,13 @@ mod tests {
         for at in ["infinity", "1969-12-31 23:59:59+00"] {
             let error = both(&[("shard", "0"), ("at", at)]);
             assert_eq!(error, Err(RouteError::Timestamp(at.to_owned())));
+        }
+        for (column, value) in [("local", "1970-01-01 00:00:03"), ("millis", "3000")] {
+            let record = route(
+                |s| s.timestamp = Some(column.to_owned()),
+                &with(&[(column, value)]),
+            );
+            assert_eq!(record.expect("routes").2, Some(3000), "{column}");
         }
     }
 

@@ -148,6 +148,17 @@ mod tests {
     }
 
     #[test]
+    fn only_a_template_without_columns_is_the_same_for_every_row() {
+        let constant = |text: &str| {
+            let template = text.parse::<Template>().expect(text);
+            template.constant().map(str::to_owned)
+        };
+        assert_eq!(constant("or{{ders").as_deref(), Some("or{ders"));
+        assert_eq!(constant("{id}"), None);
+        assert_eq!(constant("orders.{id}"), None);
+    }
+
+    #[test]
     fn what_is_no_template_is_refused_with_its_place() {
         let error = |text: &str| text.parse::<Template>().expect_err(text);
         assert_eq!(error("a{b"), TemplateError::Unclosed("a{b".to_owned(), 1));

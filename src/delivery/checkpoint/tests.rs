@@ -287,6 +287,53 @@ fn a_failover_that_lost_what_was_published_begins_an_epoch_at_the_switch() {
 }
 
 #[test]
+fn checkpoint_that_was_resumed_says_the_same_on_the_timeline_that_is_there_now() {
+    let copied = |snapshot_lsn| CopyProgress {
+        key: vec!["id".to_owned()],
+        rows: 1,
+        chunks: vec![Chunk {
+            snapshot_lsn,
+            upto: None,
+        }],
+    };
+    let before = Checkpoint {
+        snapshot: Some(copied(SAFE)),
+        ..checkpoint()
+    };
+    let at = Lsn(0x380);
+    let standby = promoted(at);
+    let resume = before.resume(&standby).expect("goes on");
+    let resumed = before.resumed(&standby, &resume);
+    let expected = Checkpoint {
+        epoch: 5,
+        timeline: 2,
+        safe_lsn: at,
+        delivered: Some(Delivered::Before(at)),
+        snapshot: Some(copied(at)),
+        ..before
+    };
+    assert_eq!(resumed, expected);
+    let again = resumed.resume(&standby).expect("goes on");
+    let told_once = Resume {
+        phantom: None,
+        ..resume
+    };
+    assert_eq!(again, told_once);
+}
+
+#[test]
+fn failover_at_the_end_of_what_was_dealt_with_begins_no_epoch() {
+    let at = Lsn(0x400);
+    let checkpoint = Checkpoint {
+        delivered: Some(Delivered::Before(at)),
+        ..checkpoint()
+    };
+    let resume = checkpoint.resume(&promoted(at)).expect("goes on");
+    assert_eq!((resume.epoch, resume.phantom), (4, None));
+    assert_eq!(resume.delivered, checkpoint.delivered);
+}
+
+#[test]
 fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
     for (timeline, history) in [
         (2, vec![]),
@@ -375,6 +422,8 @@ fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
     }
     let twice = checkpoint().skipped(Lsn(0x600)).skipped(Lsn(0x550));
     assert_eq!(twice, checkpoint().skipped(Lsn(0x600)));
+    let further = checkpoint().skipped(Lsn(0x550)).skipped(Lsn(0x600));
+    assert_eq!(further, twice);
     let slot = ServerState {
         confirmed: Lsn(0x600),
         ..server()
@@ -424,4 +473,25 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
     // With less room than before.
     checkpoint.note_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
+}
+
+#[test]
+fn topics_are_forgotten_only_as_far_as_room_is_missing() {
+    let room = |topics: usize| topics * ("aa".len() + TOPIC_BYTES);
+    let noted = |topics: &[&str], bytes_max, in_use: bool| {
+        let mut checkpoint = Checkpoint::first(1, &server());
+        for topic in ["aa", "bb", "cc"] {
+            checkpoint.note_partitions(topic, 1, room(3), |_| false);
+        }
+        for topic in topics {
+            checkpoint.note_partitions(topic, 1, bytes_max, |_| in_use);
+        }
+        checkpoint.partitions.into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(noted(&[], 0, false), ["aa", "bb", "cc"]);
+    assert_eq!(noted(&["dd"], room(3), false), ["bb", "cc", "dd"]);
+    assert_eq!(noted(&["dd"], room(3), true), ["aa", "bb", "cc"]);
+    // With less room than before.
+    assert_eq!(noted(&["cc"], room(2), false), ["bb", "cc"]);
+    assert_eq!(noted(&["cc"], room(1), true), ["aa"]);
 }

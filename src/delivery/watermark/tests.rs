@@ -330,31 +330,139 @@ fn transactions_in_flight_are_bounded() {
     assert!(watermark.reserve(1).expect("open").is_some());
 }
 
-#[tokio::test]
-async fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
-    let mut watermark = Watermark::new(
-        Window {
-            records: 8,
-            bytes: 1000,
-        },
-        Lsn(0),
-    );
-    let tags = transaction(&mut watermark, 10, 8);
-    let deliveries = watermark.deliveries();
-    let mut room = Box::pin(watermark.room());
-    deliveries.delivered([tags[0]]);
-    assert!(futures_poll(room.as_mut()).is_pending());
-    deliveries.delivered([tags[1]]);
-    room.await;
-    let mut empty = Box::pin(watermark.empty());
-    deliveries.delivered(tags[2..7].iter().copied());
-    assert!(futures_poll(empty.as_mut()).is_pending());
-    deliveries.delivered([tags[7]]);
-    empty.await;
+#[test]
+fn the_window_that_is_allowed_last_counts() {
+    let mut watermark = watermark();
+    watermark.begin(Lsn(200)).expect("begins");
+    watermark.reserve(1).expect("open").expect("room");
+    let window = Window {
+        records: 2,
+        bytes: 100,
+    };
+    watermark.allow(window);
+    watermark.reserve(1).expect("open").expect("room");
+    assert_eq!(watermark.reserve(1), Ok(None));
+    watermark.allow(WINDOW);
+    watermark.reserve(1).expect("open").expect("room");
 }
 
-fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
-    future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+#[test]
+fn tag_that_was_a_word_meanwhile_counts_for_its_transaction() {
+    let mut watermark = watermark();
+    let first = transaction(&mut watermark, 200, 1);
+    let second = transaction(&mut watermark, 300, 1);
+    let as_words = |tags: &[Tag]| -> Vec<_> {
+        let words = tags.iter().map(|tag| tag.to_word());
+        words.map(Tag::from_word).collect()
+    };
+    deliver(&watermark, &as_words(&second));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(100));
+    deliver(&watermark, &as_words(&first));
+    assert_eq!(watermark.confirmed().lsn(), Lsn(310));
+    assert_eq!(watermark.in_flight(), Window::default());
+}
+
+#[test]
+fn transactions_with_records_are_counted_and_where_the_last_ended_is_known() {
+    let mut watermark = watermark();
+    let found = |watermark: &mut Watermark| {
+        let confirmed = watermark.confirmed();
+        let progress = watermark.progress(confirmed, false);
+        assert_eq!(progress.transactions, watermark.transactions());
+        (progress.transactions, watermark.carried())
+    };
+    assert_eq!(found(&mut watermark), (0, Lsn::ZERO));
+    transaction(&mut watermark, 200, 1);
+    transaction(&mut watermark, 300, 2);
+    transaction(&mut watermark, 400, 0);
+    watermark.idle(Lsn(500));
+    assert_eq!(found(&mut watermark), (2, Lsn(310)));
+    watermark.reconnected(Lsn(100));
+    assert_eq!(found(&mut watermark), (2, Lsn::ZERO), "on this connection");
+}
+
+#[test]
+fn what_is_delivered_is_counted_where_the_pipeline_is_observed() {
+    let stats = Arc::new(PipelineStats::default());
+    let watermark = Watermark::observed(WINDOW, Lsn(100), Arc::clone(&stats));
+    assert!(std::ptr::eq(
+        watermark.deliveries().stats(),
+        &raw const *stats
+    ));
+    assert!(Arc::ptr_eq(watermark.stats(), &stats));
+}
+
+#[test]
+fn the_first_failure_counts_unless_a_permanent_one_follows() {
+    let failures = |all: &[(&str, bool)]| {
+        let watermark = watermark();
+        let deliveries = watermark.deliveries();
+        for (reason, permanent) in all {
+            deliveries.failed_with(DeliveryFailure {
+                reason: (*reason).to_owned(),
+                permanent: *permanent,
+                refused: None,
+                refused_until: None,
+            });
+        }
+        deliveries.failure().map(|failure| failure.reason)
+    };
+    assert_eq!(failures(&[]), None);
+    let check = |all: &[(&str, bool)], counts: &str| {
+        assert_eq!(failures(all).as_deref(), Some(counts), "{all:?}");
+    };
+    check(&[("first", false), ("second", false)], "first");
+    check(&[("first", false), ("second", true)], "second");
+    check(&[("first", true), ("second", false)], "first");
+    check(&[("first", true), ("second", true)], "first");
+}
+
+/// How often a task was woken.
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Wakes {
+    fn poll<F: Future>(self: &Arc<Self>, future: std::pin::Pin<&mut F>) -> std::task::Poll<()> {
+        let waker = Arc::clone(self).into();
+        let done = future.poll(&mut std::task::Context::from_waker(&waker));
+        done.map(drop)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
+    for (records, bytes) in [(8, 1_000_000), (1_000_000, 8 * 7)] {
+        let mut watermark = Watermark::new(Window { records, bytes }, Lsn(0));
+        let tags = transaction(&mut watermark, 10, 8);
+        let deliveries = watermark.deliveries();
+        let wakes = Arc::new(Wakes::default());
+        let mut room = Box::pin(watermark.room());
+        assert!(wakes.poll(room.as_mut()).is_pending());
+        deliveries.delivered([tags[0]]);
+        assert_eq!(wakes.count(), 0, "an eighth");
+        assert!(wakes.poll(room.as_mut()).is_pending());
+        deliveries.delivered([tags[1]]);
+        assert_eq!(wakes.count(), 1, "a quarter");
+        assert!(wakes.poll(room.as_mut()).is_ready());
+        let mut empty = Box::pin(watermark.empty());
+        assert!(wakes.poll(empty.as_mut()).is_pending());
+        deliveries.delivered(tags[2..7].iter().copied());
+        assert_eq!(wakes.count(), 1, "one is left");
+        assert!(wakes.poll(empty.as_mut()).is_pending());
+        deliveries.delivered([tags[7]]);
+        assert_eq!(wakes.count(), 2, "none is left");
+        assert!(wakes.poll(empty.as_mut()).is_ready());
+    }
 }
 
 /// What happens to a watermark in the property test.

@@ -516,7 +516,7 @@ fn hosts(settings: &Settings) -> Result<Vec<Host>, ConninfoError> {
                 }
             };
             let place = match (name, address) {
-                ("", None) => default_place(),
+                ("", None) => default_place(&SOCKET_FOLDERS),
                 ("", Some(address)) => Place::Tcp {
                     name: address.to_string(),
                     address: Some(address),
@@ -532,12 +532,10 @@ fn hosts(settings: &Settings) -> Result<Vec<Host>, ConninfoError> {
         .collect()
 }
 
-fn default_place() -> Place {
-    match SOCKET_FOLDERS
-        .into_iter()
-        .find(|folder| cfg!(unix) && Path::new(folder).is_dir())
-    {
-        Some(folder) => Place::Socket(folder.to_owned()),
+/// The socket in the first of the folders that is there.
+fn default_place(folders: &[&str]) -> Place {
+    match folders.iter().find(|folder| Path::new(folder).is_dir()) {
+        Some(folder) => Place::Socket((*folder).to_owned()),
         None => Place::Tcp {
             name: "localhost".to_owned(),
             address: None,

@@ -276,12 +276,6 @@ impl<'a> Tuple<'a> {
         usize::from(self.count)
     }
 
-    /// The row has no values: a table without columns.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// The values in the order of the relation's columns.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut r = Reader { rest: self.values };

@@ -25,7 +25,7 @@ fn refusal(text: &str, environment: Environment<'_>) -> String {
 
 fn default_host() -> String {
     Host {
-        place: default_place(),
+        place: default_place(&SOCKET_FOLDERS),
         port: 5432,
     }
     .to_string()
@@ -61,6 +61,52 @@ fn hosts_ports_user_and_database_are_found_as_in_libpq() {
         ("user=a user=b host=h", "b on h:5432 as b"),
     ] {
         assert_eq!(described(text, &[]), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn without_a_host_it_is_the_first_socket_folder_that_is_there_or_else_localhost() {
+    let there = tempfile::tempdir().unwrap();
+    let there = there.path().to_str().unwrap();
+    let socket = Place::Socket(there.to_owned());
+    assert_eq!(default_place(&["/nonexistent", there]), socket);
+    let localhost = Place::Tcp {
+        name: "localhost".to_owned(),
+        address: None,
+    };
+    assert_eq!(default_place(&["/nonexistent"]), localhost);
+}
+
+#[test]
+fn only_the_database_comes_from_the_string_whose_database_is_asked_for() {
+    let administrator = parse("host=h user=postgres dbname=postgres", &[]).unwrap();
+    let shop = parse("host=other user=walpost dbname=shop", &[]).unwrap();
+    let conninfo = administrator.to_database_of(&shop);
+    assert_eq!(conninfo.describe(), "shop on h:5432 as postgres");
+    assert_eq!(conninfo.dbname(), "shop");
+}
+
+#[test]
+fn a_role_is_asked_for_in_each_way_that_options_have() {
+    for (options, asks) in [
+        ("-c role=shop", true),
+        ("-crole=shop", true),
+        ("--role=shop", true),
+        ("-c geqo=off -c role=shop", true),
+        ("-c geqo=off", false),
+        ("-c parole=x", false),
+    ] {
+        let conninfo = parse(&format!("host=h options='{options}'"), &[]).unwrap();
+        assert_eq!(conninfo.asks_for_role(), asks, "{options}");
+    }
+    assert!(!parse("host=h", &[]).unwrap().asks_for_role());
+}
+
+#[test]
+fn sslmode_is_shown_as_it_is_written() {
+    for mode in ["disable", "prefer", "require", "verify-ca", "verify-full"] {
+        let conninfo = parse(&format!("sslmode={mode}"), &[]).unwrap();
+        assert_eq!(conninfo.tls.mode.to_string(), mode);
     }
 }
 
@@ -337,6 +383,59 @@ fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
         let password = password.map(|Secret(bytes)| String::from_utf8(bytes).unwrap());
         assert_eq!(password.as_deref(), expected, "{text:?} {environment:?}");
     }
+}
+
+/// The connection string `text`, from a file that has `now` in it by now.
+fn kept(text: &str, now: Result<&str, &str>) -> Conninfo {
+    let now = now.map(str::to_owned).map_err(str::to_owned);
+    let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());
+    parse(text, &[]).unwrap().kept_in("walpost.toml", read)
+}
+
+#[test]
+fn password_in_a_file_is_read_again_unless_it_is_for_somewhere_else_by_now() {
+    let text = "host=h user=u dbname=d password=old";
+    for (now, expected) in [
+        (Ok("host=h user=u dbname=d password=new"), "new"),
+        (Ok("host=other user=u dbname=d password=new"), "old"),
+        (Ok("host=h user=other dbname=d password=new"), "old"),
+        (Ok("host=h user=u dbname=other password=new"), "old"),
+        (Err("no such file"), "old"),
+    ] {
+        let conninfo = kept(text, now);
+        let Secret(password) = conninfo.password(&conninfo.hosts[0]).unwrap();
+        assert_eq!(password, expected.as_bytes(), "{now:?}");
+    }
+}
+
+#[test]
+fn whoever_has_to_change_the_password_is_told_where_it_comes_from() {
+    let origin = |text, environment: Environment<'_>| {
+        let conninfo = parse(text, environment).unwrap();
+        conninfo.password_origin()
+    };
+    let check = |found: String, expected: &str| assert!(found.starts_with(expected), "{found}");
+    check(
+        origin("host=h password=x", &[]),
+        "the connection string of the command line or the environment",
+    );
+    check(
+        origin("host=h", &[("PGPASSWORD", "x")]),
+        "the environment variable PGPASSWORD",
+    );
+    check(
+        origin("host=h", &[("PGPASSFILE", "/f")]),
+        "the password file /f",
+    );
+    let homeless = Conninfo::parse("host=h user=u", &|_| None).unwrap();
+    check(homeless.password_origin(), "nowhere");
+    let by_file = "host=h password=x";
+    check(kept(by_file, Ok(by_file)).password_origin(), "walpost.toml");
+    // It was moved to the password file meanwhile.
+    check(
+        kept(by_file, Ok("host=h passfile=/f")).password_origin(),
+        "the password file /f",
+    );
 }
 
 #[test]

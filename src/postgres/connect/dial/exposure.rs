@@ -102,3 +102,22 @@ impl Exposures {
         told.iter().map(|(_, text)| text.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::connect::conninfo::Conninfo;
+
+    #[test]
+    fn what_is_found_of_a_connection_is_known_to_all_of_the_same_string() {
+        let conninfo = Conninfo::parse("host=h user=u", &|_| None).expect("a connection string");
+        let clone = conninfo.clone();
+        clone.exposures.note(Exposure::Proven, "h", SslMode::Prefer);
+        assert_eq!(conninfo.exposures(), Vec::<String>::new());
+        clone.exposures.note(Exposure::Clear, "h", SslMode::Prefer);
+        let [told] = &conninfo.exposures()[..] else {
+            panic!("{:?}", conninfo.exposures());
+        };
+        assert!(told.contains("at h has no TLS (sslmode=prefer)"), "{told}");
+    }
+}

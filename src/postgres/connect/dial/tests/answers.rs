@@ -2,22 +2,6 @@
 
 use super::*;
 
-#[test]
-fn a_role_is_asked_for_in_each_way_that_options_have() {
-    for (options, asks) in [
-        ("-c role=shop", true),
-        ("-crole=shop", true),
-        ("--role=shop", true),
-        ("-c geqo=off -c role=shop", true),
-        ("-c geqo=off", false),
-        ("-c parole=x", false),
-    ] {
-        let conninfo = conninfo(&format!("host=h options='{options}'"));
-        assert_eq!(conninfo.asks_for_role(), asks, "{options}");
-    }
-    assert!(!conninfo("host=h").asks_for_role());
-}
-
 #[tokio::test]
 async fn a_session_holds_what_the_server_said_and_all_that_followed() {
     let answer = [&ready()[..], b"more"].concat();
