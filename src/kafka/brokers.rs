@@ -12,7 +12,7 @@ use super::native;
 /// How long librdkafka may know no broker until it is given those of the settings.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long at most until it is given them again: librdkafka keeps each list that it is given.
-const LONGEST: Duration = Duration::from_mins(10);
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Gives librdkafka the brokers of the settings again where it knows none any more.
 ///
