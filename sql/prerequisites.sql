@@ -32,8 +32,8 @@ BEGIN
         END IF;
         IF current_setting('wal_level') <> 'logical' THEN
             RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
-                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again. On a rented '
-                    'server it is a parameter of the provider, such as rds.logical_replication or cloudsql.logical_decoding.';
+                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again. On a managed '
+                    'service it is a parameter of the provider, such as rds.logical_replication or cloudsql.logical_decoding.';
         END IF;
         IF (SELECT count(*) FROM pg_replication_slots) >= slots_max THEN
             RAISE EXCEPTION 'all replication slots are in use, and slot % needs one', name

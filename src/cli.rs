@@ -28,7 +28,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor;
 
-/// Carries a PostgreSQL transactional outbox to Apache Kafka, in commit order.
+/// Delivers events from a PostgreSQL outbox table to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -45,10 +45,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Create outbox, role, publication and slot; what exists stays as it is
     ///
-    /// Of a configuration file it makes what each pipeline needs, or each that is named. Where they are several, the URL is
-    /// the connection of one administrator, and each pipeline keeps its own database.
+    /// With a configuration file, it creates what each pipeline needs, or each that --pipeline names. Where they are several,
+    /// --postgres is the connection of one administrator, who is used in the database of each pipeline.
     Init(init::InitArgs),
-    /// Find everything that would make `run` fail or lose data later, each with its remedy
+    /// Find what would make `run` fail or lose events later, each with the command that fixes it
     Check(check::CheckArgs),
     /// Show or set the position that exactly-once resumes from
     #[command(subcommand)]
@@ -57,14 +57,14 @@ pub(crate) enum Command {
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
-    /// Send rows of the outbox table again: counts them, asks, and can be resumed
+    /// Send rows of the outbox table again: counts them, asks first, and can be resumed
     Replay(replay::ReplayArgs),
-    /// Move the slot forward over events that are not to be delivered: shows them, asks, and
+    /// Move the slot forward over events that must not be delivered: shows them, asks first, and
     /// records what was skipped
     Skip(skip::SkipArgs),
     /// Compare the topics with the table: what is missing, repeated, misplaced or out of order
     Verify(verify::VerifyArgs),
-    /// Show how the pipelines are: state, rates, lag, slot
+    /// Show the state, rate, lag and slot of each pipeline
     Status(status::StatusArgs),
     /// Print a completion script for a shell
     Completions {

@@ -128,10 +128,10 @@ pub(crate) async fn run<S: Sink>(
             Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
-                    info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is back");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is reachable again");
                 }
                 if let Some(lasted) = waiting.ended(Instant::now()) {
-                    info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot was free");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot is free");
                 }
                 let mut session = session;
                 match session

@@ -53,7 +53,7 @@ impl Progress {
             }
             None => {
                 if let Some(told) = self.pace.advance(count, Instant::now()) {
-                    tell(&self.what, &told, "working");
+                    tell(&self.what, &told, false);
                 }
             }
         }
@@ -71,7 +71,7 @@ impl Progress {
             bar.finish_and_clear();
             BARS.remove(&bar);
         }
-        tell(&self.what, &self.pace.told(Instant::now()), "done");
+        tell(&self.what, &self.pace.told(Instant::now()), true);
     }
 }
 
@@ -96,15 +96,18 @@ fn style(has_total: bool) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-fn tell(what: &str, told: &Told, state: &str) {
+fn tell(what: &str, told: &Told, is_over: bool) {
     let Told {
         done,
         total,
         per_second,
         left,
     } = told;
+    if is_over {
+        return info!(count = done, per_second, "{what}");
+    }
     let left = left.map(tracing::field::debug);
-    info!(what, done, total, per_second, left, "{state}");
+    info!(count = done, total, per_second, left, "{what} so far");
 }
 
 /// The pure part: when there is something to tell, and what.

@@ -164,7 +164,7 @@ pub(crate) enum RetentionError {
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
     /// Somebody else does the same.
-    #[error("another walpost is at work on the partitions of table {0}; nothing was done")]
+    #[error("another Walpost is maintaining table {0}; nothing was done")]
     Claimed(TableName),
 }
 

@@ -125,7 +125,9 @@ pub enum SinkError {
         reason: String,
     },
     /// The broker lets us not use the topic.
-    #[error("topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}")]
+    #[error(
+        "access to topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}"
+    )]
     TopicDenied {
         topic: String,
         /// What the broker says.

@@ -112,8 +112,7 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::List
             _ = interrupt.recv() => "SIGINT",
             _ = hangup.recv() => {
                 warn!(
-                    "SIGHUP: settings are read at the start only, and stay as they are. For new ones, restart \
-                     walpost"
+                    "SIGHUP ignored: settings are read at the start only. To have new ones, restart Walpost"
                 );
                 continue;
             }
@@ -179,7 +178,10 @@ fn start(
         }
     });
     if let Err(reason) = spawned {
-        error!(pipeline = name, "its thread can't be started: {reason}");
+        error!(
+            pipeline = name,
+            "the pipeline's thread can't be started: {reason}"
+        );
     }
 }
 
@@ -227,7 +229,7 @@ fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
         }),
         Err(reason) => warn!(
             pipeline = settings.name,
-            "its slot is no longer monitored: {reason}"
+            "the slot of the halted pipeline is not monitored: {reason}"
         ),
     }
 }

@@ -94,7 +94,7 @@ pub(crate) enum VerifyError {
     NoTopics,
     /// Records can't be told apart.
     #[error(
-        "no header has the event's id, so records and rows can't be brought together. Add one: headers = {{ id = \
+        "no header has the event's id, so records and rows can't be matched. Add one: headers = {{ id = \
          \"{{id}}\" }}. Only records that are made from then on will have it"
     )]
     NoIdHeader,
@@ -429,7 +429,7 @@ impl DatabaseReader<'_> {
                 return Ok((End::NotReached, confirmed));
             }
             if !std::mem::replace(&mut is_told, true) {
-                info!(slot, %confirmed, %goal, "waiting until what the table has is delivered");
+                info!(slot, %confirmed, %goal, "waiting for the table's rows to be delivered");
             }
             tokio::time::sleep(LOOK).await;
         }

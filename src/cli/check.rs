@@ -202,7 +202,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         report.add(
             "database",
             Outcome::Ok,
-            "outbox, publication and slot are there and fit together",
+            "outbox, publication and slot exist and fit together",
         );
     }
     owners(settings, &observed, &catalog, report).await;
@@ -380,22 +380,22 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
     }
     if matches!(outbox, Outbox::Messages { .. }) {
         match observed.has_publish {
-            true => report.add("publish", Outcome::Ok, "the function walpost.publish is there"),
+            true => report.add("publish", Outcome::Ok, "function walpost.publish exists"),
             false => report.add(
                 "publish",
                 Outcome::Warning,
-                "the function walpost.publish is not there, so nobody can write an event with it. Create it: walpost \
+                "function walpost.publish does not exist, so no role can write an event with it. Create it: walpost \
                  init --outbox messages",
             ),
         }
     }
     match observed.has_journal {
-        true => report.add("journal", Outcome::Ok, "table walpost.journal is there"),
+        true => report.add("journal", Outcome::Ok, "table walpost.journal exists"),
         false => report.add(
             "journal",
             Outcome::Warning,
             format!(
-                "table walpost.journal is not there, so nothing can be skipped or sent again: that is recorded in it. \
+                "table walpost.journal does not exist, so nothing can be skipped or sent again: that is recorded in it. \
                  Create it: {}",
                 outbox.init()
             ),
@@ -405,13 +405,13 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
         true => report.add(
             "slot state",
             Outcome::Ok,
-            "table walpost.slot_state is there",
+            "table walpost.slot_state exists",
         ),
         false => report.add(
             "slot state",
             Outcome::Warning,
             format!(
-                "table walpost.slot_state is not there, so a slot that somebody moves or re-creates while no walpost run has \
+                "table walpost.slot_state does not exist, so a slot that is moved or re-created while no walpost run has \
                  it goes unnoticed. Create it: {}",
                 outbox.init()
             ),
@@ -542,8 +542,9 @@ fn broker_finding(
         BrokerFinding::Unreachable(reason) => report.add(check, Outcome::Unreachable, reason),
         BrokerFinding::Refused(error) => report.add(check, Outcome::Failure, error),
         BrokerFinding::Reachable { brokers } => {
-            let message =
-                format!("{brokers} broker(s); topics are looked up with their first record");
+            let message = format!(
+                "{brokers} broker(s) reachable; topics and ACLs are not checked before the first record"
+            );
             report.add(check, Outcome::Ok, message);
         }
         BrokerFinding::Topic {

@@ -64,7 +64,7 @@ enum Failure {
     SlotInUse(#[from] SlotInUse),
     #[error(transparent)]
     Sink(#[from] SinkError),
-    #[error("pipeline {0:?} was not named: nothing was changed")]
+    #[error("the answer was not the name of pipeline {0:?}: nothing was changed")]
     NotAsked(String),
 }
 

@@ -188,6 +188,9 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
         _ => "",
     };
     let ProvisionError { reason, left, .. } = &error;
+    // A hint of the server's own is a sentence with its full stop.
+    let error = error.to_string();
+    let error = error.trim_end_matches('.');
     error!(pipeline, %database, "{error}{hint}. {left}");
     Err(match recovery::of_catalog(reason) {
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,

@@ -18,7 +18,7 @@ use crate::retention::{Report, RetentionError};
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
 pub(crate) struct MaintainArgs {
-    /// Say what would be done, and change nothing
+    /// Show what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

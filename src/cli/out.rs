@@ -154,7 +154,7 @@ pub(super) fn json(document: &impl Serialize) -> bool {
     match serde_json::to_string(document) {
         Ok(text) => json_text(&text),
         Err(reason) => {
-            error!("no JSON can be made of it: {reason}");
+            error!("failed to write JSON: {reason}");
             HAS_FAILED.store(true, Ordering::Relaxed);
             false
         }

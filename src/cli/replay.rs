@@ -30,15 +30,15 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Rows from here on: a time, like 2025-11-01T03:00:00Z, compared with created_at; an id; or the
+    /// Rows from here: a time, like 2025-11-01T03:00:00Z, compared with created_at; an id; or the
     /// walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION")]
     from: Option<Bound>,
-    /// Rows up to and with this time, id or position
+    /// Rows up to and including this time, id or position
     #[arg(long, value_name = "TIME|ID|POSITION")]
     to: Option<Bound>,
-    /// Rows that fulfil a condition in SQL. Functions that it calls can do what the connection's role
-    /// may, such as drop a slot: no superuser runs one
+    /// Rows that meet a condition in SQL. Functions in it run with the rights of the connection's role,
+    /// and could drop a slot: it is refused for a superuser
     #[arg(long = "where", value_name = "SQL")]
     condition: Option<String>,
     /// Rows of this aggregate type, or of one aggregate; repeated, of any of them
@@ -56,13 +56,13 @@ pub(crate) struct ReplayArgs {
     /// Count the rows, and send none
     #[arg(long)]
     dry_run: bool,
-    /// Send at most so many rows a second
+    /// Send at most this many rows a second
     #[arg(long, value_name = "N/s", value_parser = rate)]
     rate: Option<u32>,
     /// Where records go: kafka, or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Resume a replay that was cut short. Its --where and --topic have to be given again: what the
+    /// Resume an interrupted replay. Its --where and --topic have to be given again: what the
     /// journal has of them is compared, and never run
     #[arg(
         long,
@@ -92,10 +92,10 @@ enum Failure {
     },
     #[error("signals can't be received: {0}")]
     Signals(std::io::Error),
-    #[error("pipeline {0:?} was not named: nothing was sent")]
+    #[error("the answer was not the name of pipeline {0:?}: nothing was sent")]
     NotAsked(String),
     #[error(
-        "nothing says which rows of table {0} are to be sent again. Select some (--from, --to, --aggregate, --id, --where, \
+        "no rows of table {0} are selected. Select some (--from, --to, --aggregate, --id, --where, \
          --dropped-slots), or say --all for every row of it"
     )]
     NoSelection(TableName),

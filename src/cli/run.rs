@@ -23,10 +23,10 @@ pub(crate) struct RunArgs {
     /// Where records go: kafka, or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Where metrics, health and status are shown: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
+    /// Where metrics, health and status are served: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// A further host name that HTTP requests may be for, beside localhost and addresses; "*" for any
+    /// A further host name that HTTP requests may name, besides localhost and IP addresses; "*" for any
     #[arg(
         long,
         env = "WALPOST_HTTP_HOST",
@@ -35,7 +35,7 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     http_host: Vec<String>,
-    /// First create what is missing of table or functions, publication and slot
+    /// First create table or functions, publication and slot, where they are missing
     #[arg(long)]
     init: bool,
     #[command(flatten)]

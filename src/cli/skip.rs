@@ -37,7 +37,7 @@ pub(crate) struct SkipArgs {
 enum Failure {
     #[error(transparent)]
     Skip(#[from] SkipError),
-    #[error("pipeline {0:?} was not named: nothing was changed")]
+    #[error("the answer was not the name of pipeline {0:?}: nothing was changed")]
     NotAsked(String),
 }
 

@@ -322,8 +322,8 @@ fn problems(
             reasons.extend(pipeline.summary.reasons.iter().filter(is_news).cloned());
         }
         (None, Some(address)) => reasons.push(own(match &connector.error {
-            Some(error) => format!("no walpost answers at {address}: {error}"),
-            None => format!("the walpost at {address} has no such pipeline"),
+            Some(error) => format!("no response from Walpost at {address}: {error}"),
+            None => format!("Walpost at {address} has no such pipeline"),
         })),
         (None, None) => {}
     }
@@ -355,10 +355,10 @@ const TITLES: [&str; 12] = [
     "STATE",
     "FOR",
     "LAG",
-    "P99",
+    "DELIVERY P99",
     "EVENTS/S",
-    "RETAINED",
-    "SAFE",
+    "RETAINED WAL",
+    "SAFE WAL SIZE",
     "WAL STATUS",
     "LAG BYTES",
     "IN FLIGHT",
@@ -421,7 +421,7 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
     if pipelines.is_empty() {
         notes.push(match &report.connector.error {
             Some(error) => format!(
-                "no walpost answers at {}: {error}",
+                "no response from Walpost at {}: {error}",
                 report.connector.address.as_deref().unwrap_or(UNKNOWN)
             ),
             None => "there is no such pipeline".to_owned(),

@@ -25,17 +25,17 @@ const MEMORY_MIN: u64 = 4 << 20;
 /// Flags of `walpost verify`.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long
+    /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for 24 hours
     /// ago
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only rows of before this time
+    /// Only rows before this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// The column with the rows' times [default: created_at]
     #[arg(long, value_name = "COLUMN")]
     time_column: Option<String>,
-    /// Read this topic too, although no row belongs there
+    /// Read this topic too, although no row goes there
     #[arg(long, value_name = "TOPIC")]
     also_topic: Vec<String>,
     /// How long to wait for rows that are not delivered yet, while the slot is read

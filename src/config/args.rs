@@ -29,7 +29,7 @@ pub(crate) mod heading {
 #[derive(Debug, Args)]
 #[command(next_help_heading = heading::LOG)]
 pub(crate) struct LogArgs {
-    /// How log lines look
+    /// Format of log lines
     #[arg(
         long,
         env = "WALPOST_LOG_FORMAT",
@@ -110,7 +110,7 @@ pub(crate) struct RecordArgs {
     /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
     #[arg(short = 'X', long, value_name = "NAME=VALUE", help_heading = heading::KAFKA)]
     pub kafka_property: Vec<String>,
-    /// Let properties of librdkafka load libraries and run commands. The configuration file can't say so
+    /// Let properties of librdkafka load libraries and run commands. There is no key for it in the file
     #[arg(
         long,
         env = "WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES",
@@ -119,7 +119,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub allow_code_in_kafka_properties: bool,
-    /// Create topics that are missing
+    /// Create topics that are missing, with this many partitions and replicas
     #[arg(
         long,
         env = "WALPOST_CREATE_TOPICS",
@@ -127,7 +127,7 @@ pub(crate) struct RecordArgs {
         help_heading = heading::KAFKA
     )]
     pub create_topics: Option<CreateTopics>,
-    /// How often a record arrives: at-least-once, or exactly-once [default: at-least-once]
+    /// Delivery guarantee: at-least-once, or exactly-once [default: at-least-once]
     #[arg(
         long,
         env = "WALPOST_DELIVERY",
@@ -148,7 +148,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_oversize: Option<Undeliverable>,
-    /// What happens to an event that no record can be made of: halt, or dead-letter
+    /// What happens to an event that can't become a record, as without a topic: halt, or dead-letter
     /// [default: halt]
     #[arg(
         long,
@@ -158,7 +158,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_unroutable: Option<Undeliverable>,
-    /// What happens to a message that has the outbox's prefix and is no event:
+    /// What happens to a message that has the outbox's prefix and is not an event:
     /// halt, or dead-letter [default: dead-letter]
     #[arg(
         long,
@@ -177,8 +177,8 @@ pub(crate) struct RecordArgs {
         help_heading = heading::DELIVERY
     )]
     pub dead_letter_topic: Option<String>,
-    /// Whether rows that are older than the slot are delivered, before the stream and once in the
-    /// pipeline's life: initial, or never [default: initial]
+    /// Whether to deliver rows that are older than the slot, once and before the stream: initial, or
+    /// never [default: initial]
     #[arg(
         long,
         env = "WALPOST_SNAPSHOT",
@@ -294,10 +294,10 @@ pub(crate) struct WalBudgetArgs {
     /// Warn when the slot retains more WAL than this. Without it, never
     #[arg(long, env = "WALPOST_WAL_BUDGET_WARN", value_name = "SIZE")]
     pub wal_budget_warn: Option<String>,
-    /// The most WAL that the slot is meant to retain. Without it, there is no bound
+    /// The most WAL that the slot should retain. Without it, there is no limit
     #[arg(long, env = "WALPOST_WAL_BUDGET_MAX", value_name = "SIZE")]
     pub wal_budget_max: Option<String>,
-    /// What is done when it retains more: hold it, or drop-slot to save the database's disk
+    /// What to do when it retains more: hold the slot, or drop-slot to save the database's disk
     /// [default: hold]
     #[arg(long, env = "WALPOST_WAL_BUDGET_ON_MAX", value_enum)]
     pub wal_budget_on_max: Option<OnMax>,

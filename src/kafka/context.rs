@@ -331,13 +331,13 @@ impl Context {
             Say::Begins => warn!(
                 pipeline,
                 reason,
-                "Kafka refuses the connection, and had accepted it since Walpost started: trying again. The password comes from {origin}"
+                "Kafka refuses the connection that it accepted earlier; trying again. The password comes from {origin}"
             ),
             Say::Lasts(lasts, _) => warn!(
                 pipeline,
                 reason,
                 elapsed = %Elapsed(lasts),
-                "Kafka still refuses the connection: trying again. The password comes from {origin}"
+                "Kafka still refuses the connection; trying again. The password comes from {origin}"
             ),
             Say::Nothing => {}
         }

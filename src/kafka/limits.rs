@@ -74,7 +74,7 @@ impl BatchLimit {
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match of_topic(producer.client(), topic) {
             Ok(Some(bytes)) => self.note(topic, bytes),
-            Ok(None) => debug!(topic, "{SETTING} of the topic is not shown to us"),
+            Ok(None) => debug!(topic, "the brokers don't show {SETTING} of the topic"),
             Err(code) => {
                 debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
                 return Err(code);

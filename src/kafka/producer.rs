@@ -505,8 +505,8 @@ impl Transactions {
                     topic,
                     before,
                     found,
-                    "the topic's number of partitions has changed: keys have moved, and their order before and after \
-                     is another"
+                    "the topic's number of partitions has changed: keys are in other partitions now, so events of one \
+                     key before and after the change have no order"
                 );
             }
         }

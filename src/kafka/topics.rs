@@ -348,7 +348,7 @@ impl Creation {
                 topic,
                 reason,
                 elapsed = format_args!("{}s", missing.as_secs()),
-                "waiting for a topic to be there"
+                "waiting for a topic to exist"
             );
         }
         Ok(())
@@ -419,7 +419,7 @@ pub(crate) fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
         None if topic.partitions().is_empty() => Lookup::Missing,
         None => Lookup::Present(topic.partitions().len()),
         Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED) => {
-            Lookup::Denied("the broker denies access to it".to_owned())
+            Lookup::Denied("the principal is not authorized to use it".to_owned())
         }
         Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_EXCEPTION) => {
             Lookup::Denied("the broker does not accept the name".to_owned())

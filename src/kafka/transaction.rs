@@ -419,7 +419,7 @@ impl Checkpoints {
                 warn!(
                     pipeline,
                     topic,
-                    "a transaction is open in the topic, and hides the last checkpoint; waiting for its end"
+                    "an open transaction in the topic hides the last checkpoint; waiting for its end"
                 );
             }
             std::thread::sleep(PAUSE);

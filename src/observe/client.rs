@@ -28,10 +28,10 @@ pub(crate) enum AskError {
     #[error("no answer within {ANSWER:?}")]
     Silent,
     /// The answer is none of HTTP.
-    #[error("it is no HTTP server: {0}")]
+    #[error("the server there does not speak HTTP: {0}")]
     Http(#[from] hyper::Error),
     /// The answer is none of Walpost's.
-    #[error("what answers is no walpost of this version: {0}")]
+    #[error("the server there is not Walpost of this version: {0}")]
     Foreign(String),
 }
 

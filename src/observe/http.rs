@@ -138,8 +138,8 @@ pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, Li
         return Err(refused);
     };
     warn!(
-        "{DEFAULT} is in use, by another instance perhaps: metrics, health and status are at http://{address} until the next \
-         start. Give it a place of its own: --http HOST:PORT. To ask this one: walpost status --http {address}"
+        "{DEFAULT} is in use, perhaps by another Walpost: metrics, health and status are at http://{address} until the next \
+         start. Give this instance a fixed address: --http HOST:PORT. To query it now: walpost status --http {address}"
     );
     Ok(Some(listener))
 }

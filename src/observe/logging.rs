@@ -17,10 +17,10 @@ use crate::progress::BesideBars;
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people, coloured on a terminal.
+    /// Text, coloured on a terminal.
     #[default]
     Auto,
-    /// For people, never coloured.
+    /// Text without colours.
     Text,
     /// One JSON object a line.
     Json,
@@ -80,6 +80,10 @@ struct Fields<'f, 'writer> {
 
 impl Fields<'_, '_> {
     fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+        // Where the crate `log` was called from: the path of a source file, for a notice of the server.
+        if field.name().starts_with("log.") {
+            return Ok(());
+        }
         let gap = if self.is_first { "" } else { " " };
         self.is_first = false;
         self.writer.write_str(gap)?;

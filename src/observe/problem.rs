@@ -216,7 +216,7 @@ pub(crate) fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> O
 pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(
         Kind::NotStreaming,
-        format!("nobody reads slot {slot:?}, and the WAL that it retains fills the disk"),
+        format!("no process reads slot {slot:?}, and the WAL that it retains fills the disk"),
         "Start Walpost, or see its log",
     )
 }

@@ -91,7 +91,7 @@ impl Line {
                     pipeline,
                     problem = kind,
                     elapsed = %Elapsed(*lasted),
-                    "watchdog: {kind} is over"
+                    "watchdog: {kind} resolved"
                 );
             }
         }

@@ -469,7 +469,7 @@ impl Core {
             return Err(self.beside_messages(at, relation));
         };
         if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
-            warn!(table = %source.table(), %at, "an UPDATE of an outbox row is not an event, and is left out");
+            warn!(table = %source.table(), %at, "skipped an UPDATE of an outbox row: it is not an event");
         }
         self.counted(Step::Done)
     }

@@ -237,7 +237,9 @@ impl fmt::Display for Outlook {
                 f,
                 "run first delivers the rows that are older than the stream, about {rows}; with snapshot = \"never\" it does not"
             ),
-            Self::Nothing => f.write_str("rows that are older than the slot are dealt with"),
+            Self::Nothing => {
+                f.write_str("no rows that are older than the slot are left to deliver")
+            }
         }
     }
 }
@@ -277,7 +279,7 @@ pub(super) async fn settle(
     let pipeline = &settings.name;
     info!(
         pipeline,
-        why, "no snapshot: rows that are older than the slot are dealt with"
+        why, "no snapshot is needed: no rows that are older than the slot are left to deliver"
     );
     let entry = entry(settings, confirmed, SnapshotRecord::DONE, Some(why));
     if let Err(error) = catalog.write_journal(&entry).await {
@@ -372,7 +374,7 @@ impl Snapshot {
         }
         info!(
             pipeline,
-            "making a snapshot of the table, which waits for the transactions that are open now"
+            "starting a snapshot of the table; waiting for the transactions that are open now"
         );
         connection
             .query(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'"))
@@ -460,7 +462,7 @@ impl Snapshot {
         stats.snapshot_entered(SnapshotPhase::Copying, about);
         info!(
             pipeline, snapshot_lsn = %self.snapshot_lsn, rows = about, host = self.connection.host,
-            "copying the rows that are older than the stream"
+            "snapshot started: copying the rows that are older than the stream"
         );
         Ok(Copying {
             connection: Some(self.connection),
@@ -603,7 +605,7 @@ impl Copying {
     /// Writes down that it is done. Without that the next start finds out by what was confirmed.
     pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
         let pipeline = &settings.name;
-        info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "the snapshot is delivered");
+        info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
         let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE, None);
         let record = async { database.catalog().await?.write_journal(&entry).await };
         match timeout(NOTE, record).await {

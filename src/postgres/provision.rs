@@ -119,7 +119,7 @@ impl Provision {
             slot,
         } = &self.target;
         let mut together = vec![Script {
-            makes: format!("what the server needs for slot {slot}"),
+            makes: format!("prerequisites of slot {slot}"),
             sql: self.fill_in(PREREQUISITES),
         }];
         together.push(match outbox {
@@ -141,7 +141,7 @@ impl Provision {
         });
         for writer in &self.writers {
             together.push(Script {
-                makes: format!("rights of role {writer} to send events"),
+                makes: format!("privileges of role {writer} to send events"),
                 sql: self.fill_in_with(WRITER, "", Some(writer)),
             });
         }
@@ -170,7 +170,7 @@ impl Provision {
             sql: self.fill_in(SLOT),
         };
         let note = Script {
-            makes: "a note of what is older than the slot".to_owned(),
+            makes: "journal entry about rows older than the slot".to_owned(),
             sql: self.fill_in(SNAPSHOT),
         };
         Scripts {
@@ -210,7 +210,7 @@ impl Provision {
         let Scripts { together, after } = self.scripts();
         run("transaction", "BEGIN".to_owned(), Left::Nothing).await?;
         for Script { makes, sql } in together {
-            tracing::info!("making sure of {makes}");
+            tracing::info!("checking or creating {makes}");
             if let Err(error) = run(&makes, sql, Left::Nothing).await {
                 // Where the connection is gone, so is the transaction.
                 let _ = client.batch_execute("ROLLBACK").await;
@@ -228,10 +228,10 @@ impl Provision {
             })?;
         let mut left = Left::NoSlot;
         for Script { makes, sql } in after {
-            tracing::info!("making sure of {makes}");
+            tracing::info!("checking or creating {makes}");
             run(&makes, sql, left).await?;
             if left == Left::NoSlot && is_new {
-                let note = "a note of the new slot";
+                let note = "record of the new slot";
                 let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
                 noted.map_err(failed(note, Left::Slot))?;
             }
@@ -504,9 +504,9 @@ mod tests {
         assert_eq!(
             together,
             [
-                "what the server needs for slot slot",
+                "prerequisites of slot slot",
                 "table \"My Shop\".\"out'box\"",
-                "rights of role it's a shop to send events",
+                "privileges of role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
                 "publication pub",
@@ -515,7 +515,7 @@ mod tests {
         );
         assert_eq!(
             after,
-            ["slot slot", "a note of what is older than the slot"]
+            ["slot slot", "journal entry about rows older than the slot"]
         );
         let without = Provision {
             role: None,

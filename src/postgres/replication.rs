@@ -618,8 +618,8 @@ fn notice(fields: Fields<'_>) -> Result<(), ConnectionError> {
         "WARNING" if notice.code == PUBLICATION_SKIPPED => {
             return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
         }
-        "WARNING" => warn!(notice = %notice, "PostgreSQL warns"),
-        _ => info!(notice = %notice, "PostgreSQL says"),
+        "WARNING" => warn!(notice = %notice, "warning from PostgreSQL"),
+        _ => info!(notice = %notice, "notice from PostgreSQL"),
     }
     Ok(())
 }

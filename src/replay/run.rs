@@ -140,7 +140,7 @@ impl RecordedRun {
                 warn!(
                     entry = entry.id,
                     by_role = entry.by_role,
-                    "an entry of the journal about this replay is left aside: {} began it",
+                    "ignored a journal entry about this replay: it was written by another role than {}, which began the replay",
                     found.begun.by_role
                 );
                 continue;

@@ -150,7 +150,7 @@ impl Plan<'_> {
         if spans.iter().any(|span| span.is_hidden) {
             warn!(
                 topic = name,
-                "a transaction is open in the topic, and hides what is behind it"
+                "an open transaction in the topic hides the records after it"
             );
             reporter.note(format!(
                 "topic {name:?} has an open transaction: what it hides counts as pending"

@@ -357,7 +357,7 @@ fn transaction_that_another_has_open_is_waited_for() {
     let lasts = Duration::from_secs(15);
     broker.open_transaction("walpost-checkpoints", "another pipeline", lasts);
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("a transaction is open in the topic");
+    walpost.wait_for_log("an open transaction in the topic");
     assert_eq!(walpost.logged("streaming"), 0);
     walpost.wait_for_log("streaming");
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
@@ -373,7 +373,7 @@ fn transaction_that_does_not_end_is_ended_by_hand() {
     let topic = "walpost-checkpoints".to_owned();
     broker.open_transaction(&topic, "another pipeline", Duration::from_secs(600));
     let mut walpost = scene.run().start();
-    walpost.wait_for_log("a transaction is open in the topic");
+    walpost.wait_for_log("an open transaction in the topic");
     broker.abort_open_transactions(&[topic]);
     walpost.wait_for_log("streaming");
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);

@@ -65,7 +65,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
     );
     server.start();
     broker.start();
-    walpost.wait_for_log("PostgreSQL is back");
+    walpost.wait_for_log("PostgreSQL is reachable again");
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
 }

@@ -187,7 +187,7 @@ fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
     let mut walpost = scene.start_with(&["--create-topics", "3:1", "-X", &far]);
     scene.insert(&aggregate, "k");
-    let said = walpost.wait_for_log("waiting for a topic to be there");
+    let said = walpost.wait_for_log("waiting for a topic to exist");
     for part in ["WARN", &topic, "the brokers say that it exists"] {
         assert!(said.contains(part), "{part} in {said}");
     }

@@ -238,7 +238,7 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
     let aggregate = scene.aggregate(1);
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
     scene.insert(&aggregate, "meanwhile");
-    let line = walpost.wait_for_log("Kafka refuses the connection, and had accepted it");
+    let line = walpost.wait_for_log("Kafka refuses the connection that it accepted earlier");
     let place = format!("\"sasl.password\" in {}", scrambled.file.display());
     for text in ["WARN", &place] {
         assert!(line.contains(text), "{text} in {line}");

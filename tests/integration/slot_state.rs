@@ -191,7 +191,7 @@ fn without_the_table_it_is_said_once_and_events_flow() {
     scene
         .check()
         .finish()
-        .expect_says(&["walpost.slot_state is not there"]);
+        .expect_says(&["walpost.slot_state does not exist"]);
     // Another version has left it so: it is made, and nothing is taken for moved.
     scene.init().finish().expect_code(0);
     let walpost = scene.start();
@@ -212,7 +212,7 @@ fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
     scene.insert(&aggregate, "k");
     let event = scene.history().pop().unwrap().end;
     scene.wait_for_records(2);
-    walpost.wait_for_log("can't be recorded in walpost.slot_state");
+    walpost.wait_for_log("failed to record the delivered position in walpost.slot_state");
     assert!(scene.confirmed() < event);
     other.run("COMMIT");
     scene.wait_until_confirmed();

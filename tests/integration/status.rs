@@ -74,7 +74,11 @@ fn without_a_connector_the_database_is_asked_alone() {
     let shown = status(&scene, &address)
         .finish()
         .expect_code(1)
-        .expect_says(&["no walpost answers", &address, "nobody reads slot"]);
+        .expect_says(&[
+            "no response from Walpost",
+            &address,
+            "no process reads slot",
+        ]);
     let cells = row(&shown.stdout, &scene.name);
     assert_eq!(cells[1], "not read", "{cells:?}");
     assert!(cells.contains(&"reserved"), "{cells:?}");
@@ -146,7 +150,7 @@ fn server_that_is_no_walpost_is_called_so() {
             stream.write_all(answer.as_bytes()).unwrap();
         }
     });
-    for expected in ["no walpost of this version", "no HTTP server"] {
+    for expected in ["not Walpost of this version", "does not speak HTTP"] {
         Invocation::new(["status", "--http", &address])
             .finish()
             .expect_code(1)
@@ -201,7 +205,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
     drop(nowhere);
     for (address, columns, expected) in [
         (http.address(), 40, "PIPELINE"),
-        (&silent, 50, "no walpost"),
+        (&silent, 50, "no response"),
     ] {
         let file = reaper::folder("terminal").join("shown");
         let watch = status(&scene, address)

@@ -69,6 +69,6 @@ fn many_new_topics_of_a_snapshot_are_created_together(exactly_once: bool) {
     let scene = scene.in_mode(exactly_once);
     let began = Instant::now();
     let mut walpost = scene.run().args(["--create-topics", "1:1"]).start();
-    walpost.wait_for_log("the snapshot is delivered");
+    walpost.wait_for_log("snapshot delivered");
     judge(&scene, walpost, &topics, began);
 }

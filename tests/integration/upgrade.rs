@@ -90,7 +90,7 @@ fn pipeline_of_a_version_without_slot_state_is_resumed(exactly_once: bool) {
         .check()
         .finish()
         .expect_code(0)
-        .expect_says(&["walpost.slot_state is not there", "walpost init"]);
+        .expect_says(&["walpost.slot_state does not exist", "walpost init"]);
     scene.init().finish().expect_code(0);
     let walpost = scene.start();
     load.wait_for_transactions(50);

@@ -67,7 +67,7 @@ fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
         "{shown:?}"
     );
     broker.thaw();
-    walpost.wait_for_log("delivery_stuck is over");
+    walpost.wait_for_log("delivery_stuck resolved");
     assert!(!sees(&http, &scene, "delivery_stuck"));
     assert_eq!(walpost.logged("1 events are in flight"), 1);
     walpost.terminate().expect_code(0);
@@ -100,7 +100,7 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
         assert!(sees(&http, &scene, "long_transaction"));
         assert_eq!(http.get("/readyz").code, 200);
         session.run("COMMIT");
-        walpost.wait_for_log("long_transaction is over");
+        walpost.wait_for_log("long_transaction resolved");
         assert!(!sees(&http, &scene, "long_transaction"));
         scene.wait_for_records(1);
         walpost.terminate().expect_code(0);
@@ -120,7 +120,7 @@ fn prepared_transaction_that_keeps_much_log_is_named() {
     let line = walpost.wait_for_log("prepared transaction \"forgotten\"");
     assert!(line.contains("ROLLBACK PREPARED 'forgotten'"), "{line}");
     session.run("ROLLBACK PREPARED 'forgotten'");
-    walpost.wait_for_log("long_transaction is over");
+    walpost.wait_for_log("long_transaction resolved");
     walpost.terminate().expect_code(0);
 }
 
@@ -149,7 +149,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
         .db
         .run("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'");
     scene.db.run("SELECT pg_reload_conf()");
-    walpost.wait_for_log("slot_unreserved is over");
+    walpost.wait_for_log("slot_unreserved resolved");
     session.run("COMMIT");
     scene.wait_for_records(1);
     wait_until("nothing to be wrong", || {
@@ -223,7 +223,7 @@ fn partitions_that_run_out_are_told_until_there_are_more() {
             .args(["--partitions-ahead", "3"])
             .finish()
             .expect_code(0);
-        walpost.wait_for_log("partitions_run_out is over");
+        walpost.wait_for_log("partitions_run_out resolved");
         let end = end + 3.0 * 86_400.0;
         assert_eq!(
             metric("walpost_partitions_end_timestamp_seconds"),

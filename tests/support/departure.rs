@@ -113,8 +113,8 @@ fn emptied(answer: &[u8], version: i16) -> Option<Vec<u8>> {
 
 fn write_varint(to: &mut Vec<u8>, mut value: usize) {
     while value >= 0x80 {
-        to.push(value as u8 | 0x80);
+        to.push(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
     }
-    to.push(value as u8);
+    to.push(value.to_le_bytes()[0]);
 }

@@ -48,8 +48,8 @@ impl MessageSource {
         if self.is_ours(prefix) && !std::mem::replace(&mut self.warned, true) {
             warn!(
                 prefix,
-                "a message outside of transactions is not an event, and is left out: nobody can say whether what it \
-                 tells was committed. Write events with walpost.publish"
+                "skipped a non-transactional message: it is not an event, since it was sent whether or not its \
+                 transaction commits. Write events with walpost.publish"
             );
         }
     }

@@ -56,7 +56,7 @@ impl Session<'_> {
             Err(error) => Err(error),
         };
         if let Err(error) = closed {
-            warn!(pipeline, %error, "the connection did not close in order; the last records may be sent again");
+            warn!(pipeline, %error, "the replication connection did not close cleanly; the last records may be sent again");
         }
     }
 }

@@ -144,7 +144,7 @@ async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) 
                 if writer.has_failed(Instant::now()) {
                     warn!(
                         pipeline = writer.of.pipeline, %error,
-                        "what is delivered can't be recorded in walpost.slot_state, and is not confirmed before it is"
+                        "failed to record the delivered position in walpost.slot_state; nothing is confirmed until it is recorded"
                     );
                 }
                 sleep(REOPEN).await;

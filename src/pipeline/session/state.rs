@@ -131,8 +131,8 @@ impl SessionState {
             warn!(
                 pipeline = of.pipeline,
                 slot = of.target.slot,
-                "what is confirmed can't be recorded, so a slot that somebody moves or re-creates while another \
-                 process has it, or none, goes unnoticed: {why}"
+                "failed to record the confirmed position in walpost.slot_state: if the slot is moved or re-created \
+                 while this process does not have it, Walpost can't notice: {why}"
             );
         }
     }

@@ -218,7 +218,7 @@ pub(crate) async fn remind(
             }
         }
         Err(error) if settings.wal_budget.on_max == OnMax::DropSlot => return Err(error),
-        Err(error) => debug!(pipeline, %error, "it is not known whether slots were dropped"),
+        Err(error) => debug!(pipeline, %error, "failed to look up dropped slots"),
     }
     Ok(())
 }

@@ -296,7 +296,7 @@ impl Catalog {
                 pipeline,
                 slot = target.slot,
                 journal = id,
-                "a slot of this name was there before, and is gone: events committed between {before} and {created} may be \
+                "an earlier slot of this name was dropped: events committed between {before} and {created} may be \
                  missing in Kafka. Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
             );
         }

@@ -76,9 +76,9 @@ fn message_outside_of_transactions_is_left_out_and_told_once() {
         .db
         .run(&format!("BEGIN; {}; ROLLBACK", message(&ours)));
     scene.insert(&aggregate, "k");
-    walpost.wait_for_log("a message outside of transactions is not an event");
+    walpost.wait_for_log("skipped a non-transactional message");
     scene.wait_for_records(1);
-    assert_eq!(walpost.logged("outside of transactions"), 1);
+    assert_eq!(walpost.logged("non-transactional"), 1);
     scene.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 3);

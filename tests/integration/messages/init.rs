@@ -26,7 +26,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
             .check()
             .finish()
             .expect_code(0)
-            .expect_says(&["walpost.publish is there", "fit together"]);
+            .expect_says(&["walpost.publish exists", "fit together"]);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start();
         scene.insert(&aggregate, "k");
@@ -89,7 +89,7 @@ fn what_is_missing_is_named_with_the_command_that_makes_it() {
     finished.expect_says(&[
         "walpost init --outbox messages --publication",
         "walpost init --outbox messages --slot",
-        "walpost.publish is not there",
+        "walpost.publish does not exist",
     ]);
     let finished = scene.run().finish().expect_code(3);
     finished.expect_says(&["halted", "walpost init --outbox messages --publication"]);

@@ -189,7 +189,7 @@ fn entry_of_another_role_changes_nothing_about_a_replay() {
     let resumed = scene.replay(&["--yes", "--resume", RUN]).finish();
     resumed
         .expect_code(0)
-        .expect_says(&["replayed", &clerk.role, "left aside"]);
+        .expect_says(&["replayed", &clerk.role, "ignored a journal entry"]);
     let records = scene.wait_for_records(1);
     assert_eq!(records[0].topic, format!("outbox.event.{aggregate}"));
 }

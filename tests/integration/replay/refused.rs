@@ -41,11 +41,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
         2,
         &["nothing was sent"],
     );
-    check(
-        &[],
-        2,
-        &["nothing says which rows of table", "--from", "--all"],
-    );
+    check(&[], 2, &["no rows of table", "--from", "--all"]);
     check(&["--all", "--id", "1"], 2, &["--all", "--id"]);
     check(&["--from", ""], 2, &["--from", "expected a time"]);
     let yesterday = [

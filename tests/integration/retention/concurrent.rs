@@ -183,7 +183,7 @@ fn two_that_keep_the_same_table_do_not_meet() {
         "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
     );
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(1);
-    finished.expect_says(&["another walpost is at work"]);
+    finished.expect_says(&["another Walpost is maintaining"]);
     // One of them beside a standby is no trouble.
     let walpost = scene.start_with(&["--retention", "1s"]);
     stays("quiet", Duration::from_secs(2), || {

@@ -114,7 +114,7 @@ pub enum DialError {
         source: io::Error,
     },
     /// No session within `connect_timeout`.
-    #[error("{host}: no session within {limit:?} (connect_timeout)")]
+    #[error("{host}: no connection within {limit:?} (connect_timeout)")]
     Timeout {
         /// The host tried.
         host: String,
@@ -168,7 +168,7 @@ pub enum DialError {
     },
     /// The server asks for a password and none is known.
     #[error(
-        "{host}: the server asks {user} for a password and there is none: give it in PGPASSWORD, \
+        "{host}: no password for role {user}, which the server asks for: give it in PGPASSWORD, \
          in a line of ~/.pgpass (or of the file that PGPASSFILE names; mode 0600), or in the \
          connection string"
     )]
@@ -229,7 +229,7 @@ pub enum DialError {
         reason: String,
     },
     /// `channel_binding=require` can't be kept.
-    #[error("{host}: channel_binding=require can't be kept: {reason}")]
+    #[error("{host}: channel_binding=require can't be met: {reason}")]
     ChannelBinding {
         /// The host tried.
         host: String,
@@ -245,7 +245,7 @@ pub enum DialError {
         wanted: &'static str,
     },
     /// The other side does not speak PostgreSQL's protocol, version 3.0.
-    #[error("{host}: not an answer of PostgreSQL's protocol: {what}")]
+    #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
     Protocol {
         /// The host tried.
         host: String,
@@ -253,7 +253,7 @@ pub enum DialError {
         what: String,
     },
     /// More than one attempt, none of them a success.
-    #[error("none of {} attempts gave a session: {}", failures.len(), list(failures))]
+    #[error("none of {} connection attempts succeeded: {}", failures.len(), list(failures))]
     AllHosts {
         /// All that failed, in the order tried; never empty, and none of them is `AllHosts`.
         failures: Vec<DialError>,
