@@ -435,3 +435,6 @@ impl DatabaseReader<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

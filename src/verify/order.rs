@@ -117,5 +117,7 @@ mod tests {
         assert_eq!(holes(&[1]), [0..=0]);
         assert_eq!(holes(&[0, 3, 3, 5]), [1..=2, 4..=4]);
         assert_eq!(holes(&[u64::MAX]), [0..=u64::MAX - 1]);
+        let odd: Vec<_> = (0..30).map(|number| 2 * number + 1).collect();
+        assert_eq!(holes(&odd).len(), HOLES, "more are not told");
     }
 }

@@ -1,4 +1,5 @@
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::*;
 use crate::delivery::chunks::Chunk;
@@ -8,7 +9,9 @@ use crate::outbox::Record;
 use crate::sink::{Produced, SinkError};
 
 mod ahead;
+mod copied_rows;
 mod dead_letters;
+mod preview;
 
 const OUTBOX: u32 = 16_500;
 
@@ -172,6 +175,31 @@ fn outbox() -> Vec<u8> {
             ("payload", 25),
         ],
     )
+}
+
+/// The lines that are logged meanwhile.
+fn logged(run: impl FnOnce()) -> Vec<String> {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            lines.write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let to = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || to.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, run);
+    let lines = lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = String::from_utf8_lossy(&lines);
+    text.lines().map(str::to_owned).collect()
 }
 
 fn tuple(kind: u8, values: &[&str]) -> Vec<u8> {
@@ -655,4 +683,147 @@ fn after_a_reconnect_a_half_sent_transaction_comes_again_from_its_first_row() {
     assert_eq!(positions, ["0000000000", "0000000000"]);
     scene.deliver_all();
     assert_eq!(scene.confirmed(), Lsn(0x210));
+}
+
+#[test]
+fn a_transaction_is_open_from_its_beginning_to_its_end() {
+    let mut scene = Scene::new();
+    assert!(!scene.core.is_open());
+    scene.done(&begin(0x200));
+    assert!(scene.core.is_open());
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    assert!(scene.core.is_open());
+    scene.done(&commit(0x200));
+    assert!(!scene.core.is_open());
+    scene.done(&begin(0x300));
+    scene.core.reconnected(Lsn(0x100));
+    assert!(!scene.core.is_open(), "it comes again");
+}
+
+/// The server is ahead of a transaction while it sends it.
+#[test]
+fn a_keepalive_amid_a_transaction_that_has_to_come_again_says_nothing_about_it() {
+    let delivered = |scene: &mut Scene, last: Option<Last>| {
+        let last = last.map(Delivered::UpTo);
+        scene.core.leave_out(last, Lsn(0x100), Lsn(0x100));
+        scene.done(&begin(0x200));
+        scene.done(&outbox());
+        scene.done(&insert("a"));
+        let frame = Frame::Keepalive {
+            wal_end: Lsn(0x900),
+            reply_requested: false,
+        };
+        let step = scene.core.frame(&frame, &mut scene.sink);
+        assert_eq!(step.expect("goes on"), Step::Done);
+        scene.done(&insert("b"));
+        scene.core.last()
+    };
+    let last = delivered(&mut Scene::new(), None);
+    assert!(last.is_some());
+    let mut scene = Scene::new();
+    assert_eq!(delivered(&mut scene, last), None, "nothing new");
+    assert!(!scene.core.is_proved());
+    scene.done(&commit(0x200));
+    assert!(scene.core.is_proved());
+    assert!(scene.taken().is_empty());
+}
+
+#[test]
+fn after_a_reconnect_a_table_that_is_not_described_again_is_unknown() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    scene.core.reconnected(Lsn(0x100));
+    scene.done(&begin(0x200));
+    let error = scene.send(&insert("a")).expect_err("stops").to_string();
+    assert!(error.contains("unknown relation 16500"), "{error}");
+}
+
+#[test]
+fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
+    let mut scene = Scene::new();
+    scene.core.leave_out_copied(CopyProgress {
+        key: vec!["id".to_owned()],
+        rows: 9,
+        chunks: vec![
+            Chunk {
+                snapshot_lsn: Lsn(0x300),
+                upto: Some(vec!["m".to_owned()]),
+            },
+            Chunk {
+                snapshot_lsn: Lsn(0x180),
+                upto: None,
+            },
+        ],
+    });
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("a"));
+    scene.done(&insert("z"));
+    let columns = [
+        ("payload", 25),
+        ("aggregatetype", 25),
+        ("aggregateid", 25),
+        ("id", 2950),
+    ];
+    scene.done(&relation("outbox", &columns));
+    let row = |id, payload| {
+        let row = tuple(b'N', &[payload, "order", "key", id]);
+        [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
+    };
+    scene.done(&row("y", "a"));
+    scene.done(&row("b", "z"));
+    assert_eq!(
+        scene.taken(),
+        [
+            "outbox.event.order key z 00000000/00000200:0000000001",
+            "outbox.event.order key a 00000000/00000200:0000000002",
+        ]
+    );
+}
+
+/// librdkafka keeps a structure for each, and the allocator has something left over beside it.
+#[test]
+fn a_record_takes_of_the_window_what_it_has_and_what_is_kept_beside_it() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    scene.done(&insert("event"));
+    let headers = scene.sink.headers.iter();
+    let headers = headers.map(|header| header.len() - "=".len() + 64);
+    let expected = headers.sum::<usize>() + "key".len() + "event".len() + 384;
+    let in_flight = scene.core.delivery.watermark.in_flight();
+    assert_eq!(scene.sink.headers.len(), 2);
+    assert_eq!((in_flight.records, in_flight.bytes), (1, expected as u64));
+}
+
+#[test]
+fn updates_of_rows_and_events_outside_of_transactions_are_warned_of_once() {
+    let mut scene = Scene::new();
+    scene.done(&begin(0x200));
+    scene.done(&outbox());
+    let key = tuple(b'K', &["a"]);
+    let delete = [&b"D"[..], &OUTBOX.to_be_bytes(), &key].concat();
+    let new = tuple(b'N', &["a", "x", "y", "z"]);
+    let update = [&b"U"[..], &OUTBOX.to_be_bytes(), &new].concat();
+    let mut lines = |message: &[u8]| logged(|| scene.done(message));
+    assert!(lines(&delete).is_empty());
+    let warned = lines(&update);
+    assert!(
+        warned.len() == 1 && warned[0].contains("UPDATE"),
+        "{warned:?}"
+    );
+    assert!(lines(&update).is_empty());
+
+    let mut scene = Scene::as_messages();
+    let mut lines = |prefix| logged(|| scene.done(&logical(false, prefix, b"text")));
+    assert!(lines("theirs").is_empty());
+    let warned = lines("ours");
+    assert!(
+        warned.len() == 1 && warned[0].contains("walpost.publish"),
+        "{warned:?}"
+    );
+    assert!(lines("ours").is_empty());
 }

@@ -136,4 +136,37 @@ mod tests {
         adaptive_window.gave_up(small);
         assert_eq!(adaptive_window.window(), small);
     }
+
+    #[test]
+    fn commit_that_took_long_leaves_half_and_a_failure_a_quarter_of_what_it_waited_for() {
+        let in_flight = window(4000, 4 << 20);
+        let after = |took| {
+            let mut adaptive_window = AdaptiveWindow::new(MOST);
+            adaptive_window.committed(in_flight, took);
+            adaptive_window.window()
+        };
+        assert_eq!(after(LONG), MOST);
+        assert_eq!(after(LONG + MOMENT), window(2000, 2 << 20));
+        let mut adaptive_window = AdaptiveWindow::new(MOST);
+        adaptive_window.gave_up(in_flight);
+        assert_eq!(adaptive_window.window(), window(1000, 1 << 20));
+    }
+
+    #[test]
+    fn commit_that_was_soon_with_half_a_window_of_records_or_bytes_allows_four_times_as_much() {
+        let narrow = window(1000, 1 << 20);
+        let after = |in_flight, took| {
+            let mut adaptive_window = AdaptiveWindow::new(MOST);
+            adaptive_window.gave_up(window(4000, 4 << 20));
+            assert_eq!(adaptive_window.window(), narrow);
+            adaptive_window.committed(in_flight, took);
+            adaptive_window.window()
+        };
+        let wide = window(4000, 4 << 20);
+        assert_eq!(after(window(500, 1), MOMENT), wide);
+        assert_eq!(after(window(1, 1 << 19), MOMENT), wide);
+        assert_eq!(after(narrow, MOMENT), wide);
+        assert_eq!(after(window(499, (1 << 19) - 1), MOMENT), narrow);
+        assert_eq!(after(narrow, SOON), narrow, "it may take too long then");
+    }
 }

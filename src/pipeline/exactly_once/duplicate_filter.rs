@@ -115,3 +115,31 @@ fn cut(id: &[u8]) -> &[u8] {
 }
 
 pub(crate) mod overlap;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is no event up to there, and nothing else says that WAL is past it.
+    #[test]
+    fn the_end_of_a_transaction_proves_what_is_safe_once() {
+        let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));
+        let mut commit = |lsn| {
+            let begin = Begin {
+                commit: Lsn(lsn),
+                xid: 7,
+                time_micros: 0,
+            };
+            filter.begin(&begin).expect("nothing is awaited");
+            let next = Position {
+                commit: Lsn(lsn),
+                index: 0,
+            };
+            let safe = filter.commit(next, Lsn(lsn + 0x10));
+            (safe.expect("nothing is awaited"), filter.is_proved())
+        };
+        assert_eq!(commit(0x200), (None, false));
+        assert_eq!(commit(0x300), (Some(Lsn(0x310)), true));
+        assert_eq!(commit(0x400), (None, true), "it is said once");
+    }
+}

@@ -142,4 +142,23 @@ mod tests {
         schedule.begin(now, nothing);
         assert_eq!(schedule.due(now, nothing, true, false), Some(now + IDLE));
     }
+
+    #[test]
+    fn what_was_committed_before_does_not_count() {
+        let (mut schedule, now) = schedule();
+        assert!(!schedule.has_records(Window::default()));
+        assert!(schedule.has_records(RECORD));
+        let big = Window {
+            records: MOST.records - 1,
+            bytes: MOST.bytes - 1,
+        };
+        schedule.begin(now, big);
+        assert!(!schedule.has_records(big));
+        let more = Window {
+            records: big.records + 1,
+            bytes: big.bytes + 1,
+        };
+        assert!(schedule.has_records(more));
+        assert_eq!(schedule.due(now, more, true, false), Some(now + QUIET));
+    }
 }

@@ -99,4 +99,23 @@ mod tests {
             "single bursts are read at once"
         );
     }
+
+    #[test]
+    fn what_comes_in_a_lull_is_not_fast_however_much_it_is() {
+        let is_fast = |after| {
+            let start = Instant::now();
+            let mut pace = Pace::new(start);
+            (0..FAST).for_each(|_| pace.frame());
+            pace.pause(start + after).is_some()
+        };
+        let moment = Duration::from_nanos(1);
+        assert!(is_fast(LULL - moment));
+        assert!(!is_fast(LULL));
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        (0..FAST).for_each(|_| pace.frame());
+        assert!(pace.pause(start + SPAN).is_some());
+        assert!(pace.is_fast(start + SPAN + LULL - moment));
+        assert!(!pace.is_fast(start + SPAN + LULL));
+    }
 }

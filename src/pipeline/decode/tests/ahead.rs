@@ -80,6 +80,27 @@ fn topics_of_rows_that_kafka_may_have_are_not_ahead() {
 }
 
 #[test]
+fn topics_of_rows_that_the_copy_may_have_are_not_ahead() {
+    let ahead = |snapshot_lsn| {
+        let mut scene = Scene::new();
+        scene.core.leave_out_copied(CopyProgress {
+            key: vec!["id".to_owned()],
+            rows: 1,
+            chunks: vec![Chunk {
+                snapshot_lsn: Lsn(snapshot_lsn),
+                upto: None,
+            }],
+        });
+        scene.done(&begin(0x200));
+        scene.done(&outbox());
+        topics_ahead(&scene, &[insert_of("a")])
+    };
+    assert!(ahead(0x201).is_empty());
+    assert_eq!(ahead(0x200), ["outbox.event.a"]);
+    assert_eq!(ahead(0x1ff), ["outbox.event.a"]);
+}
+
+#[test]
 fn topics_ahead_of_anything_are_none() {
     let mut scene = Scene::new();
     scene.done(&begin(0x200));

@@ -81,6 +81,7 @@ fn an_event_that_is_too_large_leaves_its_payload_out() {
         "outbox.event.order key b 00000000/00000200:0000000001"
     );
     assert_eq!(scene.counts(), (1, 0));
+    assert_eq!(scene.deliveries.stats().dead_letters().oversize, 1);
     assert_eq!(scene.confirmed(), Lsn(0x100), "it is not delivered yet");
     scene.deliver_all();
     assert_eq!(scene.confirmed(), Lsn(0x210));
@@ -315,4 +316,27 @@ fn a_reason_that_quotes_a_long_value_is_cut() {
     assert!((900..=1000).contains(&message.len()), "{}", message.len());
     let topic = scene.header("walpost-source-topic").expect("what it gave");
     assert_eq!(topic, format!("outbox.event.{long}"), "that is whole");
+}
+
+#[test]
+fn the_log_says_which_event_became_a_dead_letter_and_why() {
+    let check = |scene: Scene, bad: &[u8], words: &[&str]| {
+        let mut scene = scene.with_dead_letters(true, true);
+        let lines = logged(|| scene.done(bad));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        for word in words
+            .iter()
+            .chain(&["orders", TOPIC, "00000200:0000000000"])
+        {
+            assert!(lines[0].contains(word), "{word:?} in {lines:?}");
+        }
+    };
+    let words = ["dead letter of row with id a: ", "no topic", "unroutable"];
+    check(Scene::new(), &lost("a"), &words);
+    let words = ["dead letter of message: ", "0x02", "malformed"];
+    check(
+        Scene::as_messages(),
+        &logical(true, "ours", b"\x02"),
+        &words,
+    );
 }

@@ -1,0 +1,284 @@
+//! What would become of a stretch of WAL, for who decides whether to leave it out.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::pipeline::decode::preview::{Found, Preview, Until};
+
+fn of(outbox: Outbox, until: Until, delivered: Option<Delivered>) -> Preview {
+    Preview::new(outbox, OutboxSettings::default(), until, delivered).expect("settings fit")
+}
+
+fn of_table(until: Until, delivered: Option<Delivered>) -> Preview {
+    let table = Outbox::Table("public.outbox".parse().expect("table"));
+    of(table, until, delivered)
+}
+
+const ALL: Until = Until::Before(Lsn(u64::MAX));
+
+/// What is found in these messages, none of which ends the stretch.
+fn found(mut preview: Preview, messages: &[Vec<u8>]) -> Found {
+    for message in messages {
+        assert!(preview.message(message), "it goes on");
+    }
+    preview.found
+}
+
+/// The first events, as they are shown, and what was found beside them.
+fn shown(mut found: Found) -> (Vec<String>, Found) {
+    let first = std::mem::take(&mut found.first);
+    for event in &first {
+        let at = event.at().to_string();
+        assert!(event.to_string().starts_with(&at), "{event}");
+    }
+    (first.iter().map(ToString::to_string).collect(), found)
+}
+
+fn topics(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    let counts = counts.iter();
+    counts
+        .map(|(topic, count)| ((*topic).to_owned(), *count))
+        .collect()
+}
+
+fn at(commit: u64, index: u64) -> Position {
+    Position {
+        commit: Lsn(commit),
+        index,
+    }
+}
+
+fn insert_of(id: &str, aggregate: &str) -> Vec<u8> {
+    let row = tuple(b'N', &[id, aggregate, "key", "text"]);
+    [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
+}
+
+/// A table that is not the outbox, and a row of it.
+fn other() -> [Vec<u8>; 2] {
+    [relation("other", &[("id", 2950)]), insert("o")].map(|mut message| {
+        message[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
+        message
+    })
+}
+
+fn delete() -> Vec<u8> {
+    [&b"D"[..], &OUTBOX.to_be_bytes(), &tuple(b'K', &["a"])].concat()
+}
+
+#[test]
+fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions() {
+    let [other, row_of_other] = other();
+    let messages = [
+        begin(0x200),
+        outbox(),
+        other,
+        insert_of("a", "order"),
+        row_of_other,
+        delete(),
+        insert_of("b", "no topic"),
+        insert_of("c", "order"),
+        commit(0x200),
+        begin(0x300),
+        published("nothing to a table"),
+        insert_of("d", "bill"),
+        commit(0x300),
+        begin(0x400),
+        commit(0x400),
+    ];
+    let (events, found) = shown(found(of_table(ALL, None), &messages));
+    let [a, b, c, d] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(
+        a,
+        "00000000/00000200:0000000000 row with id a, for topic outbox.event.order"
+    );
+    let start = "00000000/00000200:0000000003 row with id b, which can't become a record: ";
+    assert!(b.starts_with(start) && b.contains("no topic"), "{b}");
+    assert_eq!(
+        c,
+        "00000000/00000200:0000000004 row with id c, for topic outbox.event.order"
+    );
+    assert_eq!(
+        d,
+        "00000000/00000300:0000000000 row with id d, for topic outbox.event.bill"
+    );
+    let expected = Found {
+        transactions: 2,
+        events: 4,
+        unroutable: 1,
+        topics: topics(&[("outbox.event.bill", 1), ("outbox.event.order", 2)]),
+        foreign: 1,
+        last: Some(at(0x300, 0)),
+        ..Found::default()
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn events_in_messages_are_those_of_transactions_with_the_prefix() {
+    let outbox_of_messages = Outbox::Messages {
+        prefix: "ours".to_owned(),
+    };
+    let messages = [
+        logical(false, "ours", b"before"),
+        begin(0x200),
+        outbox(),
+        logical(true, "theirs", b"anything"),
+        logical(false, "theirs", b"between"),
+        insert("beside"),
+        published("a"),
+        logical(true, "ours", b"\x02"),
+        commit(0x200),
+    ];
+    let preview = of(outbox_of_messages, ALL, None);
+    let (events, found) = shown(found(preview, &messages));
+    assert_eq!(events.len(), 2, "{events:?}");
+    let start = "00000000/00000200:0000000002 row with id abababab-";
+    let end = ", for topic outbox.event.order";
+    assert!(events[0].starts_with(start), "{events:?}");
+    assert!(events[0].ends_with(end), "{events:?}");
+    let start = "00000000/00000200:0000000003 message, which can't become a record: ";
+    assert!(events[1].starts_with(start), "{events:?}");
+    assert!(events[1].contains("0x02"), "{events:?}");
+    let expected = Found {
+        transactions: 1,
+        events: 2,
+        unroutable: 1,
+        topics: topics(&[("outbox.event.order", 1)]),
+        foreign: 2,
+        last: Some(at(0x200, 3)),
+        ..Found::default()
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
+    let check = |until, last: u64| {
+        let mut preview = of_table(until, None);
+        assert!(preview.message(&outbox()));
+        let [other, row_of_other] = other();
+        assert!(preview.message(&other));
+        for commit_lsn in [0x1ff, 0x200, 0x201] {
+            let is_in = commit_lsn <= last;
+            assert_eq!(preview.message(&begin(commit_lsn)), is_in, "{commit_lsn:x}");
+            preview.message(&insert("a"));
+            preview.message(&row_of_other);
+            preview.message(&commit(commit_lsn));
+        }
+        let count = last - 0x1fe;
+        let found = preview.found;
+        assert_eq!((found.events, found.foreign), (count, count));
+        assert_eq!(found.last, Some(at(last, 0)));
+    };
+    check(Until::Before(Lsn(0x200)), 0x1ff);
+    check(Until::Before(Lsn(0x201)), 0x200);
+    check(Until::Commit(Lsn(0x200)), 0x200);
+}
+
+#[test]
+fn the_end_of_the_transaction_that_is_sought_is_told_with_its_number_of_row_messages() {
+    let first = [begin(0x200), outbox(), insert("a"), commit(0x200)];
+    let second = [
+        begin(0x300),
+        insert("b"),
+        delete(),
+        insert("c"),
+        commit(0x300),
+    ];
+    let until = || of_table(Until::Commit(Lsn(0x300)), None);
+    assert_eq!(found(until(), &first).end, None);
+    let all = [&first[..], &second].concat();
+    assert_eq!(found(until(), &all).end, Some((Lsn(0x310), 3)));
+    let before = of_table(Until::Before(Lsn(0x310)), None);
+    assert_eq!(found(before, &all).end, None);
+}
+
+#[test]
+fn events_that_were_dealt_with_before_are_marked() {
+    let messages = [
+        begin(0x200),
+        outbox(),
+        insert("a"),
+        insert("b"),
+        insert("c"),
+        commit(0x200),
+        begin(0x300),
+        insert("d"),
+        commit(0x300),
+        begin(0x400),
+        insert("e"),
+        commit(0x400),
+    ];
+    let check = |delivered, count: usize| {
+        let (events, found) = shown(found(of_table(ALL, delivered), &messages));
+        assert_eq!((events.len(), found.events), (5, 5));
+        assert_eq!(found.dealt_with, count as u64);
+        for (number, event) in events.iter().enumerate() {
+            let is_marked = event.ends_with("outbox.event.order (dealt with before)");
+            assert_eq!(is_marked, number < count, "{event}");
+        }
+    };
+    check(None, 0);
+    check(Some(Delivered::Before(Lsn(0x200))), 0);
+    check(Some(Delivered::Before(Lsn(0x300))), 3);
+    let last = Last {
+        commit_lsn: Lsn(0x200),
+        index: 1,
+        xid: 7,
+        commit_time: 0,
+        event_id: None,
+    };
+    check(Some(Delivered::UpTo(last)), 2);
+}
+
+#[test]
+fn of_many_events_some_are_shown_and_of_many_topics_some_are_told_apart() {
+    let topic = |number: usize| insert_of("a", &number.to_string());
+    let mut messages = vec![begin(0x200), outbox()];
+    messages.extend((0..1002).map(topic));
+    // One of the first goes on being counted apart.
+    messages.push(topic(7));
+    let found = found(of_table(ALL, None), &messages);
+    assert_eq!((found.transactions, found.events), (1, 1003));
+    assert_eq!(found.topics.len(), 1001);
+    assert_eq!(found.topics[""], 2);
+    assert_eq!(found.topics["outbox.event.7"], 2);
+    assert_eq!(found.topics["outbox.event.999"], 1);
+    assert_eq!(found.first.len(), 20);
+    assert_eq!(found.first[19].at(), at(0x200, 19));
+    assert_eq!(found.last, Some(at(0x200, 1002)));
+}
+
+#[test]
+fn what_can_not_be_read_is_shown_with_the_reason_and_ends_nothing() {
+    let messages = [
+        begin(0x200),
+        insert("a"),
+        relation("outbox", &[("id", 25)]),
+        insert("b"),
+        b"?".to_vec(),
+        outbox(),
+        insert("c"),
+        insert_of("d", &"é".repeat(5000)),
+        commit(0x200),
+    ];
+    let (events, found) = shown(found(of_table(ALL, None), &messages));
+    let starts = [
+        "0 row, which can't become a record: ",
+        "1 row, which can't become a record: ",
+        "2 message, which can't become a record: ",
+        "3 row with id c, for topic outbox.event.order",
+        "4 row with id d, which can't become a record: ",
+    ];
+    let words = ["16500", "aggregatetype", "0x3f", "order", "outbox.event.éé"];
+    assert_eq!(events.len(), starts.len(), "{events:?}");
+    for (event, (start, word)) in events.iter().zip(starts.iter().zip(words)) {
+        let start = format!("00000000/00000200:000000000{start}");
+        let rest = event.strip_prefix(&start).expect(event);
+        assert!(event.contains(word), "{word:?} in {event:?}");
+        assert!(rest.chars().count() <= 300, "{event}");
+    }
+    assert_eq!((found.events, found.unroutable), (5, 4));
+}
