@@ -239,7 +239,7 @@ impl<'e> Event<'e> {
                 None
             }
         };
-        // Right for one of the rows is right. Otherwise it is held against the first of them.
+        // Right for one of the rows is right. Otherwise the first of them says where it belongs.
         let Some(differs) = self
             .rows
             .iter()
