@@ -123,6 +123,7 @@ fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
 #[test]
 fn transaction_that_can_still_insert_into_a_partition_holds_it() {
     let scene = Scene::bare();
+    let slow = scene.server.session(&scene.name);
     scene.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
          DO $$ BEGIN
@@ -132,10 +133,9 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
                  now() + interval '1 second', now() + interval '2 days');
          END $$"
     ));
+    slow.run("BEGIN; SELECT 1");
     scene.init().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
-    let slow = scene.server.session(&scene.name);
-    slow.run("BEGIN; SELECT 1");
     let began = "SELECT now() < upper FROM (SELECT substring(pg_get_expr(relpartbound, oid)
          FROM 'TO .''([^'']*)')::timestamptz AS upper FROM pg_class WHERE relname = 'outbox_old') AS old";
     assert!(slow.is_true(began), "the test was too slow");
