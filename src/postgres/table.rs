@@ -143,6 +143,7 @@ mod tests {
             "\"Shop\".\"out.box\"",
         );
         check("s.\"a\"\"b\"", "s", "a\"b", "s.\"a\"\"b\"");
+        check("_s.\"1a\"", "_s", "1a", "_s.\"1a\"");
         check(
             "order.user_events",
             "order",

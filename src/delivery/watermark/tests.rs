@@ -440,6 +440,18 @@ impl Wakes {
 }
 
 #[test]
+fn whoever_waits_for_an_empty_sink_is_woken_by_one_delivery_of_all() {
+    let mut watermark = watermark();
+    let tags = transaction(&mut watermark, 200, 2);
+    let wakes = Arc::new(Wakes::default());
+    let mut empty = Box::pin(watermark.empty());
+    assert!(wakes.poll(empty.as_mut()).is_pending());
+    deliver(&watermark, &tags);
+    assert_eq!(wakes.count(), 1);
+    assert!(wakes.poll(empty.as_mut()).is_ready());
+}
+
+#[test]
 fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
     for (records, bytes) in [(8, 1_000_000), (1_000_000, 8 * 7)] {
         let mut watermark = Watermark::new(Window { records, bytes }, Lsn(0));
