@@ -401,7 +401,7 @@ fn a_record_that_is_right_for_one_of_two_rows_with_its_id_is_right() {
     counts.misplaced = 1;
     let verified = scene.verified();
     assert_eq!(verified.counts, counts);
-    // Against which row it is held is nobody's promise, but what is said of it is of one.
+    // Which of the two rows it is compared with is not promised, but topic and difference are of the same one.
     let texts = [("bills", "key"), ("orders", "topic")].map(|(topic, differs)| {
         format!(
             "MISPLACED    a: at bills/0@0, and belongs into topic {topic:?}; its {differs} differs"
