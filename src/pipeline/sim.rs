@@ -57,6 +57,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 mod broker;
+mod judge;
 mod older;
 mod walsender;
 mod world;
@@ -742,7 +743,9 @@ fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
         }
         let settled = simulation.settle(|| true).await;
         assert_eq!(settled, Ok(()));
-        assert!(!shared.lock().copies.is_empty(), "rows were copied");
+        let world = shared.lock();
+        let (stream, snapshot_lsn) = world.streams_of_copies.first().expect("rows were copied");
+        assert!(stream >= snapshot_lsn, "{stream} is before {snapshot_lsn}");
     });
 }
 

@@ -179,12 +179,12 @@ impl Walsender {
         let taken = {
             let mut world = self.shared.lock();
             let free = world.database.active.is_none();
+            let start = world.database.confirmed.max(from);
             if free {
                 world.database.active = Some(self.number);
+                world.database.streamed_from = start;
             }
-            (!free)
-                .then_some(())
-                .map_or(Ok(world.database.confirmed.max(from)), Err)
+            free.then_some(start).ok_or(())
         };
         let start = match taken {
             Ok(start) => start,

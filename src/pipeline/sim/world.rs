@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::older;
+use super::judge;
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Switch};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::SnapshotRecord;
@@ -81,6 +81,8 @@ pub(super) struct Database {
     pub(super) state: Option<(u32, Lsn)>,
     /// The walsender that holds the slot.
     pub(super) active: Option<u64>,
+    /// Where the last stream began.
+    pub(super) streamed_from: Lsn,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,
     /// It does not accept who asks.
@@ -130,6 +132,8 @@ pub(super) struct World {
     pub(super) has_older: bool,
     /// What was copied of snapshots, in this order.
     pub(super) copies: Vec<Vec<Event>>,
+    /// Of each copy, where the last stream had begun by then, and its consistent point.
+    pub(super) streams_of_copies: Vec<(Lsn, Lsn)>,
     pub(super) undone: Option<Undone>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
@@ -176,6 +180,7 @@ impl Shared {
                 exactly_once,
                 has_older: false,
                 copies: Vec::new(),
+                streams_of_copies: Vec::new(),
                 undone: None,
                 database: Database {
                     timeline: 1,
@@ -194,6 +199,7 @@ impl Shared {
                     on_disk: start,
                     state: None,
                     active: None,
+                    streamed_from: Lsn::ZERO,
                     next_connection: 1,
                     is_up: true,
                     refuses: false,
@@ -520,7 +526,7 @@ impl World {
         };
         let copies: Vec<Vec<u64>> = self.copies.iter().map(of).collect();
         if self.exactly_once {
-            return older::judge_each_once(&found, &expected, &copies);
+            return judge::judge_each_once(&found, &expected, &copies);
         }
         let undone = self.undone.as_ref().map(|undone| {
             let log = self.database.log.iter();
@@ -529,7 +535,7 @@ impl World {
             let count = events.filter(|event| event.partition == partition).count();
             (undone.copies.clone(), count)
         });
-        older::judge_repeats(&found, &expected, copies, undone)
+        judge::judge_repeats(&found, &expected, copies, undone)
     }
 }
 

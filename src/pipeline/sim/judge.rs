@@ -1,0 +1,90 @@
+//! What was delivered, compared with what was committed and copied.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Exactly once: first come rows of `copies`, in the order of their ids, and then all that is left of what is
+/// `expected`, as it is there.
+pub(super) fn judge_each_once(
+    found: &[u64],
+    expected: &[u64],
+    copies: &[Vec<u64>],
+) -> Result<(), String> {
+    let copied: BTreeSet<u64> = copies.iter().flatten().copied().collect();
+    let mut last = 0;
+    let is_first = |id: &&u64| copied.contains(*id) && std::mem::replace(&mut last, **id) < **id;
+    let first: Vec<u64> = found.iter().take_while(is_first).copied().collect();
+    let rest = expected
+        .iter()
+        .filter(|id| first.binary_search(id).is_err());
+    let whole: Vec<u64> = first.iter().chain(rest).copied().collect();
+    match found == whole && whole.len() == expected.len() {
+        true => Ok(()),
+        false => Err(difference(found, &whole)),
+    }
+}
+
+/// At least once: nothing lacks of what is `expected`, and what comes again is in order and without holes. A
+/// copy begins at its first row, and what it has not follows when all of it is there. Behind those that were
+/// `undone` the stream goes on from the slot of the database that was put back, before which so many events are.
+pub(super) fn judge_repeats(
+    found: &[u64],
+    expected: &[u64],
+    mut copies: Vec<Vec<u64>>,
+    undone: Option<(Range<usize>, usize)>,
+) -> Result<(), String> {
+    let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
+    // The stream that has begun behind no copy, or long after it.
+    let stream = copies.len();
+    copies.push(Vec::new());
+    // What may have been read last: of which copy, and how many rows of that and what follows.
+    let mut places: BTreeSet<(usize, usize)> = begins_in_stream
+        .then_some((stream, 0))
+        .into_iter()
+        .collect();
+    for id in found {
+        let rank = expected.iter().position(|other| other == id);
+        let rank = rank.ok_or_else(|| format!("event {id} was never committed"))?;
+        let mut next = BTreeSet::new();
+        for (copy, count) in places {
+            let rows = &copies[copy];
+            if rows.get(count).or(expected.get(count)) == Some(id) {
+                next.insert((copy, count + 1));
+            }
+            let is_behind_undone = undone
+                .as_ref()
+                .is_some_and(|(copies, before)| copies.contains(&copy) && rank <= *before);
+            if count >= rows.len() && rank <= count || is_behind_undone {
+                next.insert((stream, rank + 1));
+            }
+        }
+        let begun = copies
+            .iter()
+            .enumerate()
+            .filter(|(_, rows)| rows.first() == Some(id));
+        next.extend(begun.map(|(copy, _)| (copy, 1)));
+        if next.is_empty() {
+            return Err(format!("event {id} comes before those that it follows"));
+        }
+        places = next;
+    }
+    let found: BTreeSet<&u64> = found.iter().collect();
+    match expected.iter().find(|id| !found.contains(id)) {
+        None => Ok(()),
+        Some(id) => Err(format!("event {id} is missing")),
+    }
+}
+
+fn difference(found: &[u64], expected: &[u64]) -> String {
+    let at = found.iter().zip(expected).position(|(a, b)| a != b);
+    let at = at.unwrap_or(found.len().min(expected.len()));
+    let from = at.saturating_sub(2);
+    let part = |ids: &[u64]| format!("{:?}", &ids[from.min(ids.len())..ids.len().min(at + 4)]);
+    format!(
+        "from number {from} on it has {} instead of {}; {} instead of {} in all",
+        part(found),
+        part(expected),
+        found.len(),
+        expected.len()
+    )
+}
