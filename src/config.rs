@@ -15,7 +15,8 @@ use self::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::kafka::settings::CheckpointSettings;
-use crate::outbox::route::{POSITION_HEADER, is_topic_name};
+use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::{HeadersColumn, OutboxSettings};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{

@@ -14,7 +14,7 @@
 //!
 //! From the highest to the lowest. A room may name those below it and none of the same rank: `tests/layers.rs` reads every
 //! path in `src/`, of the tests in it too, and fails with the file and line of one that goes up. The only way up is a trait that
-//! the lower room owns.
+//! the lower room owns. Files do not name each other in a circle either, but for a file that is a part of another.
 //!
 //! - [`cli`]: the command line, one file per subcommand.
 //! - [`config`]: flags, environment and walpost.toml become [`pipeline::settings::PipelineSettings`].

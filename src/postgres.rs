@@ -8,6 +8,7 @@ pub(crate) mod connect;
 pub(crate) mod provision;
 pub(crate) mod replication;
 pub(crate) mod sql;
+mod sql_file;
 mod sql_lsn;
 pub(crate) mod table;
 pub(crate) mod target;

@@ -5,7 +5,7 @@ pub(crate) mod stdout;
 use std::pin::Pin;
 
 use crate::delivery::checkpoint::{Checkpoint, CheckpointError};
-use crate::delivery::isolation::RefusedRecord;
+use crate::delivery::failure::RefusedRecord;
 use crate::delivery::watermark::Tag;
 use crate::model::lsn::Position;
 use crate::outbox::Record;

@@ -2,9 +2,10 @@
 //!
 //! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in imports, in bodies
 //! and in macros, and is resolved to the room that it names. One that names a higher room, or another one of the same
-//! rank, is an error. Tests inside of `src/` are held to the same: a unit test that needs a higher room belongs there.
-//! What a person writes in comments and strings is not looked at.
+//! rank, is an error, and so are files that name each other, directly or by way of others. Tests inside of `src/` are held
+//! to the same: a unit test that needs a higher room belongs there. What a person writes in comments and strings is not looked at.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -324,6 +325,88 @@ fn a_room_names_lower_rooms_only() {
         .map(|breach| breach.to_string())
         .collect();
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+/// The files of `src/`, as modules, that can be reached from each other along what they name; that a file in a folder
+/// names the one that it is a part of does not count. `texts` has each file's module and text.
+fn circles(texts: &[(Vec<String>, String)]) -> Vec<String> {
+    let file_of = |path: &[String]| {
+        let ends = (1..=path.len()).rev();
+        ends.filter_map(|end| texts.iter().position(|(module, _)| *module == path[..end]))
+            .next()
+    };
+    let mut reaches: Vec<BTreeSet<usize>> = texts
+        .iter()
+        .map(|(module, text)| {
+            let named = names(text, module).ours;
+            let named = named.iter().filter_map(|it| file_of(&it.path));
+            named
+                .filter(|&file| !module.starts_with(&texts[file].0))
+                .collect()
+        })
+        .collect();
+    for via in 0..texts.len() {
+        let beyond = reaches[via].clone();
+        for there in &mut reaches {
+            if there.contains(&via) {
+                there.extend(&beyond);
+            }
+        }
+    }
+    let circle_of = |file: usize| -> Vec<usize> {
+        let back = |other: &usize| reaches[file].contains(other) && reaches[*other].contains(&file);
+        (0..texts.len()).filter(back).collect()
+    };
+    let found: BTreeSet<_> = (0..texts.len()).map(circle_of).collect();
+    let joined = |circle: &Vec<usize>| {
+        let files: Vec<_> = circle
+            .iter()
+            .map(|&file| texts[file].0.join("::"))
+            .collect();
+        files.join(", ")
+    };
+    let found = found.iter().filter(|circle| circle.len() > 1);
+    found.map(joined).collect()
+}
+
+#[test]
+fn no_files_name_each_other() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    files(&src, &mut found);
+    let texts: Vec<_> = found
+        .iter()
+        .map(|file| {
+            let module = module(file.strip_prefix(&src).expect("below src/"));
+            (module, fs::read_to_string(file).expect("a file"))
+        })
+        .collect();
+    let circles = circles(&texts);
+    assert!(circles.is_empty(), "{}", circles.join("\n"));
+}
+
+#[test]
+fn files_that_name_each_other_are_found_also_by_way_of_others() {
+    let text = |module: &str, text: &str| {
+        let module = module.split("::").map(str::to_owned).collect();
+        (module, text.to_owned())
+    };
+    let [a, b, c] = [
+        text("a", "mod b; use self::b::B; use crate::c::C;"),
+        text("a::b", "pub struct B; mod tests { use super::*; }"),
+        text("c", "fn f() {}"),
+    ];
+    assert_eq!(circles(&[a.clone(), b.clone(), c]), [""; 0]);
+    let part = text("a::b", "use super::A;");
+    assert_eq!(circles(&[a.clone(), part]), [""; 0]);
+    let [left, right] = [
+        text("a::l", "use super::r::R;"),
+        text("a::r", "fn f(l: super::l::L) {}"),
+    ];
+    assert_eq!(circles(&[a.clone(), left, right]), ["a::l, a::r"]);
+    let round = text("c", "fn f() { crate::d::g() }");
+    let closed = text("d", "use crate::a::A;");
+    assert_eq!(circles(&[a, b, round, closed]), ["a, c, d"]);
 }
 
 #[test]

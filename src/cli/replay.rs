@@ -16,7 +16,7 @@ use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
-use crate::outbox::route::REPLAY_HEADER;
+use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::copy::CopyError;

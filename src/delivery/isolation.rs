@@ -10,65 +10,16 @@
 //! Where rows are copied, each pass is another copy with a consistent point of its own: what is known of a row is
 //! known by its number and content.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 
-use super::watermark::DeliveryFailure;
+use super::failure::{DeliveryFailure, RefusedRecord};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::window::Window;
-use crate::outbox::Record;
-use crate::outbox::route::POSITION_HEADER;
 
 /// Batches are that much smaller after one that was too large only as a whole.
 const SMALLER: u32 = 4;
 /// No smaller than that, in bytes.
 const BATCH_BYTES_MIN: u32 = 1000;
-
-/// A record that a broker has refused for what it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RefusedRecord {
-    /// Where its row is.
-    pub at: Position,
-    pub topic: String,
-    /// Bytes of its key and its value.
-    pub bytes: usize,
-    /// See [`content`]. On another timeline, another record can be in the same place.
-    pub content: u64,
-    /// It, or its batch, was too large.
-    pub is_oversize: bool,
-    /// What the broker says, and what a person can do about it.
-    pub reason: String,
-}
-
-/// What tells a record from another one in its place.
-#[must_use]
-pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (key.unwrap_or_default(), payload.unwrap_or_default()).hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Where a record's row is.
-fn position(record: &Record<'_>) -> Option<Position> {
-    let mut headers = record.headers.iter();
-    let (_, value) = headers.find(|(name, _)| *name == POSITION_HEADER)?;
-    std::str::from_utf8(value?).ok()?.parse().ok()
-}
-
-impl RefusedRecord {
-    /// `record` is the one that was refused.
-    #[must_use]
-    pub fn is(&self, record: &Record<'_>) -> bool {
-        self.topic == record.topic
-            && position(record).is_some_and(|at| self.is_at(at))
-            && self.content == content(record.key, record.payload)
-    }
-
-    /// A record of the same topic is in its place, or was copied as it was.
-    fn is_at(&self, at: Position) -> bool {
-        self.at == at || self.at.is_copied() && at.is_copied()
-    }
-}
 
 /// How a sink is to produce.
 #[derive(Clone, Debug, Default)]
@@ -161,7 +112,10 @@ impl Isolation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::failure::content;
+    use crate::outbox::Record;
     use crate::outbox::dead_letter::{Remains, Writer};
+    use crate::outbox::headers::POSITION_HEADER;
 
     fn at(index: u64) -> Position {
         Position {

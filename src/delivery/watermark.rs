@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::isolation::RefusedRecord;
+use super::failure::DeliveryFailure;
 use super::stats::{PipelineStats, Progress};
-use crate::model::lsn::{Lsn, Position};
+use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
 use crate::model::window::Window;
 
@@ -548,19 +548,6 @@ pub struct Deliveries {
     waiter: Waiter,
     failed: AtomicBool,
     failure: Mutex<Option<DeliveryFailure>>,
-}
-
-/// A record that the sink could not make durable. The watermark stands still from here on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeliveryFailure {
-    /// What the sink says, with the topic.
-    pub reason: String,
-    /// The same record would fail again.
-    pub permanent: bool,
-    /// The record, or the first of its batch, where a broker has refused it for what it is.
-    pub refused: Option<Box<RefusedRecord>>,
-    /// The last row of that batch.
-    pub refused_until: Option<Position>,
 }
 
 /// Records of one transaction that came in a row.

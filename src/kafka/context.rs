@@ -12,8 +12,8 @@ use tracing::{debug, error, info, warn};
 use super::credentials::{Credentials, Login};
 use super::grants::Grants;
 use super::statistics;
-use crate::delivery::isolation::RefusedRecord;
-use crate::delivery::watermark::{Deliveries, DeliveryFailure, Tag};
+use crate::delivery::failure::{DeliveryFailure, RefusedRecord};
+use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lifecycle::ErrorKind;
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
@@ -374,7 +374,7 @@ pub(super) struct Refused {
     pub(super) position: Option<String>,
     /// Bytes of its key and its value.
     pub(super) bytes: usize,
-    /// See [`isolation::content`](crate::delivery::isolation::content).
+    /// See [`failure::content`](crate::delivery::failure::content).
     pub(super) content: u64,
 }
 

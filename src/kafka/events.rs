@@ -26,9 +26,9 @@ use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
 use super::context::{Context, Refused, is_refusal};
 use super::credentials::Login;
-use crate::delivery::isolation::content;
+use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
-use crate::outbox::route::POSITION_HEADER;
+use crate::outbox::headers::POSITION_HEADER;
 
 /// Until there is an event, or [`Events::wake`] is called.
 const FOR_EVER: c_int = -1;

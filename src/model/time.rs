@@ -21,3 +21,13 @@ pub fn unix_micros() -> u64 {
 pub(crate) fn of_postgres(micros: i64) -> u64 {
     u64::try_from(micros.saturating_add(POSTGRES_EPOCH_MICROS)).unwrap_or_default()
 }
+
+/// Microseconds as seconds.
+#[must_use]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "exact to the microsecond for two centuries"
+)]
+pub(crate) fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}

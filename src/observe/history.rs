@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::status::seconds;
 use crate::delivery::histogram::Counts;
 use crate::delivery::stats::PipelineStats;
+use crate::model::time::seconds;
 
 /// Seconds that [`Recent`] is about.
 const RECENT: usize = 10;

@@ -4,9 +4,10 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 use prometheus::{TEXT_FORMAT, TextEncoder};
 
 use super::problem::Kind;
-use super::status::{PipelineStatus, Status, seconds};
+use super::status::{PipelineStatus, Status};
 use crate::delivery::histogram::{BOUNDS_MICROS, Counts};
 use crate::model::lifecycle::{SnapshotPhase, State};
+use crate::model::time::seconds;
 
 pub use prometheus::proto::MetricType;
 

@@ -6,9 +6,10 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::history::{History, Point, Sample};
-use super::status::{PipelineStatus, Status, seconds};
+use super::status::{PipelineStatus, Status};
 use super::watchdog::{Facts, Watchdog};
 use crate::delivery::stats::PipelineStats;
+use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
 /// Every pipeline that was started, whatever has become of it.

@@ -15,6 +15,7 @@ use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::{Failure, Outage, SnapshotPhase, State};
 use crate::model::lsn::Lsn;
+use crate::model::time::seconds;
 
 /// The whole process. Times are seconds since 1970, durations seconds, sizes bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -229,16 +230,6 @@ pub struct OutageStatus {
     pub ended_at: Option<f64>,
     /// How often it was tried again.
     pub attempts: u64,
-}
-
-/// Microseconds as seconds.
-#[must_use]
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "exact to the microsecond for two centuries"
-)]
-pub(crate) fn seconds(micros: u64) -> f64 {
-    micros as f64 / 1e6
 }
 
 fn some_seconds(micros: u64) -> Option<f64> {

@@ -12,12 +12,12 @@ use tracing::{info, warn};
 
 use super::health::{self, NotReady};
 use super::problem::{self, Kind, Problem};
-use super::status::seconds;
 use crate::delivery::stats::{About, LifecycleSnapshot, Totals};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::{self, Elapsed};
+use crate::model::time::seconds;
 use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 
 /// So often what lasts is said again.

@@ -1,6 +1,5 @@
 //! Settings compared with the table that is there: which column is what.
 
-use super::envelope;
 use super::settings::{HeadersColumn, NullPayload, OutboxSettings};
 use super::template::{Part, Template};
 
@@ -197,15 +196,7 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns)
     }
 
-    /// Finds the columns that `settings` names among those of an event in a message.
-    ///
-    /// # Errors
-    /// A named column is missing or of a type that can't serve.
-    pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
-        Self::bind_to(settings, None, &envelope::COLUMNS)
-    }
-
-    fn bind_to(
+    pub(super) fn bind_to(
         settings: &OutboxSettings,
         table: Option<&str>,
         columns: &[TableColumn<'_>],

@@ -24,7 +24,8 @@ use jiff::tz::Offset;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-use super::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
+use super::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
+use super::settings::OutboxSettings;
 
 /// The longest envelope that `walpost.publish` writes.
 pub(crate) const PUBLISHED_MAX: usize = 16 << 20;
@@ -51,6 +52,16 @@ const fn column(name: &'static str, type_oid: u32) -> TableColumn<'static> {
 /// Where in [`COLUMNS`] the two are that an envelope has in binary form.
 const ID: usize = 0;
 const CREATED_AT: usize = 6;
+
+impl Mapping {
+    /// Finds the columns that `settings` names among those of an event in a message.
+    ///
+    /// # Errors
+    /// A named column is missing or of a type that can't serve.
+    pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
+        Self::bind_to(settings, None, &COLUMNS)
+    }
+}
 
 /// One event, borrowed from the message's content.
 #[derive(Clone, Copy, PartialEq, Eq)]

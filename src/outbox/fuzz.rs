@@ -1,7 +1,8 @@
 //! Templates, and rows whose values anyone may have written.
 
 use super::columns::{COLUMNS_MAX, Mapping, TableColumn, TimestampType};
-use super::route::{POSITION_HEADER, RouteError, Router};
+use super::headers::POSITION_HEADER;
+use super::route::{RouteError, Router};
 use super::settings::OutboxSettings;
 use super::template::{Part, Template};
 use super::timestamp;

@@ -6,7 +6,12 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::columns::{Mapping, Row};
-use super::route::POSITION_HEADER;
+
+/// The header with the row's position in WAL.
+pub(crate) const POSITION_HEADER: &str = "walpost-position";
+
+/// The header of a record that somebody sent again on purpose.
+pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
 /// A record's headers, in order.
 #[derive(Clone, Copy, Default)]

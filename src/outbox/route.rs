@@ -4,15 +4,9 @@ use std::ops::Range;
 
 use super::Record;
 use super::columns::{Bound, Mapping, Piece, Row, Source};
-use super::headers::{self, HeaderSpan, Headers};
+use super::headers::{self, HeaderSpan, Headers, POSITION_HEADER};
 use super::settings::NullPayload;
 use super::timestamp;
-
-/// The header with the row's position in WAL.
-pub(crate) const POSITION_HEADER: &str = "walpost-position";
-
-/// The header of a record that somebody sent again on purpose.
-pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
 /// Scratch space above this is given back before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::{Cause, PipelineError};
+use super::error::{Cause, PipelineError, RoleRefused};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
@@ -60,23 +60,6 @@ impl Access {
             lasts: Duration::from_secs(now.duration_since(since).as_secs()),
         })
     }
-}
-
-/// The server refuses the role that it had accepted.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
-     password or pg_hba.conf was changed. The password comes from {origin}",
-    .lasts.as_secs()
-)]
-pub(crate) struct RoleRefused {
-    /// What the server says.
-    error: Box<PipelineError>,
-    role: String,
-    /// Where its password comes from, for a person.
-    origin: String,
-    /// For how long.
-    pub(super) lasts: Duration,
 }
 
 /// The server, or the one that has the last word among several, does not accept who we are.

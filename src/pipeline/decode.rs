@@ -34,6 +34,7 @@ pub(crate) mod copied_rows;
 pub(crate) mod dead_letters;
 pub(crate) mod delivery;
 pub(crate) mod error;
+pub(crate) mod hand_over;
 pub(crate) mod message_source;
 pub(crate) mod preview;
 mod source;

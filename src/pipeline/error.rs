@@ -1,6 +1,7 @@
 //! Why a pipeline can't go on.
 
-use super::access::RoleRefused;
+use std::time::Duration;
+
 use super::decode::error::CoreError;
 use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
@@ -45,6 +46,23 @@ pub(crate) enum PipelineError {
     /// The sink can't go on.
     #[error(transparent)]
     Sink(#[from] SinkError),
+}
+
+/// The server refuses the role that it had accepted.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
+     password or pg_hba.conf was changed. The password comes from {origin}",
+    .lasts.as_secs()
+)]
+pub(crate) struct RoleRefused {
+    /// What the server says.
+    pub(super) error: Box<PipelineError>,
+    pub(super) role: String,
+    /// Where its password comes from, for a person.
+    pub(super) origin: String,
+    /// For how long.
+    pub(super) lasts: Duration,
 }
 
 impl From<SnapshotError> for PipelineError {

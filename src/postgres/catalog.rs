@@ -10,7 +10,7 @@ use tracing::debug;
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
 use super::connect::dial::{DialError, ServerError, SqlLimits};
-use super::provision;
+use super::sql_file;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 use crate::model::lsn::Lsn;
@@ -194,7 +194,7 @@ impl Catalog {
             true => "journal",
             false => "owners",
         };
-        let sql = provision::examine(target, words);
+        let sql = sql_file::examine(target, words);
         Ok(self.client.batch_execute(&sql).await?)
     }
 
@@ -218,7 +218,7 @@ impl Catalog {
             Statement::Delete => "write",
         };
         self.client
-            .batch_execute(&provision::examine(&target, words))
+            .batch_execute(&sql_file::examine(&target, words))
             .await?;
         let found = "SELECT current_setting('walpost.code_of_others'), current_user::text, \
              coalesce(row_security_active(to_regclass($1)), false)";

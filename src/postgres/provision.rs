@@ -1,27 +1,18 @@
 //! The SQL files that make outbox, role, publication and slot: shown, or run as they are.
-//!
-//! The files are written for psql. Here, a file that another includes (`\ir`) stands in its place, once;
-//! other lines that are psql's own are left out (what stands from `\if` to `\endif` are defaults), and
-//! `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
 
 use std::fmt;
 use std::time::Duration;
 
-use postgres_protocol::escape::{escape_identifier, escape_literal};
-
 use super::catalog::{Catalog, CatalogError};
+use super::sql_file::{PREREQUISITES, Variables};
 use super::target::{Outbox, Target};
 
-const EXAMINE: &str = include_str!("../../sql/examine.sql");
-const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
-const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const JOURNAL: &str = include_str!("../../sql/journal.sql");
 const WRITER: &str = include_str!("../../sql/writer.sql");
 const OWNER: &str = include_str!("../../sql/owner.sql");
-const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
 const ROLE: &str = include_str!("../../sql/role.sql");
 const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
@@ -142,7 +133,11 @@ impl Provision {
         for writer in &self.writers {
             together.push(Script {
                 makes: format!("privileges of role {writer} to send events"),
-                sql: self.fill_in_with(WRITER, "", Some(writer)),
+                sql: Variables {
+                    writer: Some(writer),
+                    ..self.variables()
+                }
+                .fill_in(WRITER),
             });
         }
         together.push(Script {
@@ -241,120 +236,18 @@ impl Provision {
     }
 
     fn fill_in(&self, file: &str) -> String {
-        self.fill_in_with(file, "", None)
+        self.variables().fill_in(file)
     }
 
-    fn fill_in_with(&self, file: &str, examine: &str, writer: Option<&str>) -> String {
-        let mut out = String::with_capacity(file.len());
-        self.include(file, (examine, writer), &mut Vec::new(), &mut out);
-        out
-    }
-
-    /// Adds a file to `out`. `examine` and `writer` are the variables of these names, and `included` what
-    /// is in `out` already.
-    fn include<'f>(
-        &self,
-        file: &'f str,
-        (examine, writer): (&'f str, Option<&str>),
-        included: &mut Vec<(&'f str, &'f str)>,
-        out: &mut String,
-    ) {
-        let mut examine = examine;
-        let mut is_default = false;
-        for line in file.lines() {
-            match line.split(' ').next() {
-                Some("\\if") => is_default = true,
-                Some("\\endif") => is_default = false,
-                _ => {}
-            }
-            if is_default {
-                continue;
-            }
-            if let Some(value) = line.strip_prefix("\\set examine ") {
-                examine = value.trim_matches('\'');
-            }
-            if let Some(name) = line.strip_prefix("\\ir ") {
-                let inner = match name {
-                    "examine.sql" => (EXAMINE, examine),
-                    "uuidv7.sql" => (UUIDV7, ""),
-                    "no_update.sql" => (NO_UPDATE, ""),
-                    "prerequisites.sql" => (PREREQUISITES, ""),
-                    name => unreachable!("{name} is included by no file of ours"),
-                };
-                if !included.contains(&inner) {
-                    included.push(inner);
-                    self.include(inner.0, (inner.1, writer), included, out);
-                }
-            }
-            if !line.starts_with('\\') {
-                self.fill_in_line(line, (examine, writer), out);
-            }
+    fn variables(&self) -> Variables<'_> {
+        Variables {
+            pipeline: &self.pipeline,
+            target: &self.target,
+            role: self.role.as_deref(),
+            owner: self.owner.as_deref(),
+            writer: None,
         }
     }
-
-    fn fill_in_line(&self, line: &str, variables: (&str, Option<&str>), out: &mut String) {
-        let mut rest = line;
-        while let Some(at) = rest.find(':') {
-            let (before, after) = rest.split_at(at);
-            out.push_str(before);
-            match self.variable(after, variables) {
-                Some((text, after)) => {
-                    out.push_str(&text);
-                    rest = after;
-                }
-                None => {
-                    out.push(':');
-                    rest = &after[1..];
-                }
-            }
-        }
-        out.push_str(rest);
-        out.push('\n');
-    }
-
-    /// Reads `:'name'` or `:"name"` off the front of `text`.
-    fn variable<'t>(
-        &self,
-        text: &'t str,
-        (examine, writer): (&str, Option<&str>),
-    ) -> Option<(String, &'t str)> {
-        let quoted = text.strip_prefix(':')?;
-        let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
-        let (name, rest) = quoted[1..].split_once(quote)?;
-        // The files take an empty name for no table.
-        let table = self.target.outbox.table();
-        let value = match name {
-            "pipeline" => self.pipeline.as_str(),
-            "schema" => table.map_or("", |table| &table.schema),
-            "table" => table.map_or("", |table| &table.name),
-            "publication" => &self.target.publication,
-            "slot" => &self.target.slot,
-            "role" => self.role.as_ref()?,
-            "owner" => self.owner.as_ref()?,
-            "examine" => examine,
-            "writer" => writer?,
-            _ => return None,
-        };
-        let text = match quote {
-            '\'' => escape_literal(value),
-            _ => escape_identifier(value),
-        };
-        Some((text, rest))
-    }
-}
-
-/// The statements of `sql/examine.sql`, for these of the words that it knows.
-pub(super) fn examine(target: &Target, examine: &str) -> String {
-    let provision = Provision {
-        pipeline: String::new(),
-        target: target.clone(),
-        partitioned: false,
-        role: None,
-        owner: None,
-        writers: Vec::new(),
-        lock_timeout: Duration::ZERO,
-    };
-    provision.fill_in_with(EXAMINE, examine, None)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::{Ended, Plan, ReplayError};
 use crate::delivery::watermark::Watermark;
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::outbox::columns::Row;
-use crate::outbox::route::REPLAY_HEADER;
+use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::decode::Step;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::delivery::Delivery;

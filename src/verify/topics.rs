@@ -14,7 +14,7 @@ use super::table::hash_of_key;
 use super::{Reporter, VerifyError};
 use crate::kafka::reader::{ReadError, ReadRecord, Span, TopicReader};
 use crate::model::lsn::{Lsn, Position};
-use crate::outbox::route::{POSITION_HEADER, REPLAY_HEADER};
+use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::progress::Progress;
 
 /// How many records are counted at once.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tracing::{debug, warn};
 
 use super::Step;
-use super::delivery::{Mark, Undelivered, give};
+use super::hand_over::{Mark, Undelivered, give};
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::outage::{Outage, Say};

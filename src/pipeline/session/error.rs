@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::delivery::watermark::DeliveryFailure;
+use crate::delivery::failure::DeliveryFailure;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;

@@ -17,6 +17,7 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::snapshot::Snapshot;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::sink::Sink;
@@ -54,6 +55,16 @@ pub(in crate::pipeline) async fn open<'s>(
         () = drain_ordered(orders) => Ok(None),
         session = start => session.map(Some),
     }
+}
+
+/// What becomes of rows that are older than the slot.
+enum OlderRows {
+    /// They are dealt with, and that is known.
+    Nothing,
+    /// They are, and that is to be recorded, for this reason.
+    Settled(&'static str),
+    /// They come first.
+    Copy(Snapshot),
 }
 
 /// What every phase works with.

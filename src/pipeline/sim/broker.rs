@@ -11,11 +11,12 @@ use super::world::{
     Cluster, DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
 };
 use crate::delivery::checkpoint::Checkpoint;
-use crate::delivery::isolation::{Batching, RefusedRecord, content};
-use crate::delivery::watermark::{Deliveries, DeliveryFailure, Tag};
+use crate::delivery::failure::{DeliveryFailure, RefusedRecord, content};
+use crate::delivery::isolation::Batching;
+use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::Record;
-use crate::outbox::route::POSITION_HEADER;
+use crate::outbox::headers::POSITION_HEADER;
 use crate::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
 
 /// A producer. When it is dropped, what it still has may or may not arrive.

@@ -14,7 +14,7 @@ use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
-use crate::postgres::provision;
+use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
 /// What was done.
@@ -217,7 +217,7 @@ impl Catalog {
         let name = format!("walpost_journal_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
             "PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            provision::examine(target, "journal")
+            sql_file::examine(target, "journal")
         );
         match self.client().simple_query(&sql).await {
             Ok(messages) => {

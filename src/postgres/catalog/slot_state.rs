@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 use super::journal::{Action, DROP_SLOT_NAMES, Entry};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
-use crate::postgres::provision;
+use crate::postgres::sql_file;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -150,7 +150,7 @@ impl Catalog {
             )));
         }
         self.client()
-            .batch_execute(&provision::examine(&of.target, "slot_state"))
+            .batch_execute(&sql_file::examine(&of.target, "slot_state"))
             .await?;
         let row = self
             .client()

@@ -20,10 +20,11 @@ use std::time::Duration;
 pub(crate) use error::ConninfoError;
 pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
 
-use super::dial::Exposures;
+use exposure::Exposures;
 use settings::Settings;
 
 mod error;
+pub(in crate::postgres) mod exposure;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod keywords;

@@ -19,7 +19,6 @@ use tokio::net::UnixStream;
 
 pub(crate) use bound::SqlLimits;
 pub(crate) use error::{DialError, ServerError};
-pub(crate) use exposure::Exposures;
 pub(crate) use socket::Socket;
 
 use super::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
@@ -28,7 +27,6 @@ use startup::Wire;
 
 mod bound;
 mod error;
-mod exposure;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handover;

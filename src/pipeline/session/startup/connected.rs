@@ -1,7 +1,7 @@
 //! A connection can stream: next is what becomes of rows that are older than the slot.
 
-use super::Startup;
 use super::planned::Planned;
+use super::{OlderRows, Startup};
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::model::lifecycle::SnapshotPhase;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -104,14 +104,4 @@ impl<C: CatalogQueries> Connected<C> {
             flushed: identity.flushed,
         })
     }
-}
-
-/// What becomes of rows that are older than the slot.
-pub(super) enum OlderRows {
-    /// They are dealt with, and that is known.
-    Nothing,
-    /// They are, and that is to be recorded, for this reason.
-    Settled(&'static str),
-    /// They come first.
-    Copy(Snapshot),
 }

@@ -1,8 +1,7 @@
 //! It is known where the stream has to begin: next is the slot.
 
-use super::Startup;
-use super::connected::OlderRows;
 use super::slot_taken::{Recorded, SlotTaken};
+use super::{OlderRows, Startup};
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};

@@ -4,8 +4,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{error, info};
 
-use super::Startup;
-use super::connected::OlderRows;
+use super::{OlderRows, Startup};
 use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;

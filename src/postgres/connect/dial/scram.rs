@@ -3,7 +3,7 @@
 //!
 //! Spec: RFC 5802, 5.1 and 7; RFC 7677, 4.
 
-use super::exposure::Exposure;
+use crate::postgres::connect::conninfo::exposure::Exposure;
 
 /// Each costs the client two hashes, before the server has proven anything. postgres-protocol has the
 /// same bound.

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use openssl::ssl::SslVerifyMode;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_openssl::SslStream;
 
 use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::conninfo::exposure::Exposure;
 
 /// A connected socket, ready for PostgreSQL's protocol.
 #[derive(Debug)]
@@ -25,6 +27,23 @@ pub enum Socket {
     /// A pipe to a simulated server.
     #[cfg(any(test, fuzzing))]
     Memory(tokio::io::DuplexStream),
+}
+
+impl Socket {
+    /// What keeps it from those who share the network with it.
+    pub(super) fn exposure(&self) -> Exposure {
+        let address = |stream: &TcpStream| stream.peer_addr().ok().map(|a| a.ip());
+        match self {
+            Socket::Unix(_) => Exposure::Local,
+            Socket::Tcp(stream) => Exposure::over_tcp(address(stream), None),
+            Socket::Tls(stream) => {
+                let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
+                Exposure::over_tcp(address(stream.get_ref()), Some(verifies))
+            }
+            #[cfg(any(test, fuzzing))]
+            Socket::Memory(_) => Exposure::Local,
+        }
+    }
 }
 
 /// Where to connect to.

@@ -15,10 +15,10 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 
 use super::Session;
 use super::error::{DialError, ServerError};
-use super::exposure::Exposure;
 use super::scram;
 use super::socket::Socket;
 use super::tls;
+use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, Host, Secret};
 
 /// No message of a startup is near this long.
@@ -45,7 +45,7 @@ impl<'a> Wire<'a> {
     /// `host` is what errors call the server.
     pub(crate) fn new(socket: Socket, host: &'a str) -> Wire<'a> {
         Wire {
-            exposure: Exposure::of(&socket),
+            exposure: socket.exposure(),
             socket,
             buffer: BytesMut::with_capacity(8 * 1024),
             received_bytes: 0,

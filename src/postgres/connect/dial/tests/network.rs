@@ -4,7 +4,9 @@ use super::*;
 
 #[test]
 fn only_tls_that_checks_a_certificate_makes_a_network_safe() {
-    use super::exposure::Exposure::{self, Clear, Local, Proven, Unproven};
+    use crate::postgres::connect::conninfo::exposure::Exposure::{
+        self, Clear, Local, Proven, Unproven,
+    };
     for (peer, tls, expected) in [
         ("127.0.0.1", None, Local),
         ("127.8.9.10", None, Local),

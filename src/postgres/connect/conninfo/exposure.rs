@@ -3,10 +3,7 @@
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use openssl::ssl::SslVerifyMode;
-
-use super::socket::Socket;
-use crate::postgres::connect::conninfo::SslMode;
+use super::SslMode;
 
 /// What keeps a connection from those who share the network with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,20 +20,6 @@ pub(crate) enum Exposure {
 }
 
 impl Exposure {
-    pub(crate) fn of(socket: &Socket) -> Exposure {
-        let address = |stream: &tokio::net::TcpStream| stream.peer_addr().ok().map(|a| a.ip());
-        match socket {
-            Socket::Unix(_) => Exposure::Local,
-            Socket::Tcp(stream) => Exposure::over_tcp(address(stream), None),
-            Socket::Tls(stream) => {
-                let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
-                Exposure::over_tcp(address(stream.get_ref()), Some(verifies))
-            }
-            #[cfg(any(test, fuzzing))]
-            Socket::Memory(_) => Exposure::Local,
-        }
-    }
-
     /// `peer` is None where it is not known, which is no reason to trust it; `tls` whether a
     /// certificate was checked, None without TLS.
     pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
