@@ -243,6 +243,7 @@ impl Topics {
             Err(error) => return failed(None, describe(&error)),
         };
         let options = AdminOptions::new().operation_timeout(Some(METADATA));
+        debug!(topic, others = others.len(), "creating topics");
         let asked = std::iter::once(new).chain(others);
         let answers = match admin.create_topics(asked, &options).await {
             Ok(answers) => answers,
