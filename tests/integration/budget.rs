@@ -144,7 +144,7 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
 
 #[test]
 fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--wal-budget-max", "1MiB"]);
@@ -335,7 +335,7 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
 /// The session that holds the slot while it waits for a new producer releases it too.
 #[test]
 fn exactly_once_that_has_lost_its_brokers_lets_go() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let server = Server::private(MAJOR, "");
     let scene = Scene::on(&server, &broker).exactly_once();
     let aggregate = scene.aggregate(1);

@@ -73,7 +73,7 @@ pub(crate) fn kill_while_it_starts(scene: &Scene, millis: Range<u64>, resends: R
 }
 
 fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");

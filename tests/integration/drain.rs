@@ -87,7 +87,7 @@ fn stopped_while_broker_is_silent(
 }
 
 fn drain_waits_for_the_broker(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let mut walpost = stopped_while_broker_is_silent(&scene, &[]);
     assert!(walpost.is_running());
@@ -99,7 +99,7 @@ fn drain_waits_for_the_broker(outbox: Outbox) {
 
 #[test]
 fn drain_is_bounded() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "1s"]);
     let begun = Instant::now();
@@ -118,7 +118,7 @@ fn drain_is_bounded() {
 }
 
 fn second_signal_stops_at_once(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "60s"]);
     let begun = Instant::now();

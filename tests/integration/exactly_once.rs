@@ -132,7 +132,7 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
 /// transaction of its lasts.
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let settings = ["-X", "transaction.timeout.ms=2000", "--link-timeout", "3s"];
@@ -162,7 +162,7 @@ fn idle_outbox_in_a_busy_database_is_confirmed() {
 
 #[test]
 fn what_is_not_committed_is_not_confirmed() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -187,8 +187,8 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
     for _ in 0..100 {
         scene.db.run(&many);
     }
-    let end = scene.wal_position();
     let walpost = scene.start();
+    let mut end = u64::MAX;
     let mut looks = 0;
     loop {
         let confirmed = scene.confirmed();
@@ -197,12 +197,18 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
             confirmed <= safe,
             "confirmed {confirmed:X}, checkpoint {safe:X}"
         );
-        looks += 1;
         if confirmed >= end {
             break;
         }
+        looks += 1;
+        // A busy machine looks seldom: there is more to deliver until it has looked often enough.
+        if looks <= 6 {
+            for _ in 0..10 {
+                scene.db.run(&many);
+            }
+            end = scene.wal_position();
+        }
     }
-    assert!(looks > 5, "{looks} looks");
     walpost.terminate().expect_code(0);
 }
 
@@ -474,28 +480,26 @@ fn start_waits_for_no_client_to_go() {
 #[test]
 fn start_beside_a_distant_broker_takes_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
     let proxy = broker.proxy();
     proxy.set(Manner::Delay(ONE_WAY));
     let address = format!("127.0.0.1:{}", proxy.port());
-    starts_within(36 * ONE_WAY, 5, || {
+    let far = || {
         scene
             .invoke("run")
             .args(["--exactly-once", "--kafka", &address])
-    });
-}
-
-/// Starts it until it has streamed so soon once: the machine may be busy with other things.
-fn starts_within(soon: Duration, starts: usize, run: impl Fn() -> Invocation) {
+    };
     let mut times = Vec::new();
-    for _ in 0..starts {
-        times.push(start_time(run()));
-        if times.last() < Some(&soon) {
+    // Some, for the machine may be busy with other things.
+    for _ in 0..10 {
+        let (near, far) = (start_time(scene.run()), start_time(far()));
+        if far < near + 34 * ONE_WAY {
             return;
         }
+        times.push((near, far));
     }
-    panic!("not one of {starts} starts took less than {soon:?}: {times:?}");
+    panic!("no start took less than 17 round trips longer than beside a near broker: {times:?}");
 }
 
 /// How long Walpost takes until it streams.

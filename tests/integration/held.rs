@@ -30,7 +30,7 @@ fn outlasts_checkpoints(scene: &Scene) {
 
 fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(&server, &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     broker.kill();
@@ -48,7 +48,7 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
 
 fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let mut scene = Scene::on(&server, &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     broker.kill();
@@ -93,7 +93,7 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
 /// delivered what it was sent.
 #[test]
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
     scene.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
     let aggregate = scene.aggregate(1);

@@ -47,7 +47,7 @@ fn slot_moves_while_only_another_database_is_written() {
 }
 
 fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();

@@ -109,14 +109,14 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
     let broker = Broker::shared();
     let [expired, early] = broker.untimely_addresses();
     let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
-    // Each takes as long as an accident may: all side by side.
-    let mut running = Vec::new();
     for (address, root) in [
         (broker.tls_address(), &stranger),
         (other_name, &right),
         (expired, &right),
         (early, &right),
     ] {
+        // Each takes as long as an accident may: those of one address are side by side.
+        let mut running = Vec::new();
         // These take the slot before they hear from Kafka, and would be in the way of the others.
         let streaming = [&["run"][..]];
         let exactly_once = [&["run", "--exactly-once"][..]];
@@ -137,15 +137,14 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
                     .start()
             };
             let started: Vec<_> = commands.iter().map(start).collect();
-            running.push((scene, address.clone(), started));
+            running.push((scene, started));
         }
-    }
-    for (scene, address, started) in running {
-        for walpost in started {
-            let finished = walpost.finish().expect_code(3);
-            finished.expect_says(&["refuses the connection", &address, "certificate"]);
+        for (_scene, started) in running {
+            for walpost in started {
+                let finished = walpost.finish().expect_code(3);
+                finished.expect_says(&["refuses the connection", &address, "certificate"]);
+            }
         }
-        drop(scene);
     }
 }
 

@@ -178,7 +178,7 @@ in_both_modes! {
 }
 
 fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
     let topic = format!("outbox.event.{aggregate}");

@@ -65,7 +65,7 @@ fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: 
 
 fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool) {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = scene_on(&broker, exactly_once);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let (walpost, proxy) = start_far_from_kafka(&scene);
@@ -113,7 +113,7 @@ fn black_hole_before_kafka_costs_nothing(exactly_once: bool) {
 
 /// From when `breaks` was called until all passes again nothing is confirmed, and nothing is lost.
 fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = scene_on(&broker, exactly_once);
     let aggregate = scene.aggregate(2);
     let (walpost, proxy) = start_far_from_kafka(&scene);
@@ -133,7 +133,7 @@ fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
 fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all() {
     const TIMEOUT_MILLIS: usize = 3000;
     const BYTES_A_SECOND: usize = 200_000;
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = scene_on(&broker, true);
     let aggregate = scene.aggregate(1);
     // Nothing that can be compressed, another for each row, and more than passes in the time of one
@@ -189,7 +189,7 @@ fn host_of_kafka_that_answers_nothing_costs_nothing(exactly_once: bool) {
 }
 
 fn slow_and_late_network_costs_nothing(exactly_once: bool) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = scene_on(&broker, exactly_once);
     let aggregate = scene.aggregate(2);
     let (walpost, proxy) = start_far_from_kafka(&scene);

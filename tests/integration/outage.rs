@@ -20,7 +20,7 @@ for_each_outbox! {
 }
 
 fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
@@ -38,7 +38,7 @@ fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
 }
 
 fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Outbox) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
@@ -68,7 +68,7 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
 
 #[test]
 fn connector_that_starts_before_the_broker_waits_for_it() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     broker.kill();
@@ -83,7 +83,7 @@ in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
 
 /// The last broker that stops answers still. librdkafka forgets all brokers then, for good.
 fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let kafka = broker.proxy();
     let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
@@ -148,7 +148,7 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: 
 #[test]
 fn postgresql_stops_in_seconds_while_kafka_is_away() {
     let server = Server::private(MAJOR, "");
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let mut scene = Scene::on(&server, &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
@@ -206,7 +206,7 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
 
 #[test]
 fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
@@ -222,7 +222,7 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
 
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(&["--link-timeout", "2s", "--window-records", "5"]);

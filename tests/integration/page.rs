@@ -289,7 +289,7 @@ fn page_shows_each_pipeline_and_its_rate() {
 /// It streams for longer than it is stuck.
 #[test]
 fn page_says_for_how_long_a_pipeline_is_stuck() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);

@@ -74,7 +74,7 @@ impl Footprint {
 fn stays_small(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
-    let load = scene.load(&[&aggregate]);
+    let load = scene.load_that_rests(&[&aggregate], Duration::from_millis(30));
     let mut walpost = scene.start();
     let mut before = None;
     for count in 1..=RECONNECTS {

@@ -165,7 +165,7 @@ fn one_that_cannot_start_leaves_the_others_running() {
 
 #[test]
 fn outage_of_one_broker_or_database_touches_only_its_own() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let server = Server::private(MAJOR, "");
     let healthy = Scene::new();
     let without_broker = Scene::on(Server::shared(MAJOR), &broker);

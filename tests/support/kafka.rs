@@ -2,9 +2,11 @@
 //! [cluster](super::cluster).
 
 use std::fs::{self, File};
+use std::mem;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
@@ -46,18 +48,40 @@ pub(crate) struct Broker {
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
+    /// Whoever takes a broker next may have it.
+    is_lent: AtomicBool,
+    /// Consumers of the shared broker that have nothing to do.
+    pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
+/// Brokers that were given back.
+static GIVEN_BACK: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
+
 impl Broker {
-    /// The broker that tests share; it is never stopped.
+    /// The broker that tests share; it is never stopped. It alone has listeners for TLS.
     pub(crate) fn shared() -> &'static Broker {
-        static SHARED: LazyLock<Broker> = LazyLock::new(Broker::private);
+        static SHARED: LazyLock<Broker> = LazyLock::new(|| {
+            let alone = Seat::of(0, vec![Ports::free()]).with_tls();
+            let broker = Broker::prepared(alone, &JVM, None, "");
+            broker.start();
+            broker
+        });
         &SHARED
     }
 
     /// A broker that a test may stop and break; it goes when dropped.
     pub(crate) fn private() -> Broker {
         Self::with(&JVM, "")
+    }
+
+    /// A broker that a test may stop, freeze and cut off. Another test gets it then, as a start takes seconds of a processor,
+    /// unless it was killed: that can lose the end of a transaction. What a test changes for good needs
+    /// [`Broker::private`].
+    pub(crate) fn lent() -> Broker {
+        let given_back = GIVEN_BACK.lock().unwrap().pop();
+        let broker = given_back.unwrap_or_else(Self::private);
+        broker.is_lent.store(true, Ordering::Relaxed);
+        broker
     }
 
     /// A private broker that asks for rights. Who comes without security may do all, and
@@ -123,7 +147,14 @@ impl Broker {
             folder,
             jvm: options.iter().map(|&option| option.to_owned()).collect(),
             process: Mutex::new(None),
+            is_lent: AtomicBool::new(false),
+            readers: Mutex::default(),
         }
+    }
+
+    /// It is never stopped.
+    pub(super) fn is_shared(&self) -> bool {
+        self.seat.has_tls
     }
 
     /// `node.id`
@@ -249,6 +280,7 @@ impl Broker {
 
     /// Ends the broker without a word.
     pub(crate) fn kill(&self) {
+        self.is_lent.store(false, Ordering::Relaxed);
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");
         signal(child.id(), "KILL");
@@ -311,8 +343,31 @@ impl Broker {
     }
 }
 
+impl Broker {
+    /// The same broker for another test, where this one's has left it as it was.
+    fn give_back(&mut self) -> Option<Broker> {
+        let is_whole = *self.is_lent.get_mut() && !std::thread::panicking() && self.is_running();
+        is_whole.then(|| {
+            self.thaw();
+            Broker {
+                ports: self.ports,
+                seat: self.seat.clone(),
+                folder: mem::take(&mut self.folder),
+                jvm: mem::take(&mut self.jvm),
+                process: Mutex::new(self.process.get_mut().unwrap().take()),
+                is_lent: AtomicBool::new(true),
+                readers: Mutex::default(),
+            }
+        })
+    }
+}
+
 impl Drop for Broker {
     fn drop(&mut self) {
+        if let Some(broker) = self.give_back() {
+            GIVEN_BACK.lock().unwrap().push(broker);
+            return;
+        }
         let process = self
             .process
             .get_mut()

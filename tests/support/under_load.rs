@@ -1,5 +1,7 @@
 //! A pipeline at work while something is broken.
 
+use std::time::Duration;
+
 use super::kafka::Broker;
 use super::load::Load;
 use super::postgres::Server;
@@ -50,7 +52,10 @@ impl<'a> UnderLoad<'a> {
     /// Starts the writers again.
     pub(crate) fn start_load(&mut self) {
         let [many, one] = &self.aggregates;
-        self.load = Some(self.scene.load(&[many, one]));
+        self.load = Some(
+            self.scene
+                .load_that_rests(&[many, one], Duration::from_millis(20)),
+        );
     }
 
     /// Ends the writers.

@@ -1,12 +1,14 @@
 //! Waiting for a condition, with a deadline; never for time to pass.
 
+use std::ops::RangeInclusive;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Long enough for anything that works, on two cores that a dozen servers share.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-const POLL: Duration = Duration::from_millis(10);
+/// Between two questions: what lasts is asked about less often, for the answers cost the processor that it waits for.
+const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(40);
 
 /// Asks until the answer is `Some`, and returns it.
 ///
@@ -29,15 +31,16 @@ pub(crate) fn wait_until(what: &str, mut ask: impl FnMut() -> bool) {
 
 /// Asks until the answer is `Some` or `within` has passed; asks at least once.
 pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + within;
+    let began = Instant::now();
     loop {
         if let Some(answer) = ask() {
             return Some(answer);
         }
-        if Instant::now() >= deadline {
+        let waited = began.elapsed();
+        if waited >= within {
             return None;
         }
-        thread::sleep(POLL);
+        thread::sleep((waited / 50).clamp(*POLL.start(), *POLL.end()));
     }
 }
 

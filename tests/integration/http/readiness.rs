@@ -9,7 +9,7 @@ use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);
@@ -60,7 +60,7 @@ fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
 /// A broker that takes connections and answers nothing is not down as librdkafka sees it.
 #[test]
 fn pipeline_whose_broker_answers_nothing_is_not_ready() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);

@@ -128,7 +128,7 @@ fn rate_is_kept() {
 #[test]
 fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
     const ROWS: usize = 600;
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let large = scene

@@ -190,7 +190,7 @@ fn memory_is_bounded_whatever_the_table_has() {
 #[test]
 fn progress_is_in_metrics_status_and_the_table_of_status() {
     const ROWS: usize = 40_000;
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
     scene.db.run(TABLE);
     let aggregate = scene.aggregate(1);

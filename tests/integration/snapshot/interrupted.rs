@@ -194,10 +194,10 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
 #[test]
 fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied() {
     let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
-    let (scene, aggregate) = filled(create, 15_000, true);
+    let (scene, aggregate) = filled(create, 6_000, true);
     let walpost = start_and_copy_some(&scene);
     scene.kill(walpost);
-    fill(&scene, &aggregate, 15_000);
+    fill(&scene, &aggregate, 6_000);
     let mut walpost = scene
         .run()
         .args(["--window-records", "20"])
@@ -205,7 +205,7 @@ fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied()
     // Broken as often as there is time for.
     for _ in 0..5 {
         let before = scene.records().len();
-        if before < 30_000 {
+        if before < 12_000 {
             scene.wait_for_records(before + 1);
         }
         scene.kill(walpost);
@@ -214,7 +214,7 @@ fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied()
     }
     fill(&scene, &aggregate, 10);
     settle(&scene, walpost);
-    expect_all(&scene, 30_010, true);
+    expect_all(&scene, 12_010, true);
 }
 
 #[test]
@@ -224,9 +224,11 @@ fn exactly_once_halts_where_it_can_not_go_on() {
     let (scene, _) = filled(create, 20_000, true);
     let walpost = start_and_copy_some(&scene);
     scene.kill(walpost);
-    let found = scene.records().len();
     let halted = scene.run().finish().expect_code(3);
     halted.expect_says(&["was interrupted after", "walpost checkpoint adopt"]);
+    // A commit that was under way when it was killed has its end only now.
+    let found = scene.records().len();
+    scene.run().finish().expect_code(3);
     scene
         .checkpoint("show")
         .finish()

@@ -38,7 +38,7 @@ fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
 
 #[test]
 fn leader_that_lags_hides_no_records() {
-    let broker = Broker::private();
+    let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "first");

@@ -37,11 +37,24 @@ pub(crate) struct Seat {
     pub(super) index: usize,
     /// The ports of all.
     pub(super) nodes: Vec<Ports>,
+    /// It has the listeners for TLS, which take a tenth of what a start takes.
+    pub(super) has_tls: bool,
 }
 
 impl Seat {
     pub(crate) fn of(index: usize, nodes: Vec<Ports>) -> Self {
-        Self { index, nodes }
+        Self {
+            index,
+            nodes,
+            has_tls: false,
+        }
+    }
+
+    pub(super) fn with_tls(self) -> Self {
+        Self {
+            has_tls: true,
+            ..self
+        }
     }
 
     /// `node.id`

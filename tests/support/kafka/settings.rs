@@ -55,6 +55,28 @@ pub(super) fn formatted() -> PathBuf {
         .clone()
 }
 
+/// Makes the key stores of the listeners for TLS, and gives the properties that name them.
+fn key_stores_in(folder: &Path) -> String {
+    let listeners = [
+        ("ssl", Validity::Now),
+        ("expired", Validity::Past),
+        ("early", Validity::Future),
+    ];
+    let properties = listeners.map(|(listener, validity)| {
+        let identity = AUTHORITY.sign_for("localhost", &["localhost"], validity);
+        let mut pem = fs::read(identity.key).unwrap();
+        pem.extend(fs::read(identity.certificate).unwrap());
+        let key_store = folder.join(format!("{listener}.pem"));
+        fs::write(&key_store, pem).unwrap();
+        let property = format!("listener.name.{listener}.ssl.keystore");
+        format!(
+            "{property}.type=PEM\n{property}.location={}\n",
+            key_store.display()
+        )
+    });
+    properties.concat()
+}
+
 pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let Ports {
         plain,
@@ -69,25 +91,15 @@ pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let (id, voters, nodes) = (seat.id(), seat.voters(), seat.nodes.len());
     let in_sync = nodes.div_ceil(2);
     let data = folder.join("data");
-    let key_stores: String = [
-        ("ssl", Validity::Now),
-        ("expired", Validity::Past),
-        ("early", Validity::Future),
-    ]
-    .into_iter()
-    .map(|(listener, validity)| {
-        let identity = AUTHORITY.sign_for("localhost", &["localhost"], validity);
-        let mut pem = fs::read(identity.key).unwrap();
-        pem.extend(fs::read(identity.certificate).unwrap());
-        let key_store = folder.join(format!("{listener}.pem"));
-        fs::write(&key_store, pem).unwrap();
-        let property = format!("listener.name.{listener}.ssl.keystore");
-        format!(
-            "{property}.type=PEM\n{property}.location={}\n",
-            key_store.display()
-        )
-    })
-    .collect();
+    let (mut listeners, mut advertised, mut protocols, mut key_stores) = Default::default();
+    if seat.has_tls {
+        listeners = format!(
+            ",SSL://127.0.0.1:{tls},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early}"
+        );
+        advertised = listeners.replace("127.0.0.1", "localhost");
+        protocols = ",SSL:SSL,EXPIRED:SSL,EARLY:SSL";
+        key_stores = key_stores_in(folder);
+    }
     let password = sasl_password();
     let module = "org.apache.kafka.common.security";
     let properties = format!(
@@ -97,9 +109,9 @@ controller.quorum.voters={voters}
 broker.heartbeat.interval.ms=500
 broker.session.timeout.ms=3000
 replica.lag.time.max.ms=3000
-listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},PROXIED://127.0.0.1:{proxied},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://localhost:{tls},PROXIED://127.0.0.1:{proxy},EXPIRED://localhost:{expired},EARLY://localhost:{early}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,PROXIED:PLAINTEXT,EXPIRED:SSL,EARLY:SSL,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}{listeners}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},PROXIED://127.0.0.1:{proxy}{advertised}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256

@@ -54,16 +54,16 @@ impl Scene<'_> {
     /// checker.
     pub(crate) fn wait_for_ids(&self, history: &[Committed]) {
         let Some(last) = history.last() else { return };
-        let enough = poll_until(PATIENCE, || (self.count() >= history.len()).then_some(()));
-        let arrived = enough.and_then(|()| {
-            poll_until(PATIENCE, || {
-                self.records()
-                    .iter()
-                    .any(|r| r.header("id") == last.id)
-                    .then_some(())
-            })
-        });
-        if arrived.is_none() {
+        let last_is_there = || {
+            let records = self.records();
+            records
+                .iter()
+                .any(|record| record.header("id") == last.id)
+                .then_some(())
+        };
+        let arrived =
+            self.hold_in_time(history.len()) && poll_until(PATIENCE, last_is_there).is_some();
+        if !arrived {
             eprintln!("the last event, {}, did not arrive", last.id);
             self.judge(&[], Resends::AtMost(usize::MAX));
         }

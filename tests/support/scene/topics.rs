@@ -2,10 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use super::super::records::Record;
 use super::super::wait::{PATIENCE, poll_until};
 use super::Scene;
+
+/// After this time records are read again though nothing seems to have come.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The topics of a test.
 #[derive(Default)]
@@ -58,21 +62,29 @@ impl Scene<'_> {
 
     /// Waits until the topics hold `count` records, and returns all there are.
     pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
-        let found = poll_until(PATIENCE, || (self.count() >= count).then_some(()));
+        let found = self.hold_in_time(count);
         let records = self.records();
-        assert!(
-            found.is_some(),
-            "{} records of {count} arrived",
-            records.len()
-        );
+        assert!(found, "{} records of {count} arrived", records.len());
         records
     }
 
-    /// How many committed records the topics of this test hold.
-    pub(super) fn count(&self) -> usize {
-        match self.exactly_once {
-            true => self.records().len(),
-            false => self.broker.count(&self.topics()),
-        }
+    /// Whether the topics hold `count` committed records before [`PATIENCE`] is over.
+    pub(super) fn hold_in_time(&self, count: usize) -> bool {
+        let topics = self.topics();
+        let mut read = None;
+        let found = poll_until(PATIENCE, || {
+            let ends = self.broker.ends(&topics);
+            let arrived = match (self.exactly_once, &read) {
+                // The ends of transactions count there; what was just read is not read again at once.
+                (true, Some((before, at))) if *before == ends && Instant::elapsed(at) < AGAIN => {
+                    return None;
+                }
+                (true, _) => self.records().len(),
+                (false, _) => usize::try_from(ends.values().sum::<i64>()).unwrap(),
+            };
+            read = Some((ends, Instant::now()));
+            (arrived >= count).then_some(())
+        });
+        found.is_some()
     }
 }
