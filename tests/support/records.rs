@@ -97,7 +97,7 @@ impl Broker {
 
     /// Has a consumer with nothing assigned do something. A new one costs two threads, three connections and 100 ms at its
     /// end; but only where no connection ever breaks is it as good as new afterwards.
-    fn with_reader<T>(&self, read: impl FnOnce(&BaseConsumer) -> T) -> T {
+    pub(super) fn with_reader<T>(&self, read: impl FnOnce(&BaseConsumer) -> T) -> T {
         let kept = self.readers.lock().unwrap().pop();
         let consumer = kept.unwrap_or_else(|| self.reader());
         let found = read(&consumer);

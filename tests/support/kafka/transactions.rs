@@ -43,15 +43,12 @@ impl Broker {
     /// acknowledges a commit before that, and one that is killed meanwhile may lose it: see
     /// [`Broker::has_lost_an_end`].
     pub(crate) fn wait_for_ends(&self, topic: &str) {
-        let end = |isolation: &str| -> i64 {
-            let mut config = self.client();
-            config.set("isolation.level", isolation);
-            let client: BaseConsumer = config.create().unwrap();
-            client.fetch_watermarks(topic, 0, PATIENCE).unwrap().1
-        };
-        let written = end("read_uncommitted");
+        let end = |client: &BaseConsumer| client.fetch_watermarks(topic, 0, PATIENCE).unwrap().1;
+        let mut config = self.client();
+        config.set("isolation.level", "read_uncommitted");
+        let written = end(&config.create().unwrap());
         wait_until("the transactions to have ended", || {
-            end("read_committed") >= written
+            self.with_reader(end) >= written
         });
     }
 

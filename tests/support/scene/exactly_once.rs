@@ -40,6 +40,10 @@ impl Scene<'_> {
 
     /// Those of the pipeline that are committed.
     pub(crate) fn checkpoints(&self) -> Vec<Record> {
+        if self.exactly_once {
+            // Those behind an open transaction, which can be another pipeline's, are not readable yet.
+            self.broker.wait_for_ends("walpost-checkpoints");
+        }
         let mut checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
         checkpoints.retain(|record| record.key() == self.name);
         checkpoints
