@@ -103,6 +103,8 @@ pub(crate) fn install(db: &Session) {
     // psql's own commands begin with a backslash.
     let publish: Vec<_> = publish.filter(|line| !line.starts_with('\\')).collect();
     db.run(&publish.join("\n"));
+    // That file leaves the session with pg_catalog alone.
+    db.run("RESET search_path");
     db.run(SCHEMA);
 }
 
