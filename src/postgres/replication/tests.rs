@@ -196,7 +196,10 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
                 connection.fill().await.expect("more");
             }
         }
-        assert!(ahead > 0 && direct > 0, "{ahead} reads ahead, {direct} not");
+        assert!(
+            ahead > 10 && direct > 10,
+            "{ahead} reads ahead, {direct} not"
+        );
         // Both ways lead to the server.
         for reads_ahead in [false, true] {
             if reads_ahead {
