@@ -7,6 +7,7 @@ use crate::support::scene::Scene;
 in_both_modes! {
     refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else
     refused_record_becomes_a_dead_letter_and_the_rest_is_delivered
+    record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone
     batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones
     batches_stay_within_the_limit_of_the_one_topic
 }
@@ -19,7 +20,7 @@ const LARGE: usize = 700;
 /// `max.message.bytes` of a topic: a part of a batch.
 const LIMIT: &str = "100000";
 
-/// So many small transactions, one of which has a row that the topic does not take.
+/// So many transactions, one of which has a row that the topic does not take for its size.
 fn large_among_small(exactly_once: bool) -> (Scene<'static>, String) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", scene.name);
@@ -45,6 +46,14 @@ fn all_but_the_large() -> BTreeSet<usize> {
     (1..=ROWS).filter(|id| *id != LARGE).collect()
 }
 
+/// Skips to where the log says.
+fn skip_one(scene: &Scene, log: &str) {
+    let (_, at) = log.split_once("walpost skip --to ").unwrap();
+    let at = at.get(..28).expect("a position");
+    let skipped = scene.skip(at).arg("--yes").finish().expect_code(0);
+    skipped.expect_says(&["1 event would never be delivered"]);
+}
+
 fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly_once: bool) {
     let (scene, topic) = large_among_small(exactly_once);
     let halted = scene
@@ -68,10 +77,7 @@ fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly
         scene.history()[LARGE - 2].end,
         "what is before it is confirmed"
     );
-    let (_, at) = halted.stderr.split_once("walpost skip --to ").unwrap();
-    let at = at.get(..28).expect("a position");
-    let skipped = scene.skip(at).arg("--yes").finish().expect_code(0);
-    skipped.expect_says(&["1 event would never be delivered"]);
+    skip_one(&scene, &halted.stderr);
     let walpost = scene.start_with(&PLAIN);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -88,6 +94,51 @@ fn refused_record_becomes_a_dead_letter_and_the_rest_is_delivered(exactly_once: 
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&scene, &topic), all_but_the_large());
     assert_eq!(ids(&scene, &dead), BTreeSet::from([LARGE]));
+}
+
+/// A compacted topic takes no record without a key. On one partition, it shares a batch with others.
+fn without_key_among_small(scene: &Scene) -> String {
+    let aggregate = format!("{}-compacted", scene.name);
+    let topic = format!("outbox.event.{aggregate}");
+    scene.topic(&topic, 1, &[("cleanup.policy", "compact")]);
+    scene.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
+             INSERT INTO outbox VALUES (i, '{aggregate}', nullif(i, {LARGE})::text, 'x');
+             COMMIT;
+         END LOOP; END $$"
+    ));
+    topic
+}
+
+/// `on_oversize` is about sizes.
+fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let topic = without_key_among_small(&scene);
+    let dead = format!("{}.dead", scene.name);
+    scene.topic(&dead, 1, &[]);
+    let flags = ["--dead-letter-topic", &dead, "--on-oversize", "dead-letter"];
+    let halted = scene.run().args(flags).finish().expect_code(3);
+    let halted = halted.expect_says(&["halted", &format!("id {LARGE}"), "walpost skip --to"]);
+    let before: BTreeSet<usize> = (1..LARGE).collect();
+    assert_eq!(ids(&scene, &topic), before);
+    assert_eq!(scene.confirmed(), scene.history()[LARGE - 2].end);
+    skip_one(&scene, &halted.stderr);
+    let walpost = scene.start();
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    assert_eq!(ids(&scene, &topic), all_but_the_large());
+    assert_eq!(ids(&scene, &dead), BTreeSet::new());
+}
+
+/// Some hundred records are tried alone.
+#[test]
+fn refused_record_is_looked_for_without_waiting_for_company() {
+    let scene = Scene::with_table(TABLE);
+    without_key_among_small(&scene);
+    let halted = scene.run().args(["-X", "linger.ms=2000"]).finish();
+    halted
+        .expect_code(3)
+        .expect_says(&["halted", &format!("id {LARGE}")]);
 }
 
 /// A backlog of rows of 1 KB that no compression makes smaller.
