@@ -11,8 +11,10 @@
 //!
 //! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
 
+use std::num::NonZero;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -766,9 +768,21 @@ fn simulate_all(exactly_once: bool) {
     }
     let from = number("SIM_FROM").unwrap_or(0);
     let count = number("SIM_SEEDS").unwrap_or(SEEDS);
-    for seed in from..from + count {
-        simulate(seed, exactly_once);
-    }
+    let next = AtomicU64::new(from);
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + count {
+                        return;
+                    }
+                    simulate(seed, exactly_once);
+                }
+            });
+        }
+    });
 }
 
 #[test]

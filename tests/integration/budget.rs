@@ -12,6 +12,7 @@ use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, Server};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
 use crate::support::walpost::{Finished, Invocation, is_previous, word_behind};
@@ -145,12 +146,13 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
 #[test]
 fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--wal-budget-max", "1MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     scene.insert(&aggregate, "k");
     scene.write_other_wal(3);
     let told = walpost.wait_for_log(HOLDS);
@@ -165,7 +167,7 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     assert!(walpost.is_running());
     assert!(slot_is_there(&scene));
     assert_eq!(entries(&scene), 0);
-    broker.start();
+    kafka.set(Manner::Pass);
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
@@ -336,8 +338,9 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
 #[test]
 fn exactly_once_that_has_lost_its_brokers_lets_go() {
     let broker = Broker::lent();
+    let kafka = broker.proxy();
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, &broker).exactly_once();
+    let scene = Scene::on(&server, &broker).behind(&kafka).exactly_once();
     let aggregate = scene.aggregate(1);
     deliver_one(&scene, &aggregate);
     let file = scene.file(
@@ -348,7 +351,7 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
         .start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(2);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     scene.insert(&aggregate, "k");
     scene.write_other_wal(25);
     walpost
@@ -357,7 +360,7 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
         .expect_says(&["was dropped"]);
     assert!(!slot_is_there(&scene));
     assert_eq!(entries(&scene), 1);
-    broker.start();
+    kafka.set(Manner::Pass);
     new_slot(&scene);
     let walpost = scene.start();
     scene

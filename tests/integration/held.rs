@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Walpost;
@@ -31,15 +32,18 @@ fn outlasts_checkpoints(scene: &Scene) {
 fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let broker = Broker::lent();
-    let scene = Scene::on(&server, &broker).in_mode(exactly_once);
+    let kafka = broker.proxy();
+    let scene = Scene::on(&server, &broker)
+        .behind(&kafka)
+        .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     for _ in 0..20 {
         scene.insert(&aggregate, "k");
     }
     let walpost = scene.run().start();
     outlasts_checkpoints(&scene);
-    broker.start();
+    kafka.set(Manner::Pass);
     scene.wait_for_records(20);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -49,9 +53,12 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
 fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let broker = Broker::lent();
-    let mut scene = Scene::on(&server, &broker).in_mode(exactly_once);
+    let kafka = broker.proxy();
+    let mut scene = Scene::on(&server, &broker)
+        .behind(&kafka)
+        .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     for _ in 0..20 {
         scene.insert(&aggregate, "k");
     }
@@ -64,7 +71,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
         walpost.log()
     );
     server.start();
-    broker.start();
+    kafka.set(Manner::Pass);
     walpost.wait_for_log("PostgreSQL is reachable again");
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
@@ -94,7 +101,8 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
 #[test]
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     let broker = Broker::lent();
-    let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::bare_on(Server::shared(MAJOR), &broker).behind(&kafka);
     scene.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
     let aggregate = scene.aggregate(1);
     for _ in 0..20 {
@@ -103,11 +111,11 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     scene.init().finish().expect_code(0);
     let scene = scene.exactly_once();
     scene.insert(&aggregate, "k");
-    broker.kill();
+    kafka.set(Manner::Refuse);
     let mut waiting = scene.run().start();
     stays("waiting", Duration::from_secs(3), || waiting.is_running());
     waiting.kill();
-    broker.start();
+    kafka.set(Manner::Pass);
     let walpost = scene.start();
     assert_eq!(scene.wait_for_records(21).len(), 21);
     walpost.terminate().expect_code(0);

@@ -7,6 +7,7 @@ use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::{freeze, thaw};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 
@@ -39,13 +40,14 @@ fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
 
 fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Outbox) {
     let broker = Broker::lent();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     let lines = walpost.log().lines().count();
-    broker.kill();
+    kafka.set(Manner::Refuse);
     let payload = "jsonb_build_object('n', repeat('x', 1000))";
     scene
         .db
@@ -62,20 +64,21 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
         "{told} lines about one outage:\n{}",
         walpost.log()
     );
-    broker.start();
+    kafka.set(Manner::Pass);
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
 #[test]
 fn connector_that_starts_before_the_broker_waits_for_it() {
     let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     scene.insert(&aggregate, "k");
     let mut walpost = scene.run().start();
     stays("running", Duration::from_secs(3), || walpost.is_running());
-    broker.start();
+    kafka.set(Manner::Pass);
     scene.settle(walpost, &[], Resends::Never);
 }
 
@@ -85,12 +88,13 @@ in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
 fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
     let broker = Broker::lent();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let scene = Scene::on(Server::shared(MAJOR), &broker)
+        .behind(&kafka)
+        .in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
     let departure = kafka.departure();
-    let servers = format!("bootstrap.servers=127.0.0.1:{}", kafka.port());
     let often = "topic.metadata.refresh.interval.ms=500";
-    let walpost = scene.start_with(&["-X", &servers, "-X", often]);
+    let walpost = scene.start_with(&["-X", often]);
     scene.insert(&aggregate, "k");
     scene.wait_until_confirmed();
     departure.set(true);
@@ -149,12 +153,13 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: 
 fn postgresql_stops_in_seconds_while_kafka_is_away() {
     let server = Server::private(MAJOR, "");
     let broker = Broker::lent();
-    let mut scene = Scene::on(&server, &broker);
+    let kafka = broker.proxy();
+    let mut scene = Scene::on(&server, &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     for _ in 0..100 {
         scene.insert(&aggregate, "k");
     }
@@ -165,7 +170,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
         walpost.log()
     );
     server.start();
-    broker.start();
+    kafka.set(Manner::Pass);
     walpost.wait_for_logs("streaming", 2);
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
@@ -207,14 +212,15 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
 #[test]
 fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
     let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     walpost.wait_for_log("Kafka is unreachable");
-    broker.start();
+    kafka.set(Manner::Pass);
     walpost.wait_for_log("Kafka is reachable again");
     assert_eq!(walpost.logged("Kafka is unreachable"), 1);
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);

@@ -10,6 +10,7 @@ use crate::support::browser::{self, Tab};
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
 use crate::support::walpost::{Invocation, Walpost, config_file};
@@ -290,7 +291,8 @@ fn page_shows_each_pipeline_and_its_rate() {
 #[test]
 fn page_says_for_how_long_a_pipeline_is_stuck() {
     let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -302,7 +304,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
         Some(now.as_secs_f64() - at)
     };
     wait_until("it to stream for a while", || ago("since") > Some(15.0));
-    broker.kill();
+    kafka.set(Manner::Refuse);
     let killed = Instant::now();
     scene.insert(&aggregate, "k");
     wait_until("it to be stuck", || ago("not_ready_since").is_some());

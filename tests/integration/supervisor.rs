@@ -7,6 +7,7 @@ use crate::support::checker::Resends;
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::proxy::Manner;
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, Walpost, config_file};
@@ -31,7 +32,7 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
                 Writer::Messages(_) => "messages",
             },
             scene.conninfo(),
-            scene.broker.address()
+            scene.kafka()
         ));
         settings = "";
     }
@@ -168,7 +169,8 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     let broker = Broker::lent();
     let server = Server::private(MAJOR, "");
     let healthy = Scene::new();
-    let without_broker = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let without_broker = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let mut without_server = Scene::on(&server, Broker::shared());
     let aggregates = [
         healthy.aggregate(1),
@@ -176,7 +178,7 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
         without_server.aggregate(1),
     ];
     let mut walpost = start(&[&healthy, &without_broker, &without_server]);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     server.stop(Stop::Immediate);
     for _ in 0..20 {
         without_broker.insert(&aggregates[1], "k");
@@ -184,7 +186,7 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     }
     healthy.wait_for_records(20);
     healthy.wait_until_confirmed();
-    broker.start();
+    kafka.set(Manner::Pass);
     server.start();
     walpost.wait_for_logs("streaming", 4);
     without_server.reconnect();

@@ -24,6 +24,8 @@ pub(crate) enum Manner {
     Swallow,
     /// As [`Manner::Swallow`], and answers no attempt to connect either: a host that is gone.
     Silence,
+    /// Has no connection, and nobody listens: a server that is down.
+    Refuse,
 }
 
 impl Manner {
@@ -56,6 +58,7 @@ struct State {
     stuffing: Vec<TcpStream>,
     /// The addresses of those that have not been accepted yet.
     stuffed: HashSet<SocketAddr>,
+    is_listening: bool,
     /// Both ends of each connection. They close when it has ended: a server that still has something to
     /// say would wait for ever for one who neither reads nor goes.
     streams: Vec<Weak<TcpStream>>,
@@ -75,7 +78,6 @@ struct State {
 impl Proxy {
     /// Passes on what comes to `port` to `target`, both on the loopback.
     pub(crate) fn start(port: u16, target: u16) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 manner: Manner::Pass,
@@ -83,6 +85,7 @@ impl Proxy {
                 next: None,
                 stuffing: Vec::new(),
                 stuffed: HashSet::new(),
+                is_listening: false,
                 streams: Vec::new(),
                 until_cut: None,
                 cuts: 0,
@@ -94,21 +97,10 @@ impl Proxy {
             changed: Condvar::new(),
         });
         let accepting = Arc::clone(&shared);
-        thread::spawn(move || {
-            while accepting.may_accept() {
-                let Ok((client, address)) = listener.accept() else {
-                    continue;
-                };
-                if accepting.lock().stuffed.remove(&address) {
-                    continue;
-                }
-                // A server that is away refuses, and so does its proxy.
-                if let Ok(server) = TcpStream::connect(accepting.target()) {
-                    let _ = accepting.join(client, server);
-                }
-            }
-        });
-        Self { port, shared }
+        thread::spawn(move || while accepting.accept(port) {});
+        let proxy = Self { port, shared };
+        proxy.wait_until_listening(true);
+        proxy
     }
 
     /// The port it listens on.
@@ -129,8 +121,27 @@ impl Proxy {
             Manner::Silence => state.stuff(([127, 0, 0, 1], self.port).into()),
             _ => state.stuffing.clear(),
         }
+        if manner == Manner::Refuse {
+            state.cut();
+        }
         drop(state);
         self.shared.changed.notify_all();
+        if manner == Manner::Refuse {
+            self.wake();
+        }
+        self.wait_until_listening(manner != Manner::Refuse);
+    }
+
+    fn wait_until_listening(&self, listening: bool) {
+        let mut state = self.shared.lock();
+        while state.is_listening != listening {
+            state = self.shared.wait(state);
+        }
+    }
+
+    /// The listener waits for a connection; here is one.
+    fn wake(&self) {
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 
     /// Cuts every connection that is open.
@@ -183,8 +194,7 @@ impl Drop for Proxy {
             state.cut();
         }
         self.shared.changed.notify_all();
-        // The listener waits for a connection; here is the last one.
-        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        self.wake();
     }
 }
 
@@ -223,16 +233,49 @@ impl Shared {
         state.target
     }
 
-    /// Waits until connections are accepted; false when it is over.
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let state = self.changed.wait(state);
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is a listener, and accepts what comes while there is; false when it is over.
+    fn accept(self: &Arc<Self>, port: u16) -> bool {
+        let mut state = self.lock();
+        while state.manner == Manner::Refuse && !state.is_over {
+            state = self.wait(state);
+        }
+        if state.is_over {
+            return false;
+        }
+        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
+        state.is_listening = true;
+        drop(state);
+        self.changed.notify_all();
+        while self.may_accept() {
+            let Ok((client, address)) = listener.accept() else {
+                continue;
+            };
+            if self.lock().stuffed.remove(&address) || !self.may_accept() {
+                continue;
+            }
+            // A server that is away refuses, and so does its proxy.
+            if let Ok(server) = TcpStream::connect(self.target()) {
+                let _ = self.join(client, server);
+            }
+        }
+        drop(listener);
+        self.lock().is_listening = false;
+        self.changed.notify_all();
+        true
+    }
+
+    /// Waits until connections are accepted; false when there are to be none.
     fn may_accept(&self) -> bool {
         let mut state = self.lock();
         while state.manner == Manner::Silence && !state.is_over {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.wait(state);
         }
-        !state.is_over
+        !state.is_over && state.manner != Manner::Refuse
     }
 
     fn join(self: &Arc<Self>, client: TcpStream, server: TcpStream) -> io::Result<()> {
@@ -314,10 +357,7 @@ impl Shared {
     fn admit(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
         while state.manner.passes_nothing() && !state.is_over {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.wait(state);
         }
         if state.is_over {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -340,7 +380,7 @@ impl Shared {
                 thread::sleep(Duration::from_millis(50));
                 return Ok(part);
             }
-            Manner::Pass | Manner::Swallow | Manner::Silence => {}
+            Manner::Pass | Manner::Swallow | Manner::Silence | Manner::Refuse => {}
         }
         Ok(count)
     }

@@ -8,6 +8,7 @@ use super::kafka::Broker;
 use super::names::unique_name;
 use super::oracle::Oracle;
 use super::postgres::{MAJOR, Server};
+use super::proxy::Proxy;
 use super::session::Session;
 use super::wait::poll_until;
 
@@ -26,6 +27,8 @@ use topics::Topics;
 pub(crate) struct Scene<'a> {
     pub(crate) server: &'a Server,
     pub(crate) broker: &'a Broker,
+    /// Where Walpost finds the broker.
+    kafka: String,
     /// Name of the database and of the pipeline.
     pub(crate) name: String,
     /// A superuser session in the database.
@@ -105,6 +108,7 @@ impl<'a> Scene<'a> {
         Self {
             server,
             broker,
+            kafka: broker.address(),
             name,
             db,
             events,
@@ -113,6 +117,17 @@ impl<'a> Scene<'a> {
             exactly_once: false,
             taken_back: HashSet::new(),
         }
+    }
+
+    /// Has Walpost find the broker behind a [proxy](Broker::proxy).
+    pub(crate) fn behind(mut self, proxy: &Proxy) -> Self {
+        self.kafka = format!("127.0.0.1:{}", proxy.port());
+        self
+    }
+
+    /// `bootstrap.servers` of Walpost.
+    pub(crate) fn kafka(&self) -> &str {
+        &self.kafka
     }
 
     /// Opens the session in the database again, after the server was restarted.

@@ -3,6 +3,7 @@
 use super::ANY_PORT;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, config_file};
@@ -10,14 +11,15 @@ use crate::support::walpost::{Invocation, config_file};
 #[test]
 fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
     let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let kafka = broker.proxy();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     wait_until("readiness", || http.get("/readyz").code == 200);
-    broker.kill();
+    kafka.set(Manner::Refuse);
     scene.insert(&aggregate, "k");
     let answer = wait_for("the pipeline to be not ready", || {
         let answer = http.get("/readyz");
@@ -44,7 +46,7 @@ fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
         error["remedy"].as_str().unwrap().contains("brokers"),
         "{error}"
     );
-    broker.start();
+    kafka.set(Manner::Pass);
     wait_until("readiness", || http.get("/readyz").code == 200);
     scene.wait_for_records(2);
     wait_until("no lag", || {

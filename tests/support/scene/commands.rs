@@ -70,7 +70,7 @@ impl Commands<'_> {
     }
 
     fn with_kafka(&self, invocation: Invocation) -> Invocation {
-        invocation.args(["--kafka", &self.scene.broker.address()])
+        invocation.args(["--kafka", self.scene.kafka()])
     }
 }
 
@@ -148,7 +148,7 @@ impl Scene<'_> {
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
              outbox = \"{outbox}\"\n{settings}",
-            self.broker.address(),
+            self.kafka(),
             self.name,
             self.conninfo(),
         );
