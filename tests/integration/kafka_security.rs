@@ -13,9 +13,13 @@ use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
+/// librdkafka connects again twice in this time while it is asked for something, and each TLS handshake is much work for a
+/// broker.
+const SELDOM: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
+
 /// `walpost run` to that listener of the shared broker, with these properties.
 fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
-    let run = scene.invoke("run").args(["--kafka", address]);
+    let run = scene.invoke("run").args(["--kafka", address]).args(SELDOM);
     properties
         .iter()
         .fold(run, |run, property| run.args(["-X", property]))
@@ -134,6 +138,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
                     .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
                     .args(["--kafka", &address])
                     .args(["-X", "security.protocol=ssl", "-X", root])
+                    .args(SELDOM)
                     .start()
             };
             let started: Vec<_> = commands.iter().map(start).collect();

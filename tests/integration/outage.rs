@@ -21,7 +21,7 @@ for_each_outbox! {
 }
 
 fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
-    let broker = Broker::lent();
+    let broker = Broker::private();
     let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();

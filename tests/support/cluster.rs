@@ -1,5 +1,7 @@
 //! Three Kafka nodes, of which a test may break some.
 
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,13 +17,39 @@ pub(crate) struct Cluster {
     nodes: Vec<Broker>,
 }
 
+/// How many tests wait for the cluster.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// The cluster, for one test at a time.
+pub(crate) struct Turn(MutexGuard<'static, Cluster>);
+
+impl Deref for Turn {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.0
+    }
+}
+
+impl Drop for Turn {
+    /// Nodes that have nothing to do take 10 % of a processor.
+    fn drop(&mut self) {
+        if WAITING.load(Ordering::Relaxed) == 0 {
+            let up = self.nodes.iter().filter(|node| node.is_running());
+            up.for_each(Broker::freeze);
+        }
+    }
+}
+
 impl Cluster {
     /// The cluster that tests share, whole again; whoever has it may break its nodes.
-    pub(crate) fn shared() -> MutexGuard<'static, Cluster> {
+    pub(crate) fn shared() -> Turn {
         static SHARED: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::new()));
+        WAITING.fetch_add(1, Ordering::Relaxed);
         let cluster = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        WAITING.fetch_sub(1, Ordering::Relaxed);
         cluster.mend();
-        cluster
+        Turn(cluster)
     }
 
     /// Not started.
