@@ -70,7 +70,8 @@
 //!
 //! # One event's way
 //!
-//! [`postgres::replication::Connection::fill`] reads from the socket,
+//! [`postgres::replication::Connection::fill`] reads from the socket, or takes what a thread has read ahead of it while rows
+//! come fast ([`postgres::replication::Connection::read_ahead`]),
 //! [`postgres::replication::Connection::peek`] finds a whole frame in the buffer,
 //! [`pipeline::decode::Core::frame`] decodes it ([`postgres::wire::pgoutput::Message::decode`]), lays its
 //! values out ([`outbox::columns::Mapping`]) and gives them to [`pipeline::decode::delivery::Delivery`], which makes a record

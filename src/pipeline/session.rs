@@ -50,6 +50,11 @@ const UNRECORDED: Duration = Duration::from_secs(10);
 /// this much is kept meanwhile.
 const READ_AHEAD: usize = 4 << 20;
 
+/// While rows come fast, so large a part of the window is read beside this thread, ...
+const BESIDE_PART: u64 = 16;
+/// ... and no more than that: what the fastest walsender sends in 10 ms.
+const BESIDE_MAX: usize = 1 << 20;
+
 /// A connection that streams.
 pub(super) struct Session<'s> {
     settings: &'s PipelineSettings,
@@ -159,9 +164,12 @@ impl Session<'_> {
                 next = next.min(due);
             }
             let drained = drain_until.unwrap_or(next).min(next);
-            if let Some(pause) = self.pace.pause(now) {
+            match self.pace.pause(now) {
+                Some(_) if !copies && self.connection.read_ahead(self.beside()) => {}
                 // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
-                std::thread::sleep(pause);
+                Some(pause) => std::thread::sleep(pause),
+                None if busy => {}
+                None => self.connection.read_directly(),
             }
             tokio::select! {
                 biased;
@@ -244,6 +252,12 @@ impl Session<'_> {
             self.pace.frame();
         }
         Ok(Wait::Nothing)
+    }
+
+    /// How many bytes may be read beside this thread.
+    fn beside(&self) -> usize {
+        let part = self.settings.window_bytes / BESIDE_PART;
+        usize::try_from(part).map_or(BESIDE_MAX, |part| part.min(BESIDE_MAX))
     }
 
     /// Rows are copied, and the stream waits for them.

@@ -5,27 +5,29 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use postgres_protocol::escape::escape_literal;
 use postgres_protocol::message::backend::{Header, Message};
 use postgres_protocol::message::frontend;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::fallible_iterator::FallibleIterator;
 use tracing::{debug, info, warn};
 
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
-use super::connect::dial::{DialError, ServerError, Socket};
+use super::connect::dial::{DialError, ServerError};
 use super::wire::frame::{BEGINNING_BYTES, Frame, FrameError, status_update};
 use crate::delivery::checkpoint::Switch;
 use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
+use buffer::Buffer;
+use reader::Reader;
+use transport::Transport;
 
-/// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
-const READ_BYTES: usize = 128 << 10;
-/// A read buffer above this is given back once it is empty.
-const BUFFER_KEPT_BYTES: usize = 1 << 20;
+mod buffer;
+mod reader;
+mod transport;
+
 /// Answers to commands are short; a server that sends more is none.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
@@ -107,10 +109,9 @@ pub enum CopyOut<'c> {
 
 /// A connection of the walsender protocol.
 pub struct Connection {
-    socket: Socket,
-    buffer: BytesMut,
-    /// How much at the front of `buffer` is done with.
-    consumed: usize,
+    transport: Transport,
+    ahead: Ahead,
+    buffer: Buffer,
     /// Length of the message that is not complete yet.
     wanted: usize,
     /// Length of the message that was given in part, and is passed over when it is consumed.
@@ -123,6 +124,13 @@ pub struct Connection {
     row_bytes_max: usize,
     /// The host that answered, as logs call it.
     pub host: String,
+}
+
+/// Whether somebody reads ahead where that is wanted.
+enum Ahead {
+    Untried,
+    Never,
+    Reader(Reader),
 }
 
 /// Session settings that the texts of values depend on.
@@ -170,9 +178,9 @@ impl Connection {
     #[must_use]
     pub fn over(session: dial::Session, row_bytes_max: usize) -> Self {
         Self {
-            socket: session.socket,
-            buffer: session.buffer,
-            consumed: 0,
+            transport: Transport::Whole(session.socket),
+            ahead: Ahead::Untried,
+            buffer: Buffer::of(&session.buffer),
             wanted: 0,
             large: 0,
             skipped: 0,
@@ -181,6 +189,13 @@ impl Connection {
             row_bytes_max,
             host: session.host,
         }
+    }
+
+    /// How many bytes the server can send over a unix-domain socket before somebody reads, as the connection was opened;
+    /// nothing over TCP.
+    #[must_use]
+    pub fn unix_buffer(&self) -> Option<usize> {
+        self.transport.unix_buffer()
     }
 
     /// `IDENTIFY_SYSTEM`
@@ -266,9 +281,9 @@ impl Connection {
         self.send_query(&command).await?;
         loop {
             self.await_message(ANSWER_BYTES_MAX).await?;
-            if self.buffer[self.consumed] == b'W' {
+            if self.buffer.unread()[0] == b'W' {
                 // CopyBothResponse: its column formats say nothing about pgoutput.
-                self.consumed += self.wanted;
+                self.buffer.consume(self.wanted);
                 return Ok(());
             }
             match self.parse_message()? {
@@ -317,9 +332,8 @@ impl Connection {
                 return Ok(None);
             };
             self.wanted = len;
-            if self.buffer[self.consumed] == b'd' {
-                let row = &self.buffer[self.consumed + 5..self.consumed + len];
-                return Ok(Some(CopyOut::Row(row)));
+            if self.buffer.unread()[0] == b'd' {
+                return Ok(Some(CopyOut::Row(&self.buffer.unread()[5..len])));
             }
             match self.parse_message()? {
                 Message::ReadyForQuery(_) => {
@@ -349,9 +363,8 @@ impl Connection {
                 return Ok(None);
             };
             self.wanted = len;
-            if self.buffer[self.consumed] == b'd' {
-                let frame = Frame::decode(&self.buffer[self.consumed + 5..self.consumed + len])?;
-                return Ok(Some(frame));
+            if self.buffer.unread()[0] == b'd' {
+                return Ok(Some(Frame::decode(&self.buffer.unread()[5..len])?));
             }
             match self.parse_message()? {
                 Message::NoticeResponse(body) => notice(body.fields())?,
@@ -370,7 +383,7 @@ impl Connection {
     fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
         // The message is longer than that.
         let wanted = max.min(5 + BEGINNING_BYTES);
-        let unread = &self.buffer[self.consumed..];
+        let unread = self.buffer.unread();
         let beginning = &unread[..unread.len().min(wanted)];
         if beginning[0] != b'd' || !Frame::may_be_large(beginning.get(5..).unwrap_or_default()) {
             return Err(ConnectionError::TooLarge { bytes, max });
@@ -385,14 +398,14 @@ impl Connection {
 
     /// The frame that [`Connection::peek`] gave is done with.
     pub fn consume(&mut self) {
-        self.consumed += std::mem::take(&mut self.wanted);
+        self.buffer.consume(std::mem::take(&mut self.wanted));
         self.skipped += std::mem::take(&mut self.large);
     }
 
     /// The bodies of the `CopyData` messages that are complete in the buffer, from the one on that was given last,
     /// up to a message of another kind.
     pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.buffer[self.consumed..];
+        let mut rest = self.buffer.unread();
         std::iter::from_fn(move || {
             let header = Header::parse(rest).ok().flatten()?;
             let len = usize::try_from(header.len()).ok()? + 1;
@@ -407,19 +420,76 @@ impl Connection {
     /// # Errors
     /// The connection was cut or closed.
     pub async fn fill(&mut self) -> Result<(), ConnectionError> {
-        self.buffer.advance(std::mem::take(&mut self.consumed));
-        if self.buffer.is_empty() && self.buffer.capacity() > BUFFER_KEPT_BYTES {
-            self.buffer = BytesMut::with_capacity(READ_BYTES);
-        }
-        let missing = self.wanted.saturating_sub(self.buffer.len());
-        self.buffer.reserve(missing.max(READ_BYTES));
-        let read = self.socket.read_buf(&mut self.buffer).await?;
+        let missing = self.wanted.saturating_sub(self.unread());
+        let read = match self.chunk().await? {
+            Some(chunk) => {
+                let read = chunk.unread().len();
+                let done = self.buffer.follow(chunk, missing);
+                if let Ahead::Reader(reader) = &self.ahead {
+                    reader.reuse(done);
+                }
+                read
+            }
+            None => {
+                let read = self.transport.read(self.buffer.room(missing)).await?;
+                self.buffer.filled(read);
+                read
+            }
+        };
         if read == 0 {
             return Err(ConnectionError::Closed);
         }
         self.received += read;
         self.last_heard = Instant::now();
         Ok(())
+    }
+
+    /// What was read ahead, if anything is.
+    async fn chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
+        if let (Transport::Written(_), Ahead::Reader(reader)) = (&self.transport, &self.ahead) {
+            if let Some(chunk) = reader.next().await? {
+                return Ok(Some(chunk));
+            }
+            self.transport.resume_reading()?;
+        }
+        Ok(None)
+    }
+
+    /// Has a thread of its own empty the socket, about `bytes_max` ahead of [`Connection::fill`], until nothing comes for
+    /// a moment, or [`Connection::read_directly`]. Says whether one does: not where all has to go through TLS, and not where the system has no thread for it.
+    pub fn read_ahead(&mut self, bytes_max: usize) -> bool {
+        if let Ahead::Untried = self.ahead {
+            let handle = self.transport.handle();
+            let reader = handle.and_then(|handle| {
+                let reader = handle.map(|handle| Reader::start(handle, bytes_max));
+                reader.transpose()
+            });
+            self.ahead = match reader {
+                Ok(reader) => reader.map_or(Ahead::Never, Ahead::Reader),
+                Err(error) => {
+                    debug!(%error, "nothing to read ahead with");
+                    Ahead::Never
+                }
+            };
+        }
+        match &self.ahead {
+            Ahead::Reader(reader) if matches!(self.transport, Transport::Written(_)) => {
+                reader.go_on();
+                true
+            }
+            Ahead::Reader(reader) if self.transport.leave_reading().is_ok() => {
+                reader.read();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends [`Connection::read_ahead`] as soon as the socket is empty.
+    pub fn read_directly(&self) {
+        if let (Transport::Written(_), Ahead::Reader(reader)) = (&self.transport, &self.ahead) {
+            reader.finish();
+        }
     }
 
     /// How many bytes were read since this was last asked.
@@ -430,7 +500,7 @@ impl Connection {
     /// Bytes that were read and not consumed.
     #[must_use]
     pub fn unread(&self) -> usize {
-        self.buffer.len() - self.consumed
+        self.buffer.unread().len()
     }
 
     /// Nothing is read now, so that nothing comes says nothing about the link.
@@ -476,15 +546,15 @@ impl Connection {
                 match self.await_message(self.row_bytes_max).await {
                     // Nobody reads what still comes.
                     Err(ConnectionError::TooLarge { bytes, .. })
-                        if self.buffer[self.consumed] == b'd' =>
+                        if self.buffer.unread()[0] == b'd' =>
                     {
                         self.skipped = bytes;
                         continue;
                     }
                     awaited => awaited?,
                 }
-                if self.buffer[self.consumed] == b'd' {
-                    self.consumed += self.wanted;
+                if self.buffer.unread()[0] == b'd' {
+                    self.buffer.consume(self.wanted);
                     continue;
                 }
                 match self.parse_message()? {
@@ -541,9 +611,7 @@ impl Connection {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
-        self.socket.write_all(bytes).await?;
-        self.socket.flush().await?;
-        Ok(())
+        Ok(self.transport.write(bytes).await?)
     }
 
     /// Reads until one message is complete.
@@ -563,13 +631,13 @@ impl Connection {
         (self.wanted, self.large) = (0, 0);
         if self.skipped > 0 {
             let now = self.skipped.min(self.unread());
-            self.consumed += now;
+            self.buffer.consume(now);
             self.skipped -= now;
             if self.skipped > 0 {
                 return Ok(None);
             }
         }
-        let unread = &self.buffer[self.consumed..];
+        let unread = self.buffer.unread();
         let Some(header) = Header::parse(unread)? else {
             return Ok(None);
         };
@@ -590,10 +658,12 @@ impl Connection {
         Ok(Some(len))
     }
 
-    /// Takes the next message, which is complete, out of the buffer.
+    /// Takes the next message, which is complete, out of the buffer. `wanted` is its length.
     fn parse_message(&mut self) -> Result<Message, ConnectionError> {
-        self.buffer.advance(std::mem::take(&mut self.consumed));
-        Message::parse(&mut self.buffer)?
+        let len = std::mem::take(&mut self.wanted);
+        let mut message = BytesMut::from(&self.buffer.unread()[..len]);
+        self.buffer.consume(len);
+        Message::parse(&mut message)?
             .ok_or_else(|| ConnectionError::Protocol("incomplete message".to_owned()))
     }
 }

@@ -3,7 +3,8 @@
 //! The walsender does one `send` for each row. A reader that waits on the socket is woken for each
 //! of them, and what that costs, on both sides, is more than everything else that is done with a
 //! row. So while rows come fast, the reader lets the socket's buffer fill for a moment before it
-//! reads again; while they come slowly, it never waits.
+//! reads again, or has another thread do so ([`crate::postgres::replication::Connection::read_ahead`]);
+//! while they come slowly, it never waits.
 //!
 //! Pure: time comes in as an argument.
 

@@ -1,8 +1,12 @@
 //! Frames from a server that may send anything.
 
-use tokio::io::DuplexStream;
+use tokio::io::{AsyncWriteExt, DuplexStream};
 
+use bytes::BytesMut;
+
+use super::buffer::READ_BYTES;
 use super::*;
+use crate::postgres::connect::dial::Socket;
 
 /// Small, so that messages above it are short to write.
 pub(crate) const ROW_MAX: usize = 10_000;
@@ -10,15 +14,20 @@ pub(crate) const ROW_MAX: usize = 10_000;
 /// A connection in `CopyBoth`, and the server's end of it: a pipe with room for so many bytes.
 pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
     let (client, server) = tokio::io::duplex(room);
+    (over(Socket::Memory(client)), server)
+}
+
+/// A connection in `CopyBoth` over this socket.
+pub(crate) fn over(socket: Socket) -> Connection {
     let session = dial::Session {
-        socket: Socket::Memory(client),
+        socket,
         buffer: BytesMut::new(),
         parameters: std::collections::HashMap::default(),
         backend_pid: 1,
         secret: 1,
         host: "here".to_owned(),
     };
-    (Connection::over(session, ROW_MAX), server)
+    Connection::over(session, ROW_MAX)
 }
 
 /// Gives every frame of the stream to `each`, until something is wrong with it.

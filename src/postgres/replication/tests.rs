@@ -1,8 +1,10 @@
 //! Servers that mean no good, or are none.
 
-use super::fuzz::{ROW_MAX, read_all, streaming};
+use super::fuzz::{ROW_MAX, over, read_all, streaming};
 use super::*;
+use crate::postgres::connect::dial::Socket;
 use proptest::prelude::*;
+use tokio::io::AsyncWriteExt;
 
 /// Reads frames of what the server sends until something is wrong with it; then how many there were.
 async fn read(sent: &[u8]) -> (usize, ConnectionError) {
@@ -128,6 +130,97 @@ async fn notices_without_end_take_no_memory() {
     let (frames, error) = read(&notice.repeat(50_000)).await;
     assert_eq!(frames, 0);
     assert!(matches!(error, ConnectionError::Closed), "{error:?}");
+}
+
+/// Sends numbered rows in pieces of any length, at times with rests that are long enough for reading ahead to end.
+fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fastrand::Rng) {
+    use std::io::Write;
+    let mut sent = Vec::new();
+    for number in 0..rows {
+        let len = if dice.u32(..200) == 0 {
+            dice.usize(..ROW_MAX - 10)
+        } else {
+            dice.usize(..300)
+        };
+        sent.extend(message(
+            b'd',
+            &[&number.to_be_bytes()[..], &vec![b'x'; len]].concat(),
+        ));
+    }
+    let mut rest = &sent[..];
+    while !rest.is_empty() {
+        let (piece, behind) = rest.split_at(rest.len().min(dice.usize(1..20_000)));
+        socket.write_all(piece).expect("somebody reads");
+        rest = behind;
+        if dice.u32(..40) == 0 {
+            std::thread::sleep(Duration::from_millis(dice.u64(1..12)));
+        }
+    }
+}
+
+#[test]
+fn rows_come_once_and_in_order_whoever_reads_them() {
+    const ROWS: u32 = 20_000;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    ours.set_nonblocking(true).expect("set");
+    let server = theirs.try_clone().expect("a handle");
+    let sending = dice.fork();
+    let sender = std::thread::spawn(move || send_rows(server, ROWS, sending));
+    let receive = async {
+        let socket = tokio::net::UnixStream::from_std(ours).expect("registered");
+        let mut connection = over(Socket::Unix(socket));
+        let (mut next, mut ahead, mut direct) = (0_u32, 0, 0);
+        while next < ROWS {
+            while let Some(CopyOut::Row(row)) = connection.peek_row().expect("rows") {
+                assert_eq!(row[..4], next.to_be_bytes(), "seed {seed}");
+                next += 1;
+                connection.consume();
+            }
+            if dice.u32(..10) == 0 {
+                assert!(connection.read_ahead(1 << 18));
+            }
+            if dice.u32(..10) == 0 {
+                connection.read_directly();
+            }
+            match connection.transport {
+                Transport::Whole(_) => direct += 1,
+                Transport::Written(_) => ahead += 1,
+            }
+            if dice.u32(..20) == 0 {
+                // Dropped before there is something.
+                let _ = timeout(Duration::from_micros(1), connection.fill()).await;
+            } else if next < ROWS {
+                connection.fill().await.expect("more");
+            }
+        }
+        assert!(ahead > 0 && direct > 0, "{ahead} reads ahead, {direct} not");
+        // Both ways lead to the server.
+        for reads_ahead in [false, true] {
+            if reads_ahead {
+                assert!(connection.read_ahead(1 << 18));
+            } else {
+                while let Transport::Written(_) = connection.transport {
+                    let _ = timeout(Duration::from_millis(20), connection.fill()).await;
+                }
+            }
+            connection.write(b"status").await.expect("written");
+        }
+        let last = connection.fill();
+        theirs.shutdown(std::net::Shutdown::Write).expect("closed");
+        assert!(matches!(last.await, Err(ConnectionError::Closed)));
+        theirs
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let mut theirs = runtime.expect("a runtime").block_on(receive);
+    sender.join().expect("all sent");
+    let mut written = String::new();
+    std::io::Read::read_to_string(&mut theirs, &mut written).expect("read");
+    assert_eq!(written, "statusstatus");
 }
 
 proptest! {

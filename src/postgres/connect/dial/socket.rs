@@ -44,6 +44,39 @@ impl Socket {
             Socket::Memory(_) => Exposure::Local,
         }
     }
+
+    /// Bytes that the buffer of a unix-domain socket takes, of either end: the kernel gives all as many.
+    pub(in crate::postgres) fn unix_buffer(&self) -> Option<usize> {
+        match self {
+            Socket::Unix(stream) => SockRef::from(stream).send_buffer_size().ok(),
+            _ => None,
+        }
+    }
+
+    /// Another handle to it, which does not block either; nothing where bytes have to go through this one.
+    ///
+    /// # Errors
+    /// The system has no more handles.
+    pub(in crate::postgres) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
+        match self {
+            Socket::Unix(stream) => SockRef::from(stream).try_clone().map(Some),
+            Socket::Tcp(stream) => SockRef::from(stream).try_clone().map(Some),
+            Socket::Tls(_) => Ok(None),
+            #[cfg(any(test, fuzzing))]
+            Socket::Memory(_) => Ok(None),
+        }
+    }
+
+    /// The one that a handle is of.
+    ///
+    /// # Errors
+    /// It can't be registered with the runtime.
+    pub(in crate::postgres) fn of_handle(handle: socket2::Socket) -> io::Result<Self> {
+        Ok(match handle.local_addr()?.is_unix() {
+            true => Socket::Unix(UnixStream::from_std(handle.into())?),
+            false => Socket::Tcp(TcpStream::from_std(handle.into())?),
+        })
+    }
 }
 
 /// Where to connect to.

@@ -1,0 +1,201 @@
+//! Bytes that were read and are not consumed yet. Pure.
+
+/// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
+pub(super) const READ_BYTES: usize = 128 << 10;
+/// Room in a chunk for the beginning of a message whose rest it begins with.
+const HEAD_BYTES: usize = 16 << 10;
+/// A buffer above this is given back once it is empty.
+const LARGE_BYTES: usize = 1 << 20;
+
+/// `start..end` of `bytes` is unread. All of `bytes` is initialised once, for it is read into as a slice.
+#[derive(Default)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Buffer {
+    /// One with these bytes in it.
+    pub(super) fn of(unread: &[u8]) -> Self {
+        Self {
+            bytes: unread.to_vec(),
+            start: 0,
+            end: unread.len(),
+        }
+    }
+
+    /// This one's memory, empty, for a chunk: bytes that [`Buffer::follow`] takes behind others.
+    pub(super) fn into_chunk(mut self) -> Self {
+        const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
+        if self.bytes.len() != CHUNK_BYTES {
+            self.bytes = vec![0; CHUNK_BYTES];
+        }
+        (self.start, self.end) = (HEAD_BYTES, HEAD_BYTES);
+        self
+    }
+
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// How much of it can be held before more memory is needed.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    pub(super) fn consume(&mut self, count: usize) {
+        self.start += count;
+        assert!(
+            self.start <= self.end,
+            "more was consumed than there is: {} > {}",
+            self.start,
+            self.end
+        );
+    }
+
+    /// Where the next bytes are to be read to, at least [`READ_BYTES`] and as many as are `missing`;
+    /// [`Buffer::filled`] says how many came.
+    pub(super) fn room(&mut self, missing: usize) -> &mut [u8] {
+        let needed = missing.max(READ_BYTES);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.bytes.len() > LARGE_BYTES {
+                self.bytes = Vec::new();
+            }
+        }
+        if self.bytes.len() - self.end < needed {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let more = (self.end + needed).saturating_sub(self.bytes.len());
+            self.bytes.reserve_exact(more);
+            self.bytes.resize(self.bytes.len() + more, 0);
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    /// What is left of a chunk's room.
+    pub(super) fn rest(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.end..]
+    }
+
+    /// So many bytes were read into the room.
+    pub(super) fn filled(&mut self, count: usize) {
+        self.end += count;
+        assert!(
+            self.end <= self.bytes.len(),
+            "more was read than there was room for"
+        );
+    }
+
+    /// Takes the bytes of a chunk behind its own, and gives memory that is done with. So many bytes are `missing` of a
+    /// message.
+    pub(super) fn follow(&mut self, mut chunk: Self, missing: usize) -> Self {
+        let unread = self.unread();
+        if unread.len() <= chunk.start {
+            let start = chunk.start - unread.len();
+            chunk.bytes[start..chunk.start].copy_from_slice(unread);
+            chunk.start = start;
+            return std::mem::replace(self, chunk);
+        }
+        let behind = chunk.unread();
+        self.room(missing.max(behind.len()))[..behind.len()].copy_from_slice(behind);
+        self.filled(behind.len());
+        chunk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(buffer: &mut Buffer, bytes: &[u8], missing: usize) {
+        let room = buffer.room(missing);
+        assert!(room.len() >= missing.max(READ_BYTES));
+        room[..bytes.len()].copy_from_slice(bytes);
+        buffer.filled(bytes.len());
+    }
+
+    fn chunk(bytes: &[u8], memory: Buffer) -> Buffer {
+        let mut chunk = memory.into_chunk();
+        assert!(chunk.unread().is_empty());
+        chunk.rest()[..bytes.len()].copy_from_slice(bytes);
+        chunk.filled(bytes.len());
+        chunk
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn bytes_come_out_as_they_went_in(
+            steps in proptest::collection::vec((0..40_000_usize, any::<bool>(), 0..3_usize, 0..200_000_usize), 1..60),
+        ) {
+            let mut buffer = Buffer::of(b"");
+            let mut memory = Buffer::default();
+            let mut endless = (0..=250_u8).cycle();
+            let mut expected = std::collections::VecDeque::new();
+            for (count, is_chunk, consumed, missing) in steps {
+                let bytes: Vec<u8> = endless.by_ref().take(count).collect();
+                expected.extend(bytes.iter().copied());
+                if is_chunk {
+                    memory = buffer.follow(chunk(&bytes, memory), missing);
+                } else {
+                    read(&mut buffer, &bytes, missing);
+                }
+                prop_assert!(buffer.unread().iter().eq(&expected));
+                // All of it, half, or none.
+                let consumed = expected.len() * consumed / 2;
+                buffer.consume(consumed);
+                expected.drain(..consumed);
+                prop_assert!(buffer.unread().iter().eq(&expected));
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_takes_the_place_of_what_it_follows_and_nothing_is_moved_but_a_beginning() {
+        let mut buffer = Buffer::of(&[1; HEAD_BYTES]);
+        let second = chunk(&[2; 10], Buffer::default());
+        let place = second.bytes.as_ptr();
+        let spare = buffer.follow(second, 0);
+        assert_eq!(spare.bytes.len(), HEAD_BYTES);
+        assert_eq!(buffer.bytes.as_ptr(), place);
+        assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
+        // One byte too many to be moved in front.
+        let mut buffer = Buffer::of(&[1; HEAD_BYTES + 1]);
+        let spare = buffer.follow(chunk(&[2; 10], spare), 0);
+        assert_eq!(spare.bytes.len(), HEAD_BYTES + READ_BYTES);
+        assert_eq!(
+            buffer.unread(),
+            [&[1; HEAD_BYTES + 1][..], &[2; 10]].concat()
+        );
+    }
+
+    #[test]
+    fn memory_that_one_message_needed_is_given_back() {
+        let mut buffer = Buffer::of(b"");
+        let held = [&[1; READ_BYTES][..], b"x"].concat();
+        read(&mut buffer, &held[..READ_BYTES], 1);
+        read(&mut buffer, b"x", 10 << 20);
+        assert_eq!(buffer.capacity(), READ_BYTES + (10 << 20));
+        assert_eq!(buffer.unread(), held);
+        buffer.consume(READ_BYTES);
+        read(&mut buffer, b"y", 1);
+        assert_eq!(buffer.unread(), b"xy");
+        buffer.consume(2);
+        buffer.room(1);
+        assert_eq!(buffer.capacity(), READ_BYTES);
+        // What is not large is kept.
+        buffer.room(LARGE_BYTES);
+        buffer.room(1);
+        assert_eq!(buffer.capacity(), LARGE_BYTES);
+        let place = buffer.bytes.as_ptr();
+        read(&mut buffer, b"z", 1);
+        buffer.consume(1);
+        buffer.room(READ_BYTES);
+        assert_eq!(buffer.bytes.as_ptr(), place);
+    }
+}
