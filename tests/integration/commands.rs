@@ -1,5 +1,6 @@
 //! `check`, and the small things beside the commands that work.
 
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -155,6 +156,24 @@ fn check_ends_soon_where_no_broker_answers() {
         let took = began.elapsed();
         assert!(took < Duration::from_secs(7), "{expected}: {took:?}");
     }
+}
+
+/// The kernel gives this process's sockets as much as the server's.
+#[test]
+fn check_tells_of_a_small_buffer_between_walpost_and_a_server_on_its_machine() {
+    const ENOUGH: usize = 4 << 20;
+    let (socket, _other) = UnixStream::pair().unwrap();
+    let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
+    let scene = Scene::new();
+    let told = format!("takes {bytes} bytes");
+    let check = scene.check().finish().expect_code(0);
+    assert_eq!(check.stdout.contains(&told), bytes < ENOUGH, "{check:?}");
+    if bytes < ENOUGH {
+        check.expect_says(&["sysctl -w net.core.wmem_default=4194304"]);
+    }
+    let over_tcp = scene.at(&scene.server.tcp_conninfo(&scene.name)).check();
+    let over_tcp = over_tcp.finish().expect_code(0);
+    assert!(!over_tcp.stdout.contains("wmem_default"), "{over_tcp:?}");
 }
 
 #[test]
