@@ -20,7 +20,7 @@ use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
 };
-use crate::postgres::replication::Connection;
+use crate::postgres::replication::{BUFFER_WANTED, Connection};
 use crate::postgres::target::Outbox;
 use crate::retention;
 use crate::retention::RetentionError;
@@ -239,11 +239,13 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
 
 /// A small buffer costs time and nothing else.
 fn buffer(connection: &Connection, report: &mut Report<'_>) {
-    const WANTED: usize = 4 << 20;
-    if let Some(bytes) = connection.unix_buffer().filter(|bytes| *bytes < WANTED) {
+    if let Some(bytes) = connection
+        .unix_buffer()
+        .filter(|bytes| *bytes < BUFFER_WANTED)
+    {
         let message = format!(
             "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster with more: sysctl -w \
-             net.core.wmem_default={WANTED}, and a line in /etc/sysctl.d to keep it; connections that are opened then have it"
+             net.core.wmem_default={BUFFER_WANTED}, and a line in /etc/sysctl.d to keep it; connections that are opened then have it"
         );
         report.add("socket", Outcome::Ok, message);
     }

@@ -28,6 +28,8 @@ mod buffer;
 mod reader;
 mod transport;
 
+/// A unix-domain socket that takes so many bytes does not hold up a walsender while its rows are decoded and sent.
+pub(crate) const BUFFER_WANTED: usize = 4 << 20;
 /// Answers to commands are short; a server that sends more is none.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
@@ -456,10 +458,18 @@ impl Connection {
     }
 
     /// Has a thread of its own empty the socket, about `bytes_max` ahead of [`Connection::fill`], until nothing comes for
-    /// a moment, or [`Connection::read_directly`]. Says whether one does: not where all has to go through TLS, and not where the system has no thread for it.
+    /// a moment, or [`Connection::read_directly`]. Says whether one does: only a unix-domain socket with less than
+    /// [`BUFFER_WANTED`] gains by it, and the system may have no thread for it.
     pub fn read_ahead(&mut self, bytes_max: usize) -> bool {
         if let Ahead::Untried = self.ahead {
-            let handle = self.transport.handle();
+            let is_small = self
+                .unix_buffer()
+                .is_some_and(|bytes| bytes < BUFFER_WANTED);
+            let handle = if is_small {
+                self.transport.handle()
+            } else {
+                Ok(None)
+            };
             let reader = handle.and_then(|handle| {
                 let reader = handle.map(|handle| Reader::start(handle, bytes_max));
                 reader.transpose()

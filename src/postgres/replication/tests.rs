@@ -166,6 +166,9 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
     let mut dice = fastrand::Rng::with_seed(seed);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("set");
+    // As small as on most systems.
+    let small = socket2::SockRef::from(&ours).set_send_buffer_size(100_000);
+    small.expect("set");
     let server = theirs.try_clone().expect("a handle");
     let sending = dice.fork();
     let sender = std::thread::spawn(move || send_rows(server, ROWS, sending));

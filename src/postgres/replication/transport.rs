@@ -17,13 +17,13 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// Another handle to read from; nothing where bytes can't be read past TLS.
+    /// Another handle to read from; nothing but for a unix-domain socket.
     ///
     /// # Errors
     /// The system has no more handles.
     pub(super) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
-            Self::Whole(socket) => socket.handle(),
+            Self::Whole(socket) => socket.unix_handle(),
             Self::Written(socket) => socket.try_clone().map(Some),
         }
     }
@@ -55,7 +55,7 @@ impl Transport {
     /// The system has no more handles.
     pub(super) fn resume_reading(&mut self) -> io::Result<()> {
         if let Self::Written(socket) = self {
-            *self = Self::Whole(Socket::of_handle(socket.try_clone()?)?);
+            *self = Self::Whole(Socket::of_unix_handle(socket.try_clone()?)?);
         }
         Ok(())
     }

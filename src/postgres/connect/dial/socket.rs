@@ -53,29 +53,23 @@ impl Socket {
         }
     }
 
-    /// Another handle to it, which does not block either; nothing where bytes have to go through this one.
+    /// Another handle to a unix-domain socket, which does not block either; nothing of others.
     ///
     /// # Errors
     /// The system has no more handles.
-    pub(in crate::postgres) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
+    pub(in crate::postgres) fn unix_handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).try_clone().map(Some),
-            Socket::Tcp(stream) => SockRef::from(stream).try_clone().map(Some),
-            Socket::Tls(_) => Ok(None),
-            #[cfg(any(test, fuzzing))]
-            Socket::Memory(_) => Ok(None),
+            _ => Ok(None),
         }
     }
 
-    /// The one that a handle is of.
+    /// The unix-domain socket that a handle is of.
     ///
     /// # Errors
     /// It can't be registered with the runtime.
-    pub(in crate::postgres) fn of_handle(handle: socket2::Socket) -> io::Result<Self> {
-        Ok(match handle.local_addr()?.is_unix() {
-            true => Socket::Unix(UnixStream::from_std(handle.into())?),
-            false => Socket::Tcp(TcpStream::from_std(handle.into())?),
-        })
+    pub(in crate::postgres) fn of_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
+        Ok(Socket::Unix(UnixStream::from_std(handle.into())?))
     }
 }
 
