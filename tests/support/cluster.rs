@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -34,7 +35,7 @@ impl Deref for Turn {
 impl Drop for Turn {
     /// Nodes that have nothing to do take 10 % of a processor.
     fn drop(&mut self) {
-        if WAITING.load(Ordering::Relaxed) == 0 {
+        if WAITING.load(Ordering::Relaxed) == 0 && !thread::panicking() {
             let up = self.nodes.iter().filter(|node| node.is_running());
             up.for_each(Broker::freeze);
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::departure::Departure;
 use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
+use super::wait::{PATIENCE, poll_until, wait_until};
 
 /// What the proxy does with the bytes of all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,9 +122,6 @@ impl Proxy {
             Manner::Silence => state.stuff(([127, 0, 0, 1], self.port).into()),
             _ => state.stuffing.clear(),
         }
-        if manner == Manner::Refuse {
-            state.cut();
-        }
         drop(state);
         self.shared.changed.notify_all();
         if manner == Manner::Refuse {
@@ -133,10 +131,9 @@ impl Proxy {
     }
 
     fn wait_until_listening(&self, listening: bool) {
-        let mut state = self.shared.lock();
-        while state.is_listening != listening {
-            state = self.shared.wait(state);
-        }
+        wait_until("the proxy to listen, or not to", || {
+            self.shared.lock().is_listening == listening
+        });
     }
 
     /// The listener waits for a connection; here is one.
@@ -195,6 +192,10 @@ impl Drop for Proxy {
         }
         self.shared.changed.notify_all();
         self.wake();
+        // Another proxy may take the port next. A drop does not panic.
+        poll_until(PATIENCE, || {
+            (!self.shared.lock().is_listening).then_some(())
+        });
     }
 }
 
@@ -250,7 +251,6 @@ impl Shared {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
         state.is_listening = true;
         drop(state);
-        self.changed.notify_all();
         while self.may_accept() {
             let Ok((client, address)) = listener.accept() else {
                 continue;
@@ -264,8 +264,10 @@ impl Shared {
             }
         }
         drop(listener);
-        self.lock().is_listening = false;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        // One that was accepted meanwhile too.
+        state.cut();
+        state.is_listening = false;
         true
     }
 
