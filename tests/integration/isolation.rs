@@ -20,19 +20,24 @@ const LARGE: usize = 700;
 /// `max.message.bytes` of a topic: a part of a batch.
 const LIMIT: &str = "100000";
 
+/// So many transactions of one row; `key` and `payload` are SQL of the row's number `i`.
+fn commit_each(scene: &Scene, aggregate: &str, key: &str, payload: &str) {
+    scene.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
+             INSERT INTO outbox VALUES (i, '{aggregate}', {key}, {payload});
+             COMMIT;
+         END LOOP; END $$"
+    ));
+}
+
 /// So many transactions, one of which has a row that the topic does not take for its size.
 fn large_among_small(exactly_once: bool) -> (Scene<'static>, String) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", scene.name);
     let topic = format!("outbox.event.{aggregate}");
     scene.topic(&topic, 3, &[("max.message.bytes", "500000")]);
-    scene.db.run(&format!(
-        "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
-             INSERT INTO outbox VALUES (i, '{aggregate}', 'k' || i % 50,
-                 repeat('x', CASE i WHEN {LARGE} THEN 900000 ELSE 200 END));
-             COMMIT;
-         END LOOP; END $$"
-    ));
+    let payload = format!("repeat('x', CASE i WHEN {LARGE} THEN 900000 ELSE 200 END)");
+    commit_each(&scene, &aggregate, "'k' || i % 50", &payload);
     (scene, topic)
 }
 
@@ -101,12 +106,8 @@ fn without_key_among_small(scene: &Scene) -> String {
     let aggregate = format!("{}-compacted", scene.name);
     let topic = format!("outbox.event.{aggregate}");
     scene.topic(&topic, 1, &[("cleanup.policy", "compact")]);
-    scene.db.run(&format!(
-        "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
-             INSERT INTO outbox VALUES (i, '{aggregate}', nullif(i, {LARGE})::text, 'x');
-             COMMIT;
-         END LOOP; END $$"
-    ));
+    let key = format!("nullif(i, {LARGE})::text");
+    commit_each(scene, &aggregate, &key, "'x'");
     topic
 }
 

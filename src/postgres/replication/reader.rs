@@ -59,7 +59,8 @@ enum Task {
 }
 
 impl Reader {
-    /// A thread that reads from `socket`, which does not block, once it is told to. It holds about `bytes_max` at most.
+    /// A thread that reads from `socket`, which does not block, once it is told to. It holds about `bytes_max` at most, and never
+    /// less than two chunks.
     ///
     /// # Errors
     /// The system has no thread for it.

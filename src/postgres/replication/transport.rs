@@ -24,7 +24,8 @@ impl Transport {
     pub(super) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Self::Whole(socket) => socket.unix_handle(),
-            Self::Written(socket) => socket.try_clone().map(Some),
+            // Somebody has one.
+            Self::Written(_) => Ok(None),
         }
     }
 
@@ -41,9 +42,7 @@ impl Transport {
     /// # Errors
     /// The system has no more handles, and reading goes on here.
     pub(super) fn leave_reading(&mut self) -> io::Result<()> {
-        if let Self::Whole(_) = self
-            && let Some(handle) = self.handle()?
-        {
+        if let Some(handle) = self.handle()? {
             *self = Self::Written(handle);
         }
         Ok(())
