@@ -11,6 +11,7 @@ mod stream;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -128,7 +129,8 @@ fn received(stream: &Stream) {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join(".s.PGSQL.5432")).unwrap();
     let bytes = stream.bytes().to_vec();
-    let server = thread::spawn(move || walsender(&listener, &bytes));
+    let (begin, begins) = mpsc::channel();
+    let server = thread::spawn(move || walsender(&listener, &begins, &bytes));
     let url = format!(
         "postgresql://walpost@/shop?host={}",
         folder.path().display()
@@ -145,6 +147,8 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
+        // Else rows would come with the answer, which is read before there is a buffer.
+        begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
         receive(&mut connection, &mut core, &mut sink, warm_up).await;
@@ -233,8 +237,8 @@ async fn produce<'s>(
     core.delivery.watermark.empty().await;
 }
 
-/// A server that streams `bytes` to the first who asks.
-fn walsender(listener: &UnixListener, bytes: &[u8]) {
+/// A server that streams `bytes` to the first who asks, once it `begins`.
+fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8]) {
     const AUTHENTICATION_OK: &[u8] = b"R\0\0\0\x08\0\0\0\0";
     const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05I";
     const COPY_BOTH: &[u8] = b"W\0\0\0\x07\0\0\0";
@@ -247,6 +251,7 @@ fn walsender(listener: &UnixListener, bytes: &[u8]) {
     assert_eq!(tag, *b"Q");
     read_message(&mut socket);
     socket.write_all(COPY_BOTH).unwrap();
+    begins.recv().unwrap();
     socket.write_all(bytes).unwrap();
 }
 

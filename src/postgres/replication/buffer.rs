@@ -2,8 +2,10 @@
 
 /// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Room in a chunk for the beginning of a message whose rest it begins with.
+/// Room for the beginning of a message whose rest is read next.
 const HEAD_BYTES: usize = 16 << 10;
+/// What a buffer has at least, so that it grows for large messages alone.
+const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
 /// A buffer above this is given back once it is empty.
 const LARGE_BYTES: usize = 1 << 20;
 
@@ -27,7 +29,6 @@ impl Buffer {
 
     /// This one's memory, empty, for a chunk: bytes that [`Buffer::follow`] takes behind others.
     pub(super) fn into_chunk(mut self) -> Self {
-        const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
         if self.bytes.len() != CHUNK_BYTES {
             self.bytes = vec![0; CHUNK_BYTES];
         }
@@ -68,7 +69,8 @@ impl Buffer {
         if self.bytes.len() - self.end < needed {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            let more = (self.end + needed).saturating_sub(self.bytes.len());
+            let len = (self.end + needed).max(CHUNK_BYTES);
+            let more = len.saturating_sub(self.bytes.len());
             self.bytes.reserve_exact(more);
             self.bytes.resize(self.bytes.len() + more, 0);
         }
@@ -167,11 +169,22 @@ mod tests {
         // One byte too many to be moved in front.
         let mut buffer = Buffer::of(&[1; HEAD_BYTES + 1]);
         let spare = buffer.follow(chunk(&[2; 10], spare), 0);
-        assert_eq!(spare.bytes.len(), HEAD_BYTES + READ_BYTES);
+        assert_eq!(spare.bytes.len(), CHUNK_BYTES);
         assert_eq!(
             buffer.unread(),
             [&[1; HEAD_BYTES + 1][..], &[2; 10]].concat()
         );
+    }
+
+    #[test]
+    fn no_memory_is_asked_for_however_much_of_a_small_message_is_left() {
+        let mut buffer = Buffer::of(b"");
+        read(&mut buffer, b"x", 1);
+        let place = buffer.bytes.as_ptr();
+        read(&mut buffer, &[1; HEAD_BYTES - 1], 1);
+        buffer.room(1);
+        assert_eq!(buffer.bytes.as_ptr(), place);
+        assert_eq!(buffer.capacity(), CHUNK_BYTES);
     }
 
     #[test]
@@ -187,7 +200,7 @@ mod tests {
         assert_eq!(buffer.unread(), b"xy");
         buffer.consume(2);
         buffer.room(1);
-        assert_eq!(buffer.capacity(), READ_BYTES);
+        assert_eq!(buffer.capacity(), CHUNK_BYTES);
         // What is not large is kept.
         buffer.room(LARGE_BYTES);
         buffer.room(1);
