@@ -55,7 +55,7 @@ fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'stat
 }
 
 fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it(outbox: Outbox) {
-    let (scene, death) = stopped_in_a_transaction(outbox, "60s");
+    let (scene, death) = stopped_in_a_transaction(outbox, "170s");
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::Never);
 }

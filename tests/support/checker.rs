@@ -42,7 +42,7 @@ impl From<&Record> for Delivered {
 /// What was known when a connector had just died.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Death {
-    /// Offset after the last record of each partition, read after the death.
+    /// Offset after the last record of each partition, committed or not, read after the death.
     pub(crate) ends: HashMap<Place, i64>,
     /// The slot's confirmed_flush_lsn, read when nobody held the slot any more and before `ends`.
     pub(crate) confirmed: u64,

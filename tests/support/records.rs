@@ -90,6 +90,14 @@ impl Broker {
         self.with_reader(|consumer| end_offsets(consumer, topics))
     }
 
+    /// As [`Broker::ends`], whether they are committed or not: Kafka acknowledges a commit, and on a busy machine long,
+    /// before its records are within those ends.
+    pub(crate) fn written(&self, topics: &[String]) -> HashMap<Place, i64> {
+        let mut config = self.client();
+        config.set("isolation.level", "read_uncommitted");
+        end_offsets(&config.create().unwrap(), topics)
+    }
+
     /// How many records the topics hold, without transactions.
     pub(crate) fn count(&self, topics: &[String]) -> usize {
         usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()

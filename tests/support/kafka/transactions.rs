@@ -2,9 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use rdkafka::consumer::{BaseConsumer, Consumer};
-
-use super::super::wait::{PATIENCE, wait_until};
+use super::super::wait::wait_until;
 use super::Broker;
 use super::java::{JVM, java};
 
@@ -43,12 +41,11 @@ impl Broker {
     /// acknowledges a commit before that, and one that is killed meanwhile may lose it: see
     /// [`Broker::has_lost_an_end`].
     pub(crate) fn wait_for_ends(&self, topic: &str) {
-        let end = |client: &BaseConsumer| client.fetch_watermarks(topic, 0, PATIENCE).unwrap().1;
-        let mut config = self.client();
-        config.set("isolation.level", "read_uncommitted");
-        let written = end(&config.create().unwrap());
+        let place = (topic.to_owned(), 0);
+        let topic = [place.0.clone()];
+        let written = self.written(&topic)[&place];
         wait_until("the transactions to have ended", || {
-            self.with_reader(end) >= written
+            self.ends(&topic)[&place] >= written
         });
     }
 

@@ -16,10 +16,12 @@ impl Scene<'_> {
     pub(crate) fn note_death(&self) -> Death {
         wait_until("the slot to be free", || !self.slot_is_active());
         let confirmed = self.confirmed();
-        Death {
-            ends: self.broker.ends(&self.topics()),
-            confirmed,
-        }
+        let topics = self.topics();
+        let ends = match self.exactly_once {
+            true => self.broker.written(&topics),
+            false => self.broker.ends(&topics),
+        };
+        Death { ends, confirmed }
     }
 
     /// Waits until everything committed is delivered and confirmed, stops Walpost, and judges all
