@@ -89,7 +89,9 @@ impl Server {
             .iter()
             .position(|known| *known == major)
             .expect("a known version");
-        SHARED[index].get_or_init(|| Server::private(major, ""))
+        // It is never killed, and each test's CREATE DATABASE makes checkpoints: after one, WAL gets each page that is
+        // touched, and every walsender decodes that.
+        SHARED[index].get_or_init(|| Server::private(major, "full_page_writes = off\n"))
     }
 
     /// A server that a test may stop and break; it goes when dropped. `settings` are lines of
