@@ -17,7 +17,9 @@ use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::kafka::settings::CheckpointSettings;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::outbox::route::is_topic_name;
-use crate::outbox::settings::{HeadersColumn, OutboxSettings};
+use crate::outbox::settings::{
+    DebeziumHeaders, Expansion, Format, HeadersColumn, OutboxSettings, Route, Topic, Untyped,
+};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{
     DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
@@ -28,7 +30,9 @@ use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-use self::file::{DeliveryName, File, FilePipeline, OutboxName, SinkName};
+use self::file::{
+    DeliveryName, File, FileEmptyArray, FileHeaders, FileNull, FilePipeline, OutboxName, SinkName,
+};
 use self::values::{Bytes, bytes, duration};
 
 /// A configuration that can't be used. Exit code 2.
@@ -545,7 +549,7 @@ fn dead_letters(
     reader: &Reader,
     file: &FilePipeline,
     target: &Target,
-    events: &Template,
+    events: &Topic,
     delivery: &Delivery,
 ) -> Result<DeadLetterSettings, ConfigError> {
     const TOPIC: &str = "dead_letter_topic";
@@ -570,7 +574,7 @@ fn dead_letters(
     }
     let topic = &settings.topic;
     legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
-    if matches!(events.parts(), [Part::Literal(events)] if events == topic) {
+    if events.constant() == Some(topic) {
         let reason = format!("topic {topic:?} is that of the events; name another");
         return Err(reader.error(TOPIC, reason));
     }
@@ -694,7 +698,7 @@ fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, Config
     let default = OutboxSettings::default();
     let headers = match &file.headers {
         None => default.headers,
-        Some(given) => given
+        Some(FileHeaders(given)) => given
             .iter()
             .map(|(name, template)| {
                 if name.is_empty() || name.contains('\0') || name == POSITION_HEADER {
@@ -708,16 +712,37 @@ fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, Config
             })
             .collect::<Result<_, _>>()?,
     };
+    let value_format = file.value_format.unwrap_or_default();
+    let expand_payload = expansion(reader, file)?;
+    let envelope = envelope(reader, file)?;
+    if value_format == Format::Bytes && (expand_payload.is_some() || !envelope.is_empty()) {
+        let reason = "\"bytes\" writes the column's bytes as they are, and expand_payload and envelope make an object of it. \
+                      Set it to \"json\" or \"json-schema\", or leave these two out";
+        return Err(reader.error("value_format", reason));
+    }
     Ok(OutboxSettings {
-        topic: reader
-            .read("topic", file.topic.as_ref())?
-            .unwrap_or(default.topic),
+        topic: topic(reader, file)?.unwrap_or(default.topic),
         key: reader
             .read("key", file.key.as_ref())?
             .unwrap_or(default.key),
+        key_format: file.key_format.unwrap_or_default(),
         payload: file.payload.clone().unwrap_or(default.payload),
+        value_format,
+        expand_payload,
+        envelope,
         null_payload: file.null_payload.unwrap_or_default(),
+        empty_payload: file.empty_payload.unwrap_or_default(),
+        null_default: file.null_default.unwrap_or_default(),
         headers,
+        header_format: file.header_format.unwrap_or_default(),
+        debezium_headers: file.debezium_headers.clone().map(|logical_name| {
+            let run = uuid::Builder::from_random_bytes(fastrand::u128(..).to_be_bytes());
+            DebeziumHeaders {
+                logical_name,
+                run_id: run.into_uuid().to_string(),
+            }
+        }),
+        tracing_span_context: file.tracing_span_context.clone(),
         headers_column: match file.headers_column.as_deref() {
             None => HeadersColumn::IfPresent,
             Some("") => HeadersColumn::Off,
@@ -726,6 +751,72 @@ fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSettings, Config
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
     })
+}
+
+fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigError> {
+    let Some(route) = &file.route else {
+        let template: Option<Template> = reader.read("topic", file.topic.as_ref())?;
+        let has_time = |part: &Part| matches!(part, Part::Time(_));
+        if template.iter().flat_map(Template::parts).any(has_time) {
+            let reason = "a time of RFC 3339 has colons, which the name of a topic can't have. Take :rfc3339 out";
+            return Err(reader.error("topic", reason));
+        }
+        return Ok(template.map(Topic::Template));
+    };
+    if file.topic.is_some() {
+        let reason = "topic and route both say where records go. Leave one of them out";
+        return Err(reader.error("route", reason));
+    }
+    let route = Route::new(&route.column, &route.regex, &route.replacement);
+    let route = route.map_err(|reason| reader.error("route", reason))?;
+    Ok(Some(Topic::Route(route)))
+}
+
+fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, ConfigError> {
+    if file.expand_payload == Some(true) {
+        let kept = |is_kept| {
+            if is_kept {
+                Untyped::Keep
+            } else {
+                Untyped::Ignore
+            }
+        };
+        return Ok(Some(Expansion {
+            nulls: kept(file.expand_null == Some(FileNull::OptionalBytes)),
+            empty_arrays: kept(file.expand_empty_array == Some(FileEmptyArray::OptionalString)),
+        }));
+    }
+    let given = [
+        ("expand_null", file.expand_null.is_some()),
+        ("expand_empty_array", file.expand_empty_array.is_some()),
+    ];
+    match given.into_iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            let reason = "it is about members of an expanded payload. Set expand_payload = true, or leave it out";
+            Err(reader.error(key, reason))
+        }
+        None => Ok(None),
+    }
+}
+
+/// Columns and their names in the envelope.
+fn envelope(reader: &Reader, file: &FilePipeline) -> Result<Vec<(String, String)>, ConfigError> {
+    let mut members: Vec<(String, String)> = Vec::new();
+    for given in file.envelope.iter().flatten() {
+        let (column, name) = given.split_once(':').unwrap_or((given, given));
+        if column.is_empty() || name.is_empty() {
+            let reason = format!("{given:?}: expected \"COLUMN\" or \"COLUMN:NAME\"");
+            return Err(reader.error("envelope", reason));
+        }
+        if name == "payload" || members.iter().any(|(_, other)| other == name) {
+            let reason = format!(
+                "{given:?}: the object has a member {name:?} already. Give this one another name: \"{column}:NAME\""
+            );
+            return Err(reader.error("envelope", reason));
+        }
+        members.push((column.to_owned(), name.to_owned()));
+    }
+    Ok(members)
 }
 
 fn sink(

@@ -56,6 +56,8 @@
 //!
 //! # To change something
 //!
+//! - A format of keys, values or headers: [`outbox::settings::Format`] names it, `outbox/converted.rs` lays it out,
+//!   and what Debezium makes of a column's type is in [`outbox::connect`]. `tests/golden/debezium` has its real bytes.
 //! - A topic template: [`outbox::template`] has its syntax, [`outbox::route`] fills it in for a row.
 //! - A PostgreSQL version: `postgres_versions` in `./dev` and `tests/support/`, so that the tests run on it; what it answers
 //!   otherwise is asked in [`postgres::catalog`], what it sends otherwise is read in [`postgres::wire`].
@@ -97,8 +99,8 @@
 //! 4. Within a partition, records appear in commit order, and in insert order inside a transaction.
 //! 5. Memory is bounded by configuration (`window_bytes`, `window_records`, `max_row_bytes`),
 //!    whatever the backlog, the transaction or the outage.
-//! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before),
-//!    are never parsed, and never reach a log.
+//! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before; another format than
+//!    the column's text is written once before), are never parsed unless `expand_payload` asks, and never reach a log.
 //! 7. A slot, a publication or a topic is never dropped or moved without the word of a person: on
 //!    the command line, or for a slot that retains more WAL than it may, in the configuration.
 //!    What goes with that slot is in the journal before, is listed until it is sent again, and
@@ -146,7 +148,7 @@ pub mod facade {
     pub use crate::observe::metrics::{METRICS, MetricType};
     pub use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row, TableColumn};
     pub use crate::outbox::route::Router;
-    pub use crate::outbox::settings::OutboxSettings;
+    pub use crate::outbox::settings::{Format, HeaderFormat, OutboxSettings};
     pub use crate::outbox::{Record, dead_letter};
     pub use crate::pipeline::decode::{Core, Step};
     pub use crate::postgres::connect::conninfo::Conninfo;

@@ -3,14 +3,27 @@
 //! [`settings`] says which columns mean what, [`columns`] holds them against the table that is
 //! there, and [`route`] makes a record of a row, or where that can't be, [`dead_letter`] what can be
 //! made of it. [`envelope`] reads an event that is in no table, and lays it out as a row.
+//!
+//! Bytes as Kafka Connect's converters write them of what Debezium makes of a row: [`connect`] has Debezium's types of
+//! columns, `converted` lays keys, values and headers out, `expand` makes an object of a JSON payload, and `json` writes
+//! texts and numbers.
 
+mod bound;
 pub(crate) mod columns;
+pub(crate) mod connect;
+mod converted;
 pub mod dead_letter;
 pub(crate) mod envelope;
+mod expand;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+#[cfg(test)]
+mod golden;
 pub(crate) mod headers;
+mod json;
+mod properties;
 pub(crate) mod route;
+mod route_error;
 pub(crate) mod settings;
 pub(crate) mod template;
 pub(crate) mod timestamp;

@@ -527,13 +527,11 @@ impl<'s> Plan<'s> {
         let reader = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
         let observed = reader.look(&settings.target).await?;
         let database = observed.database;
-        let columns = observed
-            .table
-            .ok_or_else(|| Problem::NoTable {
-                table: table.clone(),
-                database,
-            })?
-            .columns;
+        let observed = observed.table.ok_or_else(|| Problem::NoTable {
+            table: table.clone(),
+            database,
+        })?;
+        let columns = observed.columns;
         let typed: Vec<_> = columns
             .iter()
             .map(|(name, type_oid)| TableColumn {
@@ -541,7 +539,7 @@ impl<'s> Plan<'s> {
                 type_oid: *type_oid,
             })
             .collect();
-        let mapping = Mapping::bind(outbox, &table.to_string(), &typed)?;
+        let mapping = Mapping::bind_with(outbox, &table.to_string(), &typed, &observed.facts)?;
         reader.examine_table(table, Statement::Select).await?;
         let order = reader.row_order(table, CreatedAt::First).await?;
         if order.is_empty() {

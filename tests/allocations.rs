@@ -28,6 +28,7 @@ use walpost::facade::Lsn;
 use walpost::facade::OutboxSettings;
 use walpost::facade::Sink;
 use walpost::facade::{Core, Step};
+use walpost::facade::{Format, HeaderFormat};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -65,6 +66,16 @@ fn main() -> ExitCode {
             let stream = Stream::rows(Kind::Bytea, ROWS, 100);
             streamed(Kind::Bytea, defaults(), &stream);
         }),
+        test("json_of_columns_allocates_nothing", move || {
+            streamed(Kind::Plain, in_format(Format::Json), &plain(100));
+        }),
+        test("json_with_schemas_allocates_nothing", move || {
+            streamed(Kind::Plain, in_format(Format::JsonSchema), &plain(100));
+        }),
+        test("json_of_a_bytea_payload_allocates_nothing", move || {
+            let stream = Stream::rows(Kind::Bytea, ROWS, 100);
+            streamed(Kind::Bytea, in_format(Format::Json), &stream);
+        }),
         test("events_in_messages_allocate_nothing", move || {
             let stream = Stream::rows(Kind::Messages, ROWS, 100);
             streamed(Kind::Messages, defaults(), &stream);
@@ -83,6 +94,20 @@ fn main() -> ExitCode {
         ),
     ];
     libtest_mimic::run(&arguments, tests).exit_code()
+}
+
+/// Key, value, envelope and headers in that format.
+fn in_format(format: Format) -> OutboxSettings {
+    OutboxSettings {
+        key_format: format,
+        value_format: format,
+        header_format: match format {
+            Format::JsonSchema => HeaderFormat::JsonSchema,
+            _ => HeaderFormat::Json,
+        },
+        envelope: vec![("type".to_owned(), "eventType".to_owned())],
+        ..OutboxSettings::default()
+    }
 }
 
 fn test(name: &'static str, run: impl FnOnce() + Send + 'static) -> Trial {

@@ -206,7 +206,7 @@ pub(crate) struct RecordArgs {
         help_heading = heading::RECORDS
     )]
     pub header: Vec<(String, String)>,
-    /// What a null payload becomes: empty, or tombstone [default: empty]
+    /// What a null payload becomes: empty, or tombstone [default: tombstone]
     #[arg(
         long,
         env = "WALPOST_NULL_PAYLOAD",

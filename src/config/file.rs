@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use serde::de::{self, MapAccess, Visitor};
+use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{ConfigError, Given, retired};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
-use crate::outbox::settings::NullPayload;
+use crate::outbox::settings::{EmptyPayload, Format, HeaderFormat, NullPayload};
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::Undeliverable;
 use crate::pipeline::wal_budget::budget::OnMax;
@@ -53,10 +53,22 @@ pub(crate) struct FilePipeline {
     pub on_malformed: Option<Undeliverable>,
     pub dead_letter_topic: Option<String>,
     pub topic: Option<String>,
+    pub route: Option<FileRoute>,
     pub key: Option<String>,
+    pub key_format: Option<Format>,
     pub payload: Option<String>,
+    pub value_format: Option<Format>,
+    pub expand_payload: Option<bool>,
+    pub expand_null: Option<FileNull>,
+    pub expand_empty_array: Option<FileEmptyArray>,
+    pub envelope: Option<Vec<String>>,
     pub null_payload: Option<NullPayload>,
-    pub headers: Option<BTreeMap<String, String>>,
+    pub empty_payload: Option<EmptyPayload>,
+    pub null_default: Option<bool>,
+    pub headers: Option<FileHeaders>,
+    pub header_format: Option<HeaderFormat>,
+    pub debezium_headers: Option<String>,
+    pub tracing_span_context: Option<String>,
     pub headers_column: Option<String>,
     pub timestamp: Option<String>,
     pub partition: Option<String>,
@@ -112,6 +124,70 @@ pub(crate) enum DeliveryName {
 pub(crate) struct FileCheckpoint {
     pub topic: Option<String>,
     pub replication: Option<i32>,
+}
+
+/// The topic by a regular expression.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileRoute {
+    pub column: String,
+    pub regex: String,
+    pub replacement: String,
+}
+
+/// What becomes of null members of an expanded payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileNull {
+    Ignore,
+    OptionalBytes,
+}
+
+/// What becomes of its empty arrays. `optional-bytes` is what the other key has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileEmptyArray {
+    Ignore,
+    #[serde(alias = "optional-bytes")]
+    OptionalString,
+}
+
+/// Names and templates of headers: of a table in alphabetical order, or of an array of pairs in its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileHeaders(pub Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for FileHeaders {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct HeadersVisitor;
+
+        impl<'de> Visitor<'de> for HeadersVisitor {
+            type Value = FileHeaders;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a table of names and templates, or an array of pairs [\"NAME\", \"TEMPLATE\"]",
+                )
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FileHeaders, A::Error> {
+                let mut headers = BTreeMap::new();
+                while let Some((name, template)) = map.next_entry()? {
+                    headers.insert(name, template);
+                }
+                Ok(FileHeaders(headers.into_iter().collect()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<FileHeaders, A::Error> {
+                let mut headers = Vec::new();
+                while let Some(pair) = seq.next_element()? {
+                    headers.push(pair);
+                }
+                Ok(FileHeaders(headers))
+            }
+        }
+
+        deserializer.deserialize_any(HeadersVisitor)
+    }
 }
 
 /// How much WAL the slot may retain.
@@ -266,7 +342,8 @@ impl Given<'_> {
             over(&mut wal_budget.on_max, given.wal_budget_on_max.as_ref());
         }
         if !records.header.is_empty() {
-            file.headers = Some(records.header.iter().cloned().collect());
+            let headers: BTreeMap<_, _> = records.header.iter().cloned().collect();
+            file.headers = Some(FileHeaders(headers.into_iter().collect()));
         }
     }
 }

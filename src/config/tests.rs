@@ -1,5 +1,7 @@
 use super::*;
-use crate::outbox::settings::NullPayload;
+use crate::outbox::settings::{
+    EmptyPayload, Expansion, Format, HeaderFormat, NullPayload, Untyped,
+};
 
 /// Loads `toml` as the file's text, with flags and environment.
 fn load_text(
@@ -94,6 +96,17 @@ fn every_key_of_the_file_is_used() {
         key = "{tenant}:{id}"
         payload = "body"
         null_payload = "tombstone"
+        key_format = "json"
+        value_format = "json-schema"
+        expand_payload = true
+        expand_null = "optional-bytes"
+        expand_empty_array = "optional-string"
+        envelope = ["tenant", "type:eventType"]
+        empty_payload = "tombstone"
+        null_default = true
+        header_format = "simple"
+        debezium_headers = "lab"
+        tracing_span_context = "tracingspancontext"
         headers = { type = "{type}" }
         headers_column = ""
         timestamp = "created_at"
@@ -136,6 +149,31 @@ fn every_key_of_the_file_is_used() {
         [("type".to_owned(), "{type}".parse().expect("template"))]
     );
     assert_eq!(outbox.headers_column, HeadersColumn::Off);
+    assert_eq!(
+        (outbox.key_format, outbox.value_format, outbox.header_format),
+        (Format::Json, Format::JsonSchema, HeaderFormat::Simple)
+    );
+    let kept = Expansion {
+        nulls: Untyped::Keep,
+        empty_arrays: Untyped::Keep,
+    };
+    assert_eq!(outbox.expand_payload, Some(kept));
+    let members = [("tenant", "tenant"), ("type", "eventType")];
+    let members = members.map(|(column, name)| (column.to_owned(), name.to_owned()));
+    assert_eq!(outbox.envelope, members);
+    assert_eq!(
+        (outbox.empty_payload, outbox.null_default),
+        (EmptyPayload::Tombstone, true)
+    );
+    let debezium = outbox.debezium_headers.expect("headers");
+    assert_eq!(
+        (debezium.logical_name.as_str(), debezium.run_id.len()),
+        ("lab", 36)
+    );
+    assert_eq!(
+        outbox.tracing_span_context.as_deref(),
+        Some("tracingspancontext")
+    );
     assert_eq!(
         (outbox.timestamp.as_deref(), outbox.partition.as_deref()),
         (Some("created_at"), Some("shard"))
@@ -387,8 +425,62 @@ fn a_value_that_can_not_be_used_is_named_by_its_key() {
     check("link_timeout = \"5\"", &["link_timeout", "30s"]);
     check("link_timeout = \"5ms\"", &["link_timeout", "at least 1s"]);
     check("null_payload = \"x\"", &["line 7", "tombstone"]);
+    check("null_payload = \"formatted\"", &["line 7", "tombstone"]);
+    check("value_format = \"avro\"", &["line 7", "json-schema"]);
+    check("topic = \"{at:rfc3339}\"", &["topic", "colons"]);
+    check(
+        "expand_null = \"ignore\"",
+        &["expand_null", "expand_payload = true"],
+    );
+    check(
+        "value_format = \"bytes\"\nenvelope = [\"a\"]",
+        &["value_format", "envelope"],
+    );
+    check("envelope = [\"payload\"]", &["envelope", "payload:NAME"]);
+    check("envelope = [\"a:x\", \"b:x\"]", &["envelope", "b:NAME"]);
+    check("envelope = [\":x\"]", &["envelope", "COLUMN:NAME"]);
+    let route = |regex: &str, replacement: &str| {
+        format!("route = {{ column = \"a\", regex = '{regex}', replacement = '{replacement}' }}")
+    };
+    check(
+        &format!("topic = \"t\"\n{}", route("(.*)", "$1")),
+        &["route", "topic and route"],
+    );
+    check(&route("(", "x"), &["route", "regex", "unclosed group"]);
+    check(&route("(?=a)", "x"), &["route", "look-around"]);
+    check(&route("(.*)", "x.$2"), &["route", "group \"2\""]);
+    check(&route("(.*)", "$1_x"), &["route", "group \"1_x\"", "${1}"]);
+    check("headers = [[\"a\"]]", &["headers"]);
     check("create_topics = { partitions = 0 }", &["create_topics"]);
     check("kafka = { acks = 1 }", &["acks", "refused"]);
+}
+
+#[test]
+fn headers_of_a_list_keep_their_order_and_those_of_a_table_have_the_alphabet_s() {
+    let names = |line: &str| {
+        let settings = from_toml(&format!("{MINIMAL}\n{line}\n"))
+            .expect(line)
+            .remove(0);
+        let names = settings.outbox.headers.into_iter().map(|(name, _)| name);
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names("headers = { b = \"{x}\", a = \"{y}\" }"), ["a", "b"]);
+    assert_eq!(
+        names("headers = [[\"b\", \"{x}\"], [\"a\", \"{y}\"]]"),
+        ["b", "a"]
+    );
+}
+
+#[test]
+fn a_route_takes_the_place_of_the_topic() {
+    let line = "route = { column = \"kind\", regex = '(?<all>.*)', replacement = 'e.${all}.$$' }";
+    let settings = from_toml(&format!("{MINIMAL}\n{line}\n"))
+        .expect("loads")
+        .remove(0);
+    let topic = settings.outbox.topic;
+    assert_eq!(topic.columns().collect::<Vec<_>>(), ["kind"]);
+    assert_eq!(topic.constant(), None);
+    assert_eq!(topic.to_string(), "{kind} =~ (?<all>.*) => e.${all}.$$");
 }
 
 #[test]

@@ -1,20 +1,20 @@
 //! Settings compared with the table that is there: which column is what.
 
-use super::settings::{HeadersColumn, NullPayload, OutboxSettings};
+use super::bound::{Bound, Piece, Source};
+use super::connect::{ColumnFacts, Kind, default_text};
+use super::converted::{Converted, HeaderForm, KeyForm, ValueForm};
+use super::settings::{
+    DebeziumHeaders, EmptyPayload, Format, HeaderFormat, HeadersColumn, NullPayload,
+    OutboxSettings, Route, Topic,
+};
 use super::template::{Part, Template};
+use super::timestamp::TimestampType;
 
-/// How many different columns one pipeline's settings can name.
-///
-/// A row's values are laid out in an array of this size on the stack, so that routing a row
-/// allocates nothing.
-pub const COLUMNS_MAX: usize = 32;
+pub use super::bound::{COLUMNS_MAX, Row};
 
 /// Columns of text that become headers of the same name where nobody has said which headers there
 /// are to be: W3C Trace Context.
 const TRACE_CONTEXT: [&str; 2] = ["traceparent", "tracestate"];
-
-/// The values of the columns that the settings name, by slot; `None` is null.
-pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
 /// A column of the table, as the Relation message has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,16 +29,30 @@ pub struct TableColumn<'a> {
 pub struct Mapping {
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
-    /// The topic's template.
-    pub(super) topic: Bound,
+    pub(super) topic: BoundTopic,
     /// The key's template.
     pub(super) key: Bound,
+    pub(super) key_form: KeyForm,
+    /// Key, value and headers are texts, and nothing stands before the headers: the way of most rows.
+    pub(super) is_plain: bool,
     /// The value.
     pub(super) payload: Source,
+    /// None where the value is the column's text or bytes.
+    pub(super) value_form: Option<Box<ValueForm>>,
     /// What a null value becomes.
     pub(super) null_payload: NullPayload,
+    pub(super) empty_payload: EmptyPayload,
+    /// What null is in columns of these slots, but for the topic, the partition and the timestamp.
+    pub(super) defaults: Vec<(u8, Box<[u8]>)>,
+    /// Debezium's headers about itself.
+    pub(super) debezium_headers: Option<DebeziumHeaders>,
+    /// The trace context as the text of Java properties.
+    pub(super) tracing: Option<Source>,
     /// Headers from templates.
     pub(super) headers: Vec<(String, Bound)>,
+    pub(super) header_format: HeaderFormat,
+    /// Their forms, or none where all are text.
+    pub(super) header_forms: Vec<HeaderForm>,
     /// Headers from columns of their names, where those are not null.
     pub(super) trace_context: Vec<(&'static str, Source)>,
     /// Headers from a JSON column.
@@ -51,41 +65,11 @@ pub struct Mapping {
     id: Option<Source>,
 }
 
-/// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Source {
-    pub(super) slot: u8,
-    /// The text form is hexadecimal and stands for bytes.
-    pub(super) bytea: bool,
-}
-
-impl Source {
-    pub(super) fn of<'a>(self, row: &Row<'a>) -> Option<&'a [u8]> {
-        row[usize::from(self.slot)]
-    }
-}
-
-/// How a timestamp column's text is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TimestampType {
-    /// Milliseconds since 1970-01-01 UTC.
-    Millis,
-    /// timestamp with time zone.
-    Zoned,
-    /// timestamp without time zone, taken as UTC.
-    Local,
-}
-
-/// A template whose columns have become slots.
+/// Where a record goes.
 #[derive(Debug)]
-pub(super) struct Bound {
-    pub(super) pieces: Vec<Piece>,
-}
-
-#[derive(Debug)]
-pub(super) enum Piece {
-    Literal(Box<[u8]>),
-    Column(Source),
+pub(super) enum BoundTopic {
+    Template(Bound),
+    Route { source: Source, route: Route },
 }
 
 /// A table that the settings don't fit.
@@ -193,33 +177,68 @@ impl Mapping {
         table: &str,
         columns: &[TableColumn<'_>],
     ) -> Result<Self, MappingError> {
-        Self::bind_to(settings, Some(table), columns)
+        Self::bind_to(settings, Some(table), columns, &[])
+    }
+
+    /// As [`Mapping::bind`], with what else is known of the columns.
+    ///
+    /// # Errors
+    /// A named column is missing or of a type that can't serve.
+    pub(crate) fn bind_with(
+        settings: &OutboxSettings,
+        table: &str,
+        columns: &[TableColumn<'_>],
+        facts: &[ColumnFacts],
+    ) -> Result<Self, MappingError> {
+        Self::bind_to(settings, Some(table), columns, facts)
     }
 
     pub(super) fn bind_to(
         settings: &OutboxSettings,
         table: Option<&str>,
         columns: &[TableColumn<'_>],
+        facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
         let mut binder = Binder {
             table,
             columns,
+            facts,
             slots: vec![None; columns.len()],
             used: 0,
         };
-        let topic = binder.template(&settings.topic, "topic")?;
+        let topic = match &settings.topic {
+            Topic::Template(template) => BoundTopic::Template(binder.template(template, "topic")?),
+            Topic::Route(route) => BoundTopic::Route {
+                source: binder.column(&route.column, "route")?,
+                route: route.clone(),
+            },
+        };
         let key = binder.template(&settings.key, "key")?;
+        let key_form = match settings.key_format {
+            Format::String | Format::Bytes => KeyForm::Text,
+            Format::Json => KeyForm::Json(binder.converted(&settings.key, "key")?),
+            Format::JsonSchema => KeyForm::JsonSchema(binder.converted(&settings.key, "key")?),
+        };
         let payload = binder.typed(
             &settings.payload,
             "payload",
             "a built-in type such as jsonb, json, text or bytea",
             |oid| oid < oid::FIRST_OF_USERS,
         )?;
-        let mut headers = Vec::new();
+        let (mut headers, mut header_forms) = (Vec::new(), Vec::new());
         for (name, template) in &settings.headers {
             let setting = format!("header {name:?}");
             headers.push((name.clone(), binder.template(template, &setting)?));
+            if settings.header_format != HeaderFormat::String {
+                let converted = binder.converted(template, &setting)?;
+                header_forms.push(HeaderForm::new(settings.header_format, converted));
+            }
         }
+        let value_form = binder.value_form(settings)?;
+        let tracing = match &settings.tracing_span_context {
+            None => None,
+            Some(name) => Some(binder.column(name, "tracing_span_context")?),
+        };
         let is_text = |oid| matches!(oid, oid::TEXT | oid::BPCHAR | oid::VARCHAR);
         let mut trace_context = Vec::new();
         for name in TRACE_CONTEXT {
@@ -262,13 +281,32 @@ impl Mapping {
             true => Some(binder.column("id", "id")?),
             false => None,
         };
+        let defaults = match settings.null_default {
+            true => binder.defaults(),
+            false => Vec::new(),
+        };
+        let is_plain = matches!(key_form, KeyForm::Text)
+            && value_form.is_none()
+            && header_forms.is_empty()
+            && settings.empty_payload == EmptyPayload::Value
+            && settings.debezium_headers.is_none()
+            && tracing.is_none();
         Ok(Self {
             slots: binder.slots,
             topic,
             key,
+            key_form,
+            is_plain,
             payload,
+            value_form: value_form.map(Box::new),
             null_payload: settings.null_payload,
+            empty_payload: settings.empty_payload,
+            defaults,
+            debezium_headers: settings.debezium_headers.clone(),
+            tracing,
             headers,
+            header_format: settings.header_format,
+            header_forms,
             trace_context,
             headers_column,
             timestamp,
@@ -325,6 +363,8 @@ struct Binder<'a> {
     /// None for events in messages.
     table: Option<&'a str>,
     columns: &'a [TableColumn<'a>],
+    /// What else is known of them.
+    facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,
 }
@@ -392,8 +432,12 @@ impl Binder<'_> {
         if serves(type_oid) {
             return Ok(source);
         }
-        let column = name.to_owned();
-        Err(match self.table {
+        Err(self.wrong(name, setting, expected))
+    }
+
+    fn wrong(&self, name: &str, setting: &'static str, expected: &'static str) -> MappingError {
+        let (column, type_oid) = (name.to_owned(), self.type_of(name));
+        match self.table {
             Some(table) => MappingError::WrongType {
                 table: table.to_owned(),
                 column,
@@ -406,7 +450,7 @@ impl Binder<'_> {
                 setting,
                 expected,
             },
-        })
+        }
     }
 
     fn template(&mut self, template: &Template, setting: &str) -> Result<Bound, MappingError> {
@@ -417,9 +461,88 @@ impl Binder<'_> {
             .map(|part| match part {
                 Part::Literal(text) => Ok(Piece::Literal(text.as_bytes().into())),
                 Part::Column(name) => self.column(name, &setting).map(Piece::Column),
+                Part::Time(name) => self.time(name, &setting),
             })
             .collect::<Result<_, _>>()?;
         Ok(Bound { pieces })
+    }
+
+    fn time(&mut self, name: &str, setting: &str) -> Result<Piece, MappingError> {
+        let source = self.column(name, setting)?;
+        match timestamp_type(self.type_of(name)) {
+            Some(kind @ (TimestampType::Zoned | TimestampType::Local)) => {
+                Ok(Piece::Time(source, kind))
+            }
+            _ => Err(self.wrong(name, "rfc3339", "timestamptz or timestamp")),
+        }
+    }
+
+    /// A template as Connect has it: a column alone has its type, and all else is a string.
+    fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
+        match template.parts() {
+            [Part::Column(name)] => self.converted_column(name, setting),
+            _ => Ok(Converted::of_template(self.template(template, setting)?)),
+        }
+    }
+
+    fn converted_column(&mut self, name: &str, setting: &str) -> Result<Converted, MappingError> {
+        let source = self.column(name, setting)?;
+        let type_oid = self.type_of(name);
+        let facts = self.facts.iter().find(|facts| facts.name == name);
+        let type_modifier = facts.map_or(-1, |facts| facts.type_modifier);
+        let kind = Kind::of(type_oid, type_modifier);
+        let is_optional = !facts.is_some_and(|facts| facts.not_null);
+        let default = self.default_of(name);
+        let schema = kind.schema(type_oid, type_modifier, is_optional, default.as_deref());
+        Ok(Converted::of_column(source, kind, schema))
+    }
+
+    fn default_of(&self, name: &str) -> Option<String> {
+        let facts = self.facts.iter().find(|facts| facts.name == name)?;
+        let type_oid = self.type_of(name);
+        let kind = Kind::of(type_oid, facts.type_modifier);
+        default_text(&kind, type_oid, facts.default.as_deref()?)
+    }
+
+    /// What null is in the columns that are named.
+    fn defaults(&self) -> Vec<(u8, Box<[u8]>)> {
+        let slots = self.slots.iter().zip(self.columns);
+        let defaults = slots.filter_map(|(slot, column)| {
+            let text = self.default_of(column.name)?;
+            Some(((*slot)?, text.into_bytes().into_boxed_slice()))
+        });
+        defaults.collect()
+    }
+
+    /// How the value is written; none where that is the column's text or bytes.
+    fn value_form(&mut self, settings: &OutboxSettings) -> Result<Option<ValueForm>, MappingError> {
+        let is_text = matches!(settings.value_format, Format::String | Format::Bytes);
+        if is_text && settings.expand_payload.is_none() && settings.envelope.is_empty() {
+            return Ok(None);
+        }
+        let payload = self.converted_column(&settings.payload, "payload")?;
+        let mut form = ValueForm::new(settings, payload);
+        if settings.envelope.is_empty() {
+            return Ok(Some(form));
+        }
+        for (column, alias) in &settings.envelope {
+            let setting = format!("envelope {column:?}");
+            let member = self.converted_column(column, &setting)?;
+            form.add_member(alias, member);
+        }
+        // Debezium names the schema of this object after the table and the routed value.
+        let mut routed = settings.topic.columns();
+        let routed = match (routed.next(), routed.next()) {
+            (Some(column), None) => Some(self.column(column, "topic")?),
+            _ => None,
+        };
+        let prefix = settings.debezium_headers.as_ref();
+        form.name_schema(
+            prefix.map(|headers| headers.logical_name.as_str()),
+            self.table,
+            routed,
+        );
+        Ok(Some(form))
     }
 }
 
@@ -556,7 +679,7 @@ mod tests {
             .collect();
         let all: String = names.iter().map(|name| format!("{{{name}}}")).collect();
         let settings = OutboxSettings {
-            topic: all.parse().expect("template"),
+            topic: all.parse::<Template>().expect("template").into(),
             ..OutboxSettings::default()
         };
         assert_eq!(
@@ -570,7 +693,9 @@ mod tests {
             self.pieces
                 .iter()
                 .filter_map(|piece| match piece {
-                    Piece::Column(source) => Some(usize::from(source.slot)),
+                    Piece::Column(source) | Piece::Time(source, _) => {
+                        Some(usize::from(source.slot))
+                    }
                     Piece::Literal(_) => None,
                 })
                 .collect()

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use super::Record;
-use super::columns::{Mapping, Row};
+use super::bound::{Appended, Row, append};
+use super::columns::Mapping;
 use super::headers::{self, HeaderSpan, Headers};
-use super::route::{Appended, append, append_bytea};
-use super::settings::NullPayload;
+
+use super::expand::Expander;
+use super::route::{self, Payload, append_topic};
 use super::timestamp;
 
 /// The header with what kind of failure it was.
@@ -44,12 +46,6 @@ pub enum Remains<'r> {
 pub struct Writer {
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
-}
-
-/// Where a payload is.
-enum Payload<'r> {
-    InRow(&'r [u8]),
-    Decoded(Range<usize>),
 }
 
 impl Writer {
@@ -90,10 +86,11 @@ impl Writer {
             partition: None,
             timestamp_millis,
             key: key.map(|span| &scratch[span]),
-            payload: payload.map(|payload| match payload {
-                Payload::InRow(bytes) => bytes,
-                Payload::Decoded(span) => &scratch[span],
-            }),
+            payload: match payload {
+                Payload::None => None,
+                Payload::InRow(bytes) => Some(bytes),
+                Payload::InScratch(span) => Some(&scratch[span]),
+            },
             headers: Headers::new(&self.headers, scratch),
         }
     }
@@ -101,65 +98,72 @@ impl Writer {
     /// Key, payload and timestamp of a row; its headers are added.
     fn row<'r>(
         &mut self,
-        mapping: &Mapping,
+        mapping: &'r Mapping,
         row: &Row<'r>,
         mark: (&str, &[u8]),
         whole: bool,
-    ) -> (Option<Range<usize>>, Option<Payload<'r>>, Option<i64>) {
-        let key = append(&mapping.key, row, &mut self.scratch);
-        let key = key.ok().and_then(Appended::or_null);
-        for (name, template) in &mapping.headers {
-            let Ok(value) = append(template, row, &mut self.scratch) else {
-                continue;
+    ) -> (Option<Range<usize>>, Payload<'r>, Option<i64>) {
+        let (raw, row) = (row, &mapping.filled(row));
+        let key = mapping
+            .key_form
+            .append(&mapping.key, row, &mut self.scratch);
+        let key = key.ok().flatten();
+        headers::append_context(mapping, raw, &mut self.headers, &mut self.scratch);
+        for (index, (name, template)) in mapping.headers.iter().enumerate() {
+            let value = match mapping.header_forms.get(index) {
+                None => append(template, row, &mut self.scratch).map(Appended::or_null),
+                Some(form) => form.append(row, &mut self.scratch),
             };
-            let (name, value) = (self.push(name.as_bytes()), value.or_null());
-            self.headers.push(HeaderSpan { name, value });
+            if let Ok(value) = value {
+                let name = self.push(name.as_bytes());
+                self.headers.push(HeaderSpan { name, value });
+            }
         }
-        headers::append_trace_context(mapping, row, &mut self.headers, &mut self.scratch);
+        headers::append_trace_context(mapping, raw, &mut self.headers, &mut self.scratch);
         self.add(mark.0, mark.1);
-        if let Some(json) = mapping.headers_column.and_then(|source| source.of(row)) {
+        if let Some(json) = mapping.headers_column.and_then(|source| source.of(raw)) {
             let before = self.headers.len();
             if headers::append_json(json, &mut self.headers, &mut self.scratch).is_err() {
                 self.headers.truncate(before);
                 self.add(SOURCE_HEADERS, json);
             }
         }
-        if let Ok(topic) = append(&mapping.topic, row, &mut self.scratch)
-            && let Some(topic) = topic.without_nulls()
-        {
+        if let Ok(Some(topic)) = append_topic(&mapping.topic, raw, &mut self.scratch) {
             let (name, value) = (self.push(SOURCE_TOPIC.as_bytes()), Some(topic));
             self.headers.push(HeaderSpan { name, value });
         }
-        if let Some(id) = mapping.id(row) {
+        if let Some(id) = mapping.id(raw) {
             self.add(EVENT_ID, id);
         }
         let payload = match mapping.payload.of(row) {
-            None => match mapping.null_payload {
-                NullPayload::Empty => Some(Payload::InRow(&[])),
-                NullPayload::Tombstone => None,
-            },
-            Some(text) if mapping.payload.bytea => {
-                let decoded = whole.then(|| append_bytea(text, &mut self.scratch));
-                match decoded {
-                    Some(Ok(span)) => Some(Payload::Decoded(span)),
-                    // Two digits for each byte, after the two characters \x.
-                    _ => self.left_in(text, text.len().saturating_sub(2) / 2, whole),
-                }
+            Some(text) if !whole => {
+                // Two digits for each byte, after the two characters \x.
+                let bytes = match mapping.payload.bytea {
+                    true => text.len().saturating_sub(2) / 2,
+                    false => text.len(),
+                };
+                self.left_in(text, bytes, false)
             }
-            Some(text) => self.left_in(text, text.len(), whole),
+            text => {
+                let mut expander = Expander::default();
+                let written = route::payload(mapping, row, &mut expander, &mut self.scratch);
+                // What can't be written is kept as it is.
+                written.unwrap_or_else(|_| text.map_or(Payload::None, Payload::InRow))
+            }
         };
         let timestamp_millis = mapping.timestamp.and_then(|(source, kind)| {
-            timestamp::millis(source.of(row)?, kind).filter(|&millis| millis >= 0)
+            timestamp::millis(source.of(raw)?, kind).filter(|&millis| millis >= 0)
         });
         (key, payload, timestamp_millis)
     }
 
     /// The payload, where the letter is whole; otherwise a header with its length.
-    fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, whole: bool) -> Option<Payload<'r>> {
-        if !whole {
-            self.add(PAYLOAD_BYTES, len.to_string().as_bytes());
+    fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, whole: bool) -> Payload<'r> {
+        if whole {
+            return Payload::InRow(bytes);
         }
-        whole.then_some(Payload::InRow(bytes))
+        self.add(PAYLOAD_BYTES, len.to_string().as_bytes());
+        Payload::None
     }
 
     fn add(&mut self, name: &str, value: &[u8]) {
@@ -175,7 +179,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::super::columns::{COLUMNS_MAX, TableColumn};
-    use super::super::settings::OutboxSettings;
+    use super::super::settings::{NullPayload, OutboxSettings};
     use super::*;
 
     const COLUMNS: [(&str, u32); 7] = [
@@ -289,13 +293,13 @@ mod tests {
         assert_eq!(bad.1, text("hi"), "as it is");
         // Nothing is left out of nothing.
         let null = letter(|_| {}, &EVENT[..3], false);
-        assert_eq!(null.1, text(""));
+        assert_eq!(null.1, None);
         assert!(
             !null.3.iter().any(|h| h.starts_with(PAYLOAD_BYTES)),
             "{null:?}"
         );
-        let tombstone = |s: &mut OutboxSettings| s.null_payload = NullPayload::Tombstone;
-        assert_eq!(letter(tombstone, &EVENT[..3], true).1, None);
+        let empty = |s: &mut OutboxSettings| s.null_payload = NullPayload::Empty;
+        assert_eq!(letter(empty, &EVENT[..3], true).1, text(""));
     }
 
     #[test]

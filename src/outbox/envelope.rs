@@ -59,7 +59,7 @@ impl Mapping {
     /// # Errors
     /// A named column is missing or of a type that can't serve.
     pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
-        Self::bind_to(settings, None, &COLUMNS)
+        Self::bind_to(settings, None, &COLUMNS, &[])
     }
 }
 

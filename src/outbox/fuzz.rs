@@ -1,11 +1,11 @@
 //! Templates, and rows whose values anyone may have written.
 
-use super::columns::{COLUMNS_MAX, Mapping, TableColumn, TimestampType};
+use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use super::headers::POSITION_HEADER;
 use super::route::{RouteError, Router};
 use super::settings::OutboxSettings;
 use super::template::{Part, Template};
-use super::timestamp;
+use super::timestamp::{self, TimestampType};
 
 const COLUMNS: [(&str, u32); 8] = [
     ("id", 2950),
@@ -45,7 +45,7 @@ pub fn template(data: &[u8]) {
         *value = (!part.is_empty()).then_some(part);
     }
     let settings = OutboxSettings {
-        topic,
+        topic: topic.clone().into(),
         key,
         payload: "raw".to_owned(),
         headers: vec![("header".to_owned(), header)],
@@ -53,7 +53,7 @@ pub fn template(data: &[u8]) {
         partition: Some("shard".to_owned()),
         ..OutboxSettings::default()
     };
-    route(&settings, &values);
+    route(&settings, &topic, &values);
 }
 
 /// A template's parts, by going through it once.
@@ -64,7 +64,11 @@ fn parts_of(template: &str) -> Vec<Part> {
         let is_column = char == '{' && chars.peek() != Some(&'{');
         if is_column {
             let name = chars.by_ref().take_while(|&char| char != '}');
-            parts.push(Part::Column(name.collect()));
+            let name: String = name.collect();
+            parts.push(match name.strip_suffix(":rfc3339") {
+                Some(column) if !column.is_empty() => Part::Time(column.to_owned()),
+                _ => Part::Column(name),
+            });
             continue;
         }
         if matches!(char, '{' | '}') {
@@ -78,7 +82,7 @@ fn parts_of(template: &str) -> Vec<Part> {
     parts
 }
 
-fn route(settings: &OutboxSettings, values: &Values<'_>) {
+fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
     let Ok(mapping) = Mapping::bind(settings, "public.outbox", &columns) else {
         return;
@@ -92,12 +96,10 @@ fn route(settings: &OutboxSettings, values: &Values<'_>) {
     let mut router = Router::default();
     let record = match router.route(&mapping, &row, b"POSITION") {
         Ok(record) => record,
-        Err(error) => return refused(&error, settings, values),
+        Err(error) => return refused(&error, topic, values),
     };
 
-    let topic = filled(&settings.topic, values)
-        .expect("legal")
-        .unwrap_or_default();
+    let topic = filled(topic, values).expect("legal").unwrap_or_default();
     assert_eq!(record.topic.as_bytes(), topic);
     assert!(is_topic(&topic));
     assert_eq!(
@@ -106,10 +108,7 @@ fn route(settings: &OutboxSettings, values: &Values<'_>) {
     );
     assert_eq!(
         record.payload,
-        value("raw", values)
-            .expect("legal")
-            .as_deref()
-            .or(Some(&[]))
+        value("raw", values).expect("legal").as_deref()
     );
     assert_eq!(record.partition, partition(values));
     assert_eq!(record.timestamp_millis, values[AT].and_then(millis));
@@ -124,18 +123,19 @@ fn route(settings: &OutboxSettings, values: &Values<'_>) {
 }
 
 /// The error is about what is wrong.
-fn refused(error: &RouteError, settings: &OutboxSettings, values: &Values<'_>) {
+fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
     match error {
         RouteError::TopicNull => {
-            let is_null =
-                |part: &Part| matches!(part, Part::Column(name) if value(name, values) == Ok(None));
-            assert!(settings.topic.parts().iter().any(is_null));
+            assert!(topic.columns().any(|name| value(name, values) == Ok(None)));
         }
         RouteError::TopicInvalid(_) => {
-            let topic = filled(&settings.topic, values).expect("legal");
+            let topic = filled(topic, values).expect("legal");
             assert!(!is_topic(&topic.unwrap_or_default()));
         }
-        RouteError::Partition(_) => assert_eq!(partition(values), None),
+        RouteError::Partition(_) => {
+            assert!(values[SHARD].is_some());
+            assert_eq!(partition(values), None);
+        }
         RouteError::Timestamp(_) => assert_eq!(values[AT].and_then(millis), None),
         RouteError::Headers(_) => {
             let json = values[HEADERS].expect("null has no headers");
@@ -144,6 +144,12 @@ fn refused(error: &RouteError, settings: &OutboxSettings, values: &Values<'_>) {
             assert!(object.is_err() || object.is_ok_and(|object| object.keys().any(is_reserved)));
         }
         RouteError::Bytea => assert_eq!(value("raw", values), Err(())),
+        RouteError::Time(text) => {
+            let at = values[AT].expect("null is no time");
+            assert_eq!(*text, String::from_utf8_lossy(at));
+            assert_eq!(time(at), Err(()));
+        }
+        RouteError::NotText => panic!("nothing here becomes JSON"),
     }
 }
 
@@ -180,13 +186,24 @@ fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
                 is_null &= value.is_none();
                 text.extend(value.unwrap_or_default());
             }
+            // Mapping takes no other column for one.
+            Part::Time(_) => {
+                is_null &= values[AT].is_none();
+                text.extend(values[AT].map(time).transpose()?.unwrap_or_default());
+            }
         }
     }
     let has_columns = template
         .parts()
         .iter()
-        .any(|part| matches!(part, Part::Column(_)));
+        .any(|part| !matches!(part, Part::Literal(_)));
     Ok((!has_columns || !is_null).then_some(text))
+}
+
+fn time(text: &[u8]) -> Result<Vec<u8>, ()> {
+    let text = std::str::from_utf8(text).map_err(|_| ())?;
+    let at: jiff::Timestamp = text.parse().map_err(|_| ())?;
+    Ok(at.to_string().into_bytes())
 }
 
 fn is_topic(name: &[u8]) -> bool {

@@ -5,7 +5,10 @@ use std::ops::Range;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::columns::{Mapping, Row};
+use super::bound::Row;
+use super::columns::Mapping;
+use super::settings::HeaderFormat;
+use super::{json, properties};
 
 /// The header with the row's position in WAL.
 pub(crate) const POSITION_HEADER: &str = "walpost-position";
@@ -40,6 +43,55 @@ impl<'r> Headers<'r> {
             let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
             (name, span.value.clone().map(|value| &scratch[value]))
         })
+    }
+}
+
+/// What Debezium says of itself in headers.
+const CONTEXT: [&str; 4] = [
+    "__debezium.context.connectorLogicalName",
+    "__debezium.context.taskId",
+    "__debezium.context.connectorName",
+    "__debezium.context.runId",
+];
+
+/// Appends the headers that Debezium puts before those of the event: about itself, and the trace context.
+pub(super) fn append_context(
+    mapping: &Mapping,
+    row: &Row<'_>,
+    spans: &mut Vec<HeaderSpan>,
+    scratch: &mut Vec<u8>,
+) {
+    let mut add = |name: &str, value: &str| {
+        let name = push(scratch, name.as_bytes());
+        let start = scratch.len();
+        push_text(mapping.header_format, value, scratch);
+        let value = Some(start..scratch.len());
+        spans.push(HeaderSpan { name, value });
+    };
+    if let Some(debezium) = &mapping.debezium_headers {
+        let values = [&debezium.logical_name, "0", "postgresql", &debezium.run_id];
+        for (name, value) in CONTEXT.iter().zip(values) {
+            add(name, value);
+        }
+    }
+    let text = mapping.tracing.and_then(|source| source.of(row));
+    if let Some(text) = text.and_then(|text| str::from_utf8(text).ok()) {
+        properties::trace_context(text, add);
+    }
+}
+
+/// Appends a text in the format of headers.
+fn push_text(format: HeaderFormat, text: &str, scratch: &mut Vec<u8>) {
+    match format {
+        HeaderFormat::String | HeaderFormat::Simple => scratch.extend_from_slice(text.as_bytes()),
+        HeaderFormat::Json => json::push_string(scratch, text),
+        HeaderFormat::JsonSchema => {
+            scratch.extend_from_slice(
+                b"{\"schema\":{\"type\":\"string\",\"optional\":false},\"payload\":",
+            );
+            json::push_string(scratch, text);
+            scratch.push(b'}');
+        }
     }
 }
 

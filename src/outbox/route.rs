@@ -3,10 +3,15 @@
 use std::ops::Range;
 
 use super::Record;
-use super::columns::{Bound, Mapping, Piece, Row, Source};
+use super::bound::{self, Row, Source};
+use super::columns::{BoundTopic, Mapping};
+use super::converted::ValueForm;
+use super::expand::Expander;
 use super::headers::{self, HeaderSpan, Headers, POSITION_HEADER};
-use super::settings::NullPayload;
+use super::settings::{EmptyPayload, NullPayload};
 use super::timestamp;
+
+pub(crate) use super::route_error::RouteError;
 
 /// Scratch space above this is given back before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
@@ -20,41 +25,11 @@ pub struct Router {
     /// The last name of a topic that was found to be one, or nothing; the next row's is mostly the
     /// same.
     topic: String,
+    /// Where a regular expression gave the topic, the text that it was given for.
+    routed: Vec<u8>,
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
-}
-
-/// A row that can't become a record. Never holds a payload.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RouteError {
-    /// A column of the topic's template is null.
-    #[error(
-        "a column that topic names is null, so the row has no topic. Fill the column (and forbid \
-         NULL in it), or take it out of topic"
-    )]
-    TopicNull,
-    /// The topic's template gave what can't be the name of a topic.
-    #[error(
-        "{0:?} can't be the name of a topic: expected 1 to 249 characters of a-z A-Z 0-9 . _ - \
-         and not . or .. alone. Change topic so that it names another column"
-    )]
-    TopicInvalid(String),
-    /// The partition column's value is null or out of range.
-    #[error(
-        "the partition column has {0}, expected a number from 0 to 2147483647. Correct what writes it, or take partition out of the configuration"
-    )]
-    Partition(String),
-    /// The timestamp column's value has no place on the time line.
-    #[error(
-        "the timestamp column has {0:?}, expected a time after 1970-01-01. Correct what writes it, or take timestamp out of the configuration"
-    )]
-    Timestamp(String),
-    /// The headers column isn't an object.
-    #[error("headers column: {0}. Correct what writes it, or set headers_column = \"\"")]
-    Headers(String),
-    /// A bytea value is not in hexadecimal form.
-    #[error("a bytea value is not in the form \\x..., although bytea_output=hex was requested")]
-    Bytea,
+    expander: Expander,
 }
 
 impl Router {
@@ -64,7 +39,7 @@ impl Router {
     /// The row can't become a record under `mapping`'s settings.
     pub fn route<'r>(
         &'r mut self,
-        mapping: &Mapping,
+        mapping: &'r Mapping,
         row: &Row<'r>,
         position: &[u8],
     ) -> Result<Record<'r>, RouteError> {
@@ -77,7 +52,7 @@ impl Router {
     /// The row can't become a record under `mapping`'s settings.
     pub fn route_with<'r>(
         &'r mut self,
-        mapping: &Mapping,
+        mapping: &'r Mapping,
         row: &Row<'r>,
         name: &str,
         value: &[u8],
@@ -87,33 +62,65 @@ impl Router {
         self.headers.clear();
         let scratch = &mut self.scratch;
 
-        let topic = append(&mapping.topic, row, scratch)?;
-        let topic = topic.without_nulls().ok_or(RouteError::TopicNull)?;
-        let key = append(&mapping.key, row, scratch)?.or_null();
-        for (name, value) in &mapping.headers {
-            let name = headers::push(scratch, name.as_bytes());
-            let value = append(value, row, scratch)?.or_null();
-            self.headers.push(HeaderSpan { name, value });
-        }
-        headers::append_trace_context(mapping, row, &mut self.headers, scratch);
+        let topic = match &mapping.topic {
+            BoundTopic::Template(template) => {
+                let topic = bound::append(template, row, scratch)?;
+                Some(topic.without_nulls().ok_or(RouteError::TopicNull)?)
+            }
+            BoundTopic::Route { source, .. } => {
+                let text = source.of(row).ok_or(RouteError::TopicNull)?;
+                // The last row's topic is mostly this one's too.
+                match !self.topic.is_empty() && self.routed == text {
+                    true => None,
+                    false => {
+                        let topic = append_topic(&mapping.topic, row, scratch)?;
+                        Some(topic.ok_or(RouteError::TopicNull)?)
+                    }
+                }
+            }
+        };
+        // The row with what null is where columns have a DEFAULT, from here on.
+        let raw = row;
+        let filled: Row<'r>;
+        let row = match mapping.defaults.is_empty() {
+            true => row,
+            false => {
+                filled = mapping.filled(row);
+                &filled
+            }
+        };
+        let key = match mapping.is_plain {
+            true => {
+                let key = bound::append(&mapping.key, row, scratch)?.or_null();
+                for (name, value) in &mapping.headers {
+                    let name = headers::push(scratch, name.as_bytes());
+                    let value = bound::append(value, row, scratch)?.or_null();
+                    self.headers.push(HeaderSpan { name, value });
+                }
+                key
+            }
+            false => formatted(mapping, raw, row, &mut self.headers, scratch)?,
+        };
+        headers::append_trace_context(mapping, raw, &mut self.headers, scratch);
         let name = headers::push(scratch, name.as_bytes());
         let value = Some(headers::push(scratch, value));
         self.headers.push(HeaderSpan { name, value });
-        if let Some(json) = mapping.headers_column.and_then(|source| source.of(row)) {
+        if let Some(json) = mapping.headers_column.and_then(|source| source.of(raw)) {
             headers::append_json(json, &mut self.headers, scratch).map_err(RouteError::Headers)?;
         }
-        let decoded = match (mapping.payload.bytea, mapping.payload.of(row)) {
-            (true, Some(text)) => Some(append_bytea(text, scratch)?),
-            _ => None,
+        let payload = match mapping.payload.of(row) {
+            Some(text) if mapping.is_plain && !mapping.payload.bytea => Payload::InRow(text),
+            _ => payload(mapping, row, &mut self.expander, scratch)?,
         };
 
         let partition = mapping
             .partition
-            .map(|source| partition(source, row))
-            .transpose()?;
+            .map(|source| partition(source, raw))
+            .transpose()?
+            .flatten();
         let timestamp_millis = match mapping.timestamp {
             Some((source, kind)) => source
-                .of(row)
+                .of(raw)
                 .map(|text| {
                     timestamp::millis(text, kind)
                         .filter(|&millis| millis >= 0)
@@ -126,117 +133,143 @@ impl Router {
         };
 
         let scratch = &self.scratch;
-        let name = &scratch[topic];
-        if name.is_empty() || self.topic.as_bytes() != name {
-            let name = topic_name(name)?;
-            self.topic.clear();
-            self.topic.push_str(name);
+        if let Some(topic) = topic {
+            let name = &scratch[topic];
+            if name.is_empty() || self.topic.as_bytes() != name {
+                self.topic.clear();
+                self.topic.push_str(topic_name(name)?);
+            }
+            // Not before there is the topic that belongs to it.
+            if let BoundTopic::Route { source, .. } = &mapping.topic {
+                self.routed.clear();
+                self.routed
+                    .extend_from_slice(source.of(raw).unwrap_or_default());
+            }
         }
-        let payload = match decoded {
-            Some(span) => Some(&scratch[span]),
-            None => match (mapping.payload.of(row), mapping.null_payload) {
-                (None, NullPayload::Empty) => Some(&[][..]),
-                (value, _) => value,
-            },
-        };
         Ok(Record {
             topic: &self.topic,
             partition,
             timestamp_millis,
             key: key.map(|span| &scratch[span]),
-            payload,
+            payload: match payload {
+                Payload::None => None,
+                Payload::InRow(bytes) => Some(bytes),
+                Payload::InScratch(span) => Some(&scratch[span]),
+            },
             headers: Headers::new(&self.headers, scratch),
         })
     }
 }
 
-/// What a template gave, at the end of the scratch space.
-pub(super) struct Appended {
-    span: Range<usize>,
-    columns: usize,
-    nulls: usize,
-}
-
-impl Appended {
-    /// Nothing where one of its columns is null.
-    pub(super) fn without_nulls(self) -> Option<Range<usize>> {
-        (self.nulls == 0).then_some(self.span)
-    }
-
-    /// Nothing where there are columns and all of them are null.
-    pub(super) fn or_null(self) -> Option<Range<usize>> {
-        (self.columns == 0 || self.nulls < self.columns).then_some(self.span)
-    }
-}
-
-/// Renders a template at the end of `scratch`; a null column adds nothing to the text.
-pub(super) fn append(
-    template: &Bound,
+/// Appends the key, and the headers before that of the position, in their formats; says where the key is.
+#[inline(never)]
+fn formatted(
+    mapping: &Mapping,
+    raw: &Row<'_>,
     row: &Row<'_>,
+    spans: &mut Vec<HeaderSpan>,
     scratch: &mut Vec<u8>,
-) -> Result<Appended, RouteError> {
-    let start = scratch.len();
-    let (mut columns, mut nulls) = (0, 0);
-    for piece in &template.pieces {
-        match piece {
-            Piece::Literal(bytes) => scratch.extend_from_slice(bytes),
-            Piece::Column(source) => {
-                columns += 1;
-                match source.of(row) {
-                    None => nulls += 1,
-                    Some(text) if source.bytea => {
-                        append_bytea(text, scratch)?;
-                    }
-                    Some(text) => scratch.extend_from_slice(text),
-                }
+) -> Result<Option<Range<usize>>, RouteError> {
+    let key = mapping.key_form.append(&mapping.key, row, scratch)?;
+    headers::append_context(mapping, raw, spans, scratch);
+    for (index, (name, value)) in mapping.headers.iter().enumerate() {
+        let name = headers::push(scratch, name.as_bytes());
+        let value = match mapping.header_forms.get(index) {
+            None => bound::append(value, row, scratch)?.or_null(),
+            Some(form) => form.append(row, scratch)?,
+        };
+        spans.push(HeaderSpan { name, value });
+    }
+    Ok(key)
+}
+
+/// Where a value is.
+pub(super) enum Payload<'r> {
+    None,
+    InRow(&'r [u8]),
+    InScratch(Range<usize>),
+}
+
+/// The value for a row, with the defaults in it.
+#[inline(never)]
+pub(super) fn payload<'r>(
+    mapping: &Mapping,
+    row: &Row<'r>,
+    expander: &mut Expander,
+    scratch: &mut Vec<u8>,
+) -> Result<Payload<'r>, RouteError> {
+    let text = mapping.payload.of(row);
+    let is_blank = |text: &[u8]| !mapping.payload.bytea && text.iter().all(|byte| *byte <= b' ');
+    if mapping.empty_payload == EmptyPayload::Tombstone && text.is_none_or(is_blank) {
+        return Ok(Payload::None);
+    }
+    let form = mapping.value_form.as_deref();
+    if text.is_none() {
+        match mapping.null_payload {
+            NullPayload::Tombstone => return Ok(Payload::None),
+            NullPayload::Empty => return Ok(Payload::InRow(&[])),
+            NullPayload::Formatted if !form.is_some_and(ValueForm::writes_null) => {
+                return Ok(Payload::None);
             }
+            NullPayload::Formatted => {}
         }
     }
-    Ok(Appended {
-        span: start..scratch.len(),
-        columns,
-        nulls,
+    if let Some(form) = form
+        && let Some(span) = form.append(row, text, expander, scratch)?
+    {
+        return Ok(Payload::InScratch(span));
+    }
+    Ok(match text {
+        None => Payload::None,
+        Some(text) if mapping.payload.bytea => {
+            Payload::InScratch(bound::append_bytea(text, scratch)?)
+        }
+        Some(text) => Payload::InRow(text),
     })
 }
 
-/// The bytes that a bytea value's text form (`\x` and hexadecimal digits) stands for.
-pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<usize>, RouteError> {
-    let start = scratch.len();
-    let (pairs, odd) = text
-        .strip_prefix(b"\\x")
-        .ok_or(RouteError::Bytea)?
-        .as_chunks::<2>();
-    if !odd.is_empty() {
-        return Err(RouteError::Bytea);
-    }
-    scratch.reserve(pairs.len());
-    for &[high, low] in pairs {
-        let (Some(high), Some(low)) = (hex_digit(high), hex_digit(low)) else {
-            return Err(RouteError::Bytea);
-        };
-        scratch.push(high << 4 | low);
-    }
-    Ok(start..scratch.len())
-}
-
-fn hex_digit(byte: u8) -> Option<u8> {
-    match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        b'A'..=b'F' => Some(byte - b'A' + 10),
-        _ => None,
+impl Mapping {
+    /// The row with defaults in the place of nulls.
+    pub(super) fn filled<'r>(&'r self, row: &Row<'r>) -> Row<'r> {
+        let mut filled = *row;
+        for (slot, text) in &self.defaults {
+            let value = &mut filled[usize::from(*slot)];
+            *value = value.or(Some(text));
+        }
+        filled
     }
 }
 
-fn partition(source: Source, row: &Row<'_>) -> Result<i32, RouteError> {
+/// Appends the topic's name, be it one or not; nothing where a column is null.
+pub(super) fn append_topic(
+    topic: &BoundTopic,
+    row: &Row<'_>,
+    scratch: &mut Vec<u8>,
+) -> Result<Option<Range<usize>>, RouteError> {
+    let (source, route) = match topic {
+        BoundTopic::Template(template) => {
+            return Ok(bound::append(template, row, scratch)?.without_nulls());
+        }
+        BoundTopic::Route { source, route } => (source, route),
+    };
     let Some(text) = source.of(row) else {
-        return Err(RouteError::Partition("NULL".to_owned()));
+        return Ok(None);
+    };
+    let topic = str::from_utf8(text).map(|text| route.topic(text));
+    let topic = topic.as_deref().map_or(text, str::as_bytes);
+    Ok(Some(headers::push(scratch, topic)))
+}
+
+/// None for null: the partitioner chooses.
+fn partition(source: Source, row: &Row<'_>) -> Result<Option<i32>, RouteError> {
+    let Some(text) = source.of(row) else {
+        return Ok(None);
     };
     let text = String::from_utf8_lossy(text);
-    text.parse()
-        .ok()
-        .filter(|&partition: &i32| partition >= 0)
-        .ok_or_else(|| RouteError::Partition(text.into_owned()))
+    match text.parse() {
+        Ok(partition) if partition >= 0 => Ok(Some(partition)),
+        _ => Err(RouteError::Partition(text.into_owned())),
+    }
 }
 
 fn topic_name(bytes: &[u8]) -> Result<&str, RouteError> {
@@ -258,7 +291,9 @@ pub(crate) fn is_topic_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::columns::{COLUMNS_MAX, TableColumn};
-    use super::super::settings::{HeadersColumn, OutboxSettings};
+    use super::super::settings::{
+        DebeziumHeaders, Format, HeadersColumn, OutboxSettings, Route, Topic,
+    };
     use super::*;
 
     const COLUMNS: [(&str, u32); 12] = [
@@ -354,11 +389,168 @@ mod tests {
     }
 
     #[test]
-    fn a_null_payload_is_empty_unless_the_settings_say_tombstone() {
+    fn a_null_payload_is_a_tombstone_unless_the_settings_say_empty() {
         let row = &EVENT[..3];
-        assert_eq!(route(|_| {}, row).expect("routes").4, Some(String::new()));
-        let tombstone = |s: &mut OutboxSettings| s.null_payload = NullPayload::Tombstone;
-        assert_eq!(route(tombstone, row).expect("routes").4, None);
+        assert_eq!(route(|_| {}, row).expect("routes").4, None);
+        let empty = |s: &mut OutboxSettings| s.null_payload = NullPayload::Empty;
+        assert_eq!(route(empty, row).expect("routes").4, Some(String::new()));
+    }
+
+    #[test]
+    fn null_in_json_is_the_word_unless_the_settings_say_otherwise() {
+        let payload = |null_payload, values: &[(&str, &str)]| {
+            let change = |s: &mut OutboxSettings| {
+                s.value_format = Format::Json;
+                s.null_payload = null_payload;
+            };
+            route(change, values).expect("routes").4
+        };
+        let null = &EVENT[..3];
+        assert_eq!(
+            payload(NullPayload::Formatted, null).as_deref(),
+            Some("null")
+        );
+        assert_eq!(payload(NullPayload::Tombstone, null), None);
+        assert_eq!(payload(NullPayload::Empty, null).as_deref(), Some(""));
+        assert_eq!(
+            payload(NullPayload::Tombstone, &EVENT).as_deref(),
+            Some("\"{}\"")
+        );
+    }
+
+    #[test]
+    fn a_blank_payload_is_a_tombstone_where_the_settings_say_so() {
+        let payload = |empty_payload, text| {
+            let change = |s: &mut OutboxSettings| s.empty_payload = empty_payload;
+            let values = [EVENT[0], EVENT[1], EVENT[2], ("payload", text)];
+            route(change, &values).expect("routes").4
+        };
+        assert_eq!(payload(EmptyPayload::Value, " ").as_deref(), Some(" "));
+        assert_eq!(payload(EmptyPayload::Tombstone, " \n"), None);
+        assert_eq!(payload(EmptyPayload::Tombstone, "").as_deref(), None);
+        assert_eq!(
+            payload(EmptyPayload::Tombstone, " 1").as_deref(),
+            Some(" 1")
+        );
+    }
+
+    #[test]
+    fn a_regular_expression_has_to_match_the_whole_value() {
+        let topic = |regex: &str, replacement: &str, value: &str| {
+            let column = Route::new("aggregatetype", regex, replacement).expect("a route");
+            let values = [EVENT[0], ("aggregatetype", value), EVENT[2], EVENT[3]];
+            route(|s| s.topic = Topic::Route(column), &values).map(|record| record.0)
+        };
+        let ok = |name: &str| Ok(name.to_owned());
+        assert_eq!(
+            topic("(.*)", "outbox.event.$1", "order"),
+            ok("outbox.event.order")
+        );
+        assert_eq!(
+            topic("(.*)-v([0-9]+)", "${1}_$2", "order-v7"),
+            ok("order_7")
+        );
+        assert_eq!(topic("o", "x", "order"), ok("order"), "a part alone");
+        // What the first match leaves of a value that matches as a whole stays.
+        assert_eq!(topic("a|ab", "x", "ab"), ok("xb"));
+        assert_eq!(topic("(?<all>.*)", "e.${all}", ""), ok("e."));
+        assert!(matches!(
+            topic("(.*)", "$1/", "order"),
+            Err(RouteError::TopicInvalid(_))
+        ));
+        let null = route(
+            |s| s.topic = Topic::Route(Route::new("tenant", "(.*)", "$1").expect("a route")),
+            &EVENT,
+        );
+        assert_eq!(null, Err(RouteError::TopicNull));
+    }
+
+    #[test]
+    fn a_route_that_goes_on_with_another_value_has_another_topic() {
+        let settings = OutboxSettings {
+            topic: Topic::Route(Route::new("aggregatetype", "(.*)", "t.$1").expect("a route")),
+            ..OutboxSettings::default()
+        };
+        let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
+        let mapping = Mapping::bind(&settings, "public.outbox", &columns).expect("binds");
+        let mut router = Router::default();
+        let mut topic = |value: &[u8]| {
+            let mut row = [None; COLUMNS_MAX];
+            row[mapping.slot(1).expect("a slot")] = Some(value);
+            let record = router.route(&mapping, &row, b"")?;
+            Ok(record.topic.to_owned())
+        };
+        for value in ["a", "a", "b", "a"] {
+            assert_eq!(topic(value.as_bytes()), Ok(format!("t.{value}")));
+        }
+        // One that is no topic leaves no other in its place, also not the second time.
+        for _ in 0..2 {
+            assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
+        }
+        assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
+        // Nor does a row that fails for another reason.
+        let mut row = [None; COLUMNS_MAX];
+        row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
+        row[mapping.slot(5).expect("a slot")] = Some(b"[]");
+        assert!(matches!(
+            router.route(&mapping, &row, b""),
+            Err(RouteError::Headers(_))
+        ));
+        row[mapping.slot(5).expect("a slot")] = None;
+        let topic = router
+            .route(&mapping, &row, b"")
+            .map(|record| record.topic.to_owned());
+        assert_eq!(topic, Ok("t.b".to_owned()));
+    }
+
+    #[test]
+    fn times_are_written_as_rfc_3339_has_them() {
+        let header = |value: &'static str| {
+            let change = |s: &mut OutboxSettings| {
+                s.headers = vec![("ce_time".to_owned(), template("{at:rfc3339}"))];
+            };
+            route(change, &with(&[("at", value)])).map(|record| record.5[0].clone())
+        };
+        let time = "2026-11-21 09:05:00.123456+00";
+        assert_eq!(
+            header(time),
+            Ok("ce_time=2026-11-21T09:05:00.123456Z".to_owned())
+        );
+        assert_eq!(
+            header("1969-12-31 23:00:00-01"),
+            Ok("ce_time=1970-01-01T00:00:00Z".to_owned())
+        );
+        assert_eq!(
+            header("infinity"),
+            Err(RouteError::Time("infinity".to_owned()))
+        );
+    }
+
+    #[test]
+    fn debezium_s_headers_and_the_trace_context_come_first() {
+        let values = with(&[("tenant", "traceparent=00-1-2-01\n#x")]);
+        let record = route(
+            |s| {
+                s.debezium_headers = Some(DebeziumHeaders {
+                    logical_name: "lab".to_owned(),
+                    run_id: "run".to_owned(),
+                });
+                s.tracing_span_context = Some("tenant".to_owned());
+            },
+            &values,
+        );
+        assert_eq!(
+            record.expect("routes").5,
+            [
+                "__debezium.context.connectorLogicalName=lab",
+                "__debezium.context.taskId=0",
+                "__debezium.context.connectorName=postgresql",
+                "__debezium.context.runId=run",
+                "traceparent=00-1-2-01",
+                "id=7",
+                "walpost-position=POSITION"
+            ]
+        );
     }
 
     #[test]
@@ -438,7 +630,11 @@ mod tests {
         let plain = both(&[("shard", "3"), ("at", "1970-01-01 00:00:02+00")]).expect("routes");
         assert_eq!((plain.1, plain.2), (Some(3), Some(2000)));
         assert_eq!(both(&[("shard", "0")]).expect("routes").2, None);
-        assert_eq!(both(&[]), Err(RouteError::Partition("NULL".to_owned())));
+        assert_eq!(
+            both(&[]).expect("routes").1,
+            None,
+            "the partitioner chooses"
+        );
         assert_eq!(
             both(&[("shard", "-1")]),
             Err(RouteError::Partition("-1".to_owned()))
@@ -460,7 +656,7 @@ mod tests {
     fn a_row_without_a_legal_topic_is_refused() {
         let topic = |value: &str| {
             route(
-                |s| s.topic = template("{tenant}"),
+                |s| s.topic = template("{tenant}").into(),
                 &with(&[("tenant", value)]),
             )
         };
@@ -473,7 +669,7 @@ mod tests {
                 Err(RouteError::TopicInvalid(illegal.to_owned()))
             );
         }
-        let null = route(|s| s.topic = template("x.{tenant}"), &EVENT);
+        let null = route(|s| s.topic = template("x.{tenant}").into(), &EVENT);
         assert_eq!(null, Err(RouteError::TopicNull));
     }
 }

@@ -17,7 +17,12 @@ pub enum Part {
     Literal(String),
     /// Is replaced by the value of the column of this name.
     Column(String),
+    /// Is replaced by the time in the column of this name, as RFC 3339 has it: `{created_at:rfc3339}`.
+    Time(String),
 }
+
+/// What stands behind the name of a column whose time is written as RFC 3339 has it.
+const RFC3339: &str = ":rfc3339";
 
 /// A text that isn't a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +50,14 @@ impl Template {
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
+    }
+
+    /// The names of its columns.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Column(name) | Part::Time(name) => Some(name.as_str()),
+            Part::Literal(_) => None,
+        })
     }
 
     /// The text of a template without columns.
@@ -91,7 +104,10 @@ impl FromStr for Template {
                 if !literal.is_empty() {
                     parts.push(Part::Literal(std::mem::take(&mut literal)));
                 }
-                parts.push(Part::Column(name.to_owned()));
+                parts.push(match name.strip_suffix(RFC3339) {
+                    Some(column) if !column.is_empty() => Part::Time(column.to_owned()),
+                    _ => Part::Column(name.to_owned()),
+                });
                 rest = after;
             } else {
                 return Err(TemplateError::Unopened(text.to_owned(), offset));
@@ -145,6 +161,11 @@ mod tests {
         check("fixed", &[literal("fixed")]);
         check("{{{a}}}", &[literal("{"), column("a"), literal("}")]);
         check("{Größe x}", &[column("Größe x")]);
+        check(
+            "{at:rfc3339}-{at}",
+            &[Part::Time("at".to_owned()), literal("-"), column("at")],
+        );
+        check("{a:b}{:rfc3339}", &[column("a:b"), column(":rfc3339")]);
     }
 
     #[test]

@@ -1,6 +1,17 @@
 //! The text of a timestamp column to milliseconds.
 
-use super::columns::TimestampType;
+use std::io::Write as _;
+
+/// How a timestamp column's text is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimestampType {
+    /// Milliseconds since 1970-01-01 UTC.
+    Millis,
+    /// timestamp with time zone.
+    Zoned,
+    /// timestamp without time zone, taken as UTC.
+    Local,
+}
 
 /// Milliseconds since 1970-01-01 UTC of a value printed with `DateStyle=ISO`; `None` for what has
 /// no such number (`infinity`, years before Christ).
@@ -18,6 +29,39 @@ pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
             Some(zoned.timestamp().as_millisecond())
         }
     }
+}
+
+/// Microseconds since 1970-01-01 of the text of a timestamp without time zone, taken as UTC.
+pub(super) fn micros_utc(text: &str) -> Option<i64> {
+    let local: jiff::civil::DateTime = text.parse().ok()?;
+    let zoned = local.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    Some(zoned.timestamp().as_microsecond())
+}
+
+/// Microseconds of a time of day, or of the hours of an interval: `12:34:56.789`.
+pub(super) fn micros_of_day(text: &str) -> Option<i64> {
+    let (hours, rest) = text.split_once(':')?;
+    let (minutes, seconds) = rest.split_once(':').unwrap_or((rest, "0"));
+    let (seconds, fraction) = seconds.split_once('.').unwrap_or((seconds, ""));
+    let number = |text: &str| text.parse::<u32>().ok().map(i64::from);
+    let digits = format!("{fraction:0<6}");
+    let whole = (number(hours)? * 60 + number(minutes)?) * 60 + number(seconds)?;
+    Some(whole * 1_000_000 + number(digits.get(..6)?)?)
+}
+
+/// Appends the text of a timestamp as RFC 3339 has it, in UTC; says whether there is such a text.
+pub(super) fn push_rfc3339(text: &[u8], kind: TimestampType, out: &mut Vec<u8>) -> bool {
+    let Ok(text) = std::str::from_utf8(text) else {
+        return false;
+    };
+    let at = match kind {
+        TimestampType::Millis => return false,
+        TimestampType::Zoned => text.parse::<jiff::Timestamp>().ok(),
+        TimestampType::Local => {
+            micros_utc(text).and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok())
+        }
+    };
+    at.is_some_and(|at| write!(out, "{at}").is_ok())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::time::of_postgres;
 use crate::outbox::columns::MappingError;
+use crate::outbox::connect::ColumnFacts;
 use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
@@ -138,6 +139,13 @@ impl Core {
             .duplicate_filter
             .as_ref()
             .and_then(DuplicateFilter::last)
+    }
+
+    /// Takes what the catalog says of the table's columns, for the connection that begins next.
+    pub(crate) fn describe_columns(&mut self, facts: Vec<ColumnFacts>) {
+        if let Source::Table(source) = &mut self.source {
+            source.facts = facts;
+        }
     }
 
     /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.

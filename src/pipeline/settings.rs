@@ -157,7 +157,12 @@ impl PipelineSettings {
                 type_oid: *type_oid,
             })
             .collect();
-        Mapping::bind(&self.outbox, &table.to_string(), &columns).map_err(|error| {
+        let facts = observed
+            .table
+            .as_ref()
+            .map_or(&[][..], |table| &table.facts);
+        let bound = Mapping::bind_with(&self.outbox, &table.to_string(), &columns, facts);
+        bound.map_err(|error| {
             error.with_type(|column| {
                 let at = columns.iter().position(|found| found.name == column)?;
                 observed.table.as_ref()?.types.get(at).cloned()

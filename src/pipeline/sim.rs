@@ -170,6 +170,7 @@ impl CatalogQueries for SimDatabase {
                 .map(column)
                 .to_vec(),
                 types: Vec::new(),
+                facts: Vec::new(),
                 refuses_update: true,
                 has_key: true,
             }),

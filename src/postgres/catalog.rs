@@ -14,6 +14,7 @@ use super::sql_file;
 use super::table::{TableName, identifier};
 use super::target::{Outbox, Target};
 use crate::model::lsn::Lsn;
+use crate::outbox::connect::ColumnFacts;
 
 pub(crate) use self::everybody::Everybody;
 pub(crate) use self::limits::Limit;
@@ -302,12 +303,22 @@ impl Catalog {
         let columns = self
             .client
             .query(
-                "SELECT attname::text, atttypid, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = $1 \
+                "SELECT attname::text, atttypid, format_type(atttypid, atttypmod), atttypmod, attnotnull, \
+                 pg_get_expr(adbin, adrelid) FROM pg_attribute \
+                 LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum WHERE attrelid = $1 \
                  AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
                 &[&found.try_get::<_, u32>(0)?],
             )
             .await?;
         let column = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?));
+        let facts = |row: &Row| {
+            Ok(ColumnFacts {
+                name: row.try_get(0)?,
+                type_modifier: row.try_get(3)?,
+                not_null: row.try_get(4)?,
+                default: row.try_get(5)?,
+            })
+        };
         Ok(Some(ObservedTable {
             kind: found.try_get(1)?,
             persistence: found.try_get(2)?,
@@ -318,6 +329,10 @@ impl Catalog {
             types: columns
                 .iter()
                 .map(|row| row.try_get(2))
+                .collect::<Result<_, tokio_postgres::Error>>()?,
+            facts: columns
+                .iter()
+                .map(facts)
                 .collect::<Result<_, tokio_postgres::Error>>()?,
             refuses_update: found.try_get(3)?,
             has_key: found.try_get(4)?,

@@ -11,7 +11,7 @@ use crate::kafka::reader::{ReadError, TopicReader};
 use crate::model::lsn::Position;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::outbox::route::is_topic_name;
-use crate::outbox::settings::OutboxSettings;
+use crate::outbox::settings::{OutboxSettings, Topic};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, CatalogError};
@@ -45,6 +45,7 @@ pub(super) async fn id(
     let search = Search {
         reader: Arc::new(reader),
         header: header.to_owned(),
+        outbox: settings.outbox.clone(),
         topics,
         position,
     };
@@ -67,7 +68,10 @@ async fn topics(
     table: &TableName,
     outbox: &OutboxSettings,
 ) -> Result<Vec<String>, ReplayError> {
-    let topic = expression(&outbox.topic);
+    let topic = match &outbox.topic {
+        Topic::Template(template) => expression(template),
+        Topic::Route(route) => format!("{}::text", escape_identifier(&route.column)),
+    };
     let sql = format!(
         "SELECT DISTINCT {topic} AS topic FROM {} WHERE {topic} IS NOT NULL ORDER BY topic",
         table.quoted()
@@ -76,6 +80,14 @@ async fn topics(
     let rows = rows.map_err(|error| catalog.denied_select(error, table))?;
     let names: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get(0)).collect();
     let mut names = names.map_err(CatalogError::from)?;
+    if let Topic::Route(route) = &outbox.topic {
+        names = names
+            .iter()
+            .map(|text| route.topic(text).into_owned())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+    }
     names.retain(|name| is_topic_name(name));
     Ok(names)
 }
@@ -84,7 +96,7 @@ async fn topics(
 fn expression(template: &Template) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),
-        Part::Column(name) => format!("{}::text", escape_identifier(name)),
+        Part::Column(name) | Part::Time(name) => format!("{}::text", escape_identifier(name)),
     });
     parts.collect::<Vec<_>>().join(" || ")
 }
@@ -92,6 +104,7 @@ fn expression(template: &Template) -> String {
 struct Search {
     reader: Arc<TopicReader>,
     header: String,
+    outbox: OutboxSettings,
     topics: Vec<String>,
     position: Position,
 }
@@ -114,8 +127,7 @@ impl Search {
                 if value(POSITION_HEADER) != Some(&self.position.text()[..]) {
                     return Ok(ControlFlow::Continue(()));
                 }
-                let id = value(&self.header).and_then(|id| str::from_utf8(id).ok());
-                found = id.map(str::to_owned);
+                found = value(&self.header).and_then(|id| self.outbox.header_text(id));
                 Ok(ControlFlow::Break(()))
             })?;
             if found.is_some() {

@@ -11,7 +11,7 @@ use super::{Range, Reporter, VerifyError};
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use crate::outbox::route::Router;
-use crate::outbox::template::{Part, Template};
+use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::snapshot::{Rows, Snapshot};
 use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
@@ -62,12 +62,13 @@ impl Plan {
             })
             .collect();
         let outbox = &settings.outbox;
-        let mapping = Mapping::bind(outbox, &table.to_string(), &columns)?;
+        let mapping = Mapping::bind_with(outbox, &table.to_string(), &columns, &observed.facts)?;
         let (id, template) = outbox.id_header().ok_or(VerifyError::NoIdHeader)?;
         // Payloads and further headers are not looked at, and can be large.
-        let mut names: Vec<&str> = [&outbox.topic, &outbox.key, template]
-            .into_iter()
-            .flat_map(columns_of)
+        let templates = [&outbox.key, template].into_iter();
+        let mut names: Vec<&str> = templates
+            .flat_map(Template::columns)
+            .chain(outbox.topic.columns())
             .chain(outbox.partition.as_deref())
             .collect();
         names.sort_unstable();
@@ -207,13 +208,6 @@ impl Topics {
         self.numbers.insert(name.to_owned(), number);
         number
     }
-}
-
-fn columns_of(template: &Template) -> impl Iterator<Item = &str> {
-    template.parts().iter().filter_map(|part| match part {
-        Part::Column(name) => Some(name.as_str()),
-        Part::Literal(_) => None,
-    })
 }
 
 /// The column that says when a row was made, as SQL.

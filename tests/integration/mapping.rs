@@ -115,6 +115,57 @@ fn composite_key_and_literals_come_from_templates() {
     walpost.terminate().expect_code(0);
 }
 
+/// Of a row that is older than the slot, and of one of the stream; and `verify` and `replay` find both.
+#[test]
+fn formats_of_connect_have_what_the_catalog_says_of_columns() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid bigint NOT NULL,
+             payload jsonb NOT NULL, tenant varchar(10) DEFAULT 'acme')",
+    );
+    let topic = format!("{}-events", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let insert = |n: u32| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ('00000000-0000-4000-8000-00000000000{n}', '{}', {n}, '{{\"a\": 1.50}}', NULL)",
+            scene.name
+        ));
+    };
+    insert(1);
+    let settings = "route = { column = 'aggregatetype', regex = '(.*)', replacement = '$1-events' }
+         key_format = 'json-schema'
+         value_format = 'json-schema'
+         expand_payload = true
+         null_default = true
+         header_format = 'json'
+         headers = [['tenant', '{tenant}'], ['id', '{id}']]";
+    let walpost = scene.start_with_file(settings);
+    insert(2);
+    let records = scene.wait_for_records(2);
+    for (n, record) in (1..).zip(&records) {
+        assert_eq!(record.topic, topic);
+        let key = r#"{"schema":{"type":"int64","optional":false},"payload":"#;
+        assert_eq!(record.key(), format!("{key}{n}}}"));
+        assert_eq!(
+            record.text(),
+            r#"{"schema":{"type":"struct","fields":[{"type":"double","optional":true,"field":"a"}],"optional":true,"name":"payload"},"payload":{"a":1.5}}"#
+        );
+        assert_eq!(record.header_names(), ["tenant", "id", "walpost-position"]);
+        assert_eq!(record.header("tenant"), "\"acme\"");
+        let id = format!("\"00000000-0000-4000-8000-00000000000{n}\"");
+        assert_eq!(record.header("id"), id);
+    }
+    walpost.terminate().expect_code(0);
+    let file = scene.file(settings);
+    let verify = Invocation::new(["verify", "--config"]).arg(&file);
+    verify.finish().expect_code(0);
+    let position = records[1].header("walpost-position").to_owned();
+    let replay = Invocation::new(["replay", "--yes", "--from", &position, "--config"]).arg(&file);
+    replay.finish().expect_code(0);
+    let again = scene.wait_for_records(3);
+    let (sent, first) = (&again[2], &records[1]);
+    assert_eq!((sent.key(), sent.text()), (first.key(), first.text()));
+}
+
 #[test]
 fn flags_give_templates_too() {
     let scene = Scene::new();

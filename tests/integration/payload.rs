@@ -66,11 +66,7 @@ fn number_is_passed_as_postgresql_prints_it() {
 }
 
 #[test]
-fn null_payload_is_empty_unless_told_otherwise() {
-    assert_eq!(
-        deliver("jsonb", "NULL", &[]).payload.as_deref(),
-        Some(&[][..])
-    );
+fn null_payload_is_empty_where_the_configuration_says_so() {
     let told = ["--null-payload", "empty"];
     assert_eq!(
         deliver("bytea", "NULL", &told).payload.as_deref(),
@@ -79,8 +75,8 @@ fn null_payload_is_empty_unless_told_otherwise() {
 }
 
 #[test]
-fn null_payload_is_a_tombstone_where_the_configuration_says_so() {
-    let record = deliver("jsonb", "NULL", &["--null-payload", "tombstone"]);
+fn null_payload_is_a_tombstone_unless_told_otherwise() {
+    let record = deliver("jsonb", "NULL", &[]);
     assert_eq!(record.payload, None);
     assert_eq!(record.key(), "k");
 }

@@ -194,7 +194,7 @@ fn configuration_files_fit_what_init_makes() {
         server.session(database).run(&format!(
             "CREATE SCHEMA IF NOT EXISTS accounts;
              CREATE TABLE {table} (id uuid PRIMARY KEY, tenant text, aggregatetype text,
-                 aggregateid text, type text, payload jsonb, created_at timestamptz)"
+                 aggregateid text, type text, payload jsonb, created_at timestamptz, value_schema_id bytea)"
         ));
     }
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);

@@ -282,7 +282,7 @@ pub(crate) fn play<'s>(
 pub(crate) fn templates() -> OutboxSettings {
     let template = |text: &str| text.parse().expect("a template");
     OutboxSettings {
-        topic: template("shop.{aggregatetype}.{type}"),
+        topic: "shop.{aggregatetype}.{type}".parse().expect("a template"),
         key: template("{type}:{aggregatetype}:{aggregateid}"),
         headers: vec![
             ("id".to_owned(), template("{id}")),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::model::lsn::Position;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
+use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
 use crate::postgres::table::TableName;
@@ -14,6 +15,8 @@ use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 pub(crate) struct TableSource {
     table: TableName,
     settings: OutboxSettings,
+    /// What the catalog says of the table's columns.
+    pub(crate) facts: Vec<ColumnFacts>,
     /// Mappings of the outbox by its OID. There is one, until the table is re-created.
     mappings: Vec<(u32, Mapping)>,
     /// Older rows that were copied; what of them the stream has too is left out.
@@ -27,6 +30,7 @@ impl TableSource {
         Self {
             table,
             settings,
+            facts: Vec::new(),
             mappings: Vec::new(),
             copied: None,
             keys: Vec::new(),
@@ -56,7 +60,12 @@ impl TableSource {
                 type_oid: column.type_oid,
             })
             .collect();
-        let mapping = Mapping::bind(&self.settings, &self.table.to_string(), &columns)?;
+        let mapping = Mapping::bind_with(
+            &self.settings,
+            &self.table.to_string(),
+            &columns,
+            &self.facts,
+        )?;
         self.mappings.retain(|(oid, _)| *oid != relation.oid);
         self.mappings.push((relation.oid, mapping));
         self.keys.retain(|(oid, _)| *oid != relation.oid);

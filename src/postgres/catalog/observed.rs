@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::model::lsn::Lsn;
+use crate::outbox::connect::ColumnFacts;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -52,6 +53,8 @@ pub(crate) struct ObservedTable {
     pub columns: Vec<(String, u32)>,
     /// Names of their types, for a person.
     pub types: Vec<String>,
+    /// What else is known of these columns.
+    pub facts: Vec<ColumnFacts>,
     /// The trigger of `sql/no_update.sql` is on it.
     pub refuses_update: bool,
     /// It has a primary key.

@@ -44,6 +44,9 @@ impl<C: CatalogQueries> Checked<C> {
         }
         // As the table is now; rows say again what it was like when they were written.
         settings.check_columns(&observed)?;
+        if let Some(table) = &observed.table {
+            start.core.describe_columns(table.facts.clone());
+        }
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
             start.session_state.access.granted();
             let slot = target.slot.clone();

@@ -1,0 +1,828 @@
+//! A JSON text as Debezium's event router expands it (`table.expand.json.payload`): the object itself in the place of a
+//! string of it, with a schema that is made of the values. Pure.
+//!
+//! The text is read once into nodes; from these follows a [`Shape`], and text and shape are what is written. What has no
+//! shape is not expanded: see [`Expander::read`].
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::connect::Form;
+use super::json;
+
+/// More arrays and objects in one another are not read: Jackson's own limit.
+const DEPTH_MAX: usize = 1000;
+/// A number of more characters is not read: Jackson's own limit.
+const NUMBER_MAX: usize = 1000;
+/// With so many members or more, names that come twice are looked up in a table.
+const MEMBERS_FEW: usize = 16;
+
+/// What becomes of members that say nothing of their type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Keep {
+    /// Those that are null.
+    pub(super) nulls: bool,
+    /// Those that are empty arrays.
+    pub(super) empty_arrays: bool,
+}
+
+/// Reads texts. Holds the room for what it has read.
+#[derive(Debug, Default)]
+pub(super) struct Expander {
+    /// Strings and names, escaped as they are written.
+    texts: Vec<u8>,
+}
+
+/// A value.
+#[derive(Debug)]
+enum Node {
+    Null,
+    Boolean(bool),
+    Int32(i64),
+    Int64(i64),
+    Double(f64),
+    /// A whole number that is too large for Connect.
+    Beyond,
+    String(Range<usize>),
+    Array(Vec<Node>),
+    Object(Vec<(Range<usize>, Node)>),
+}
+
+/// What is known of values in one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shape {
+    Null,
+    Boolean,
+    Int32,
+    Int64,
+    Double,
+    String,
+    Array {
+        items: Box<Shape>,
+        is_empty: bool,
+    },
+    Struct {
+        fields: Vec<(Range<usize>, Shape)>,
+        /// Objects of one array with different members were joined: Debezium's schema of these is not optional.
+        is_joined: bool,
+    },
+}
+
+/// A text that was read, and can be written.
+#[derive(Debug)]
+pub(super) struct Expanded<'e> {
+    texts: &'e [u8],
+    keep: Keep,
+    node: Node,
+    shape: Shape,
+}
+
+impl Expander {
+    /// Reads the text. Nothing for what is not expanded: what is no JSON object, and objects in which values of one
+    /// array have different types, a number is beyond Connect's, or an array's first value says nothing of its type.
+    pub(super) fn read(&mut self, text: &str, keep: Keep) -> Option<Expanded<'_>> {
+        if !text.starts_with('{') {
+            return None;
+        }
+        self.texts.clear();
+        let mut reader = Reader {
+            bytes: text.as_bytes(),
+            text,
+            at: 0,
+            depth: 0,
+            texts: &mut self.texts,
+        };
+        let node = reader.value()?;
+        reader.space();
+        if reader.at < text.len() {
+            return None;
+        }
+        let texts = self.texts.as_slice();
+        let is_typed = node.is_typed(keep);
+        let shape = node.shape(texts, keep).filter(|_| is_typed)?;
+        Some(Expanded {
+            texts,
+            keep,
+            node,
+            shape,
+        })
+    }
+}
+
+/// The text is an empty array, which has no schema at all.
+pub(super) fn is_empty_array(text: &str) -> bool {
+    let inner = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.trim_end().strip_suffix(']'));
+    inner.is_some_and(|inner| inner.trim().is_empty())
+}
+
+/// Reads JSON as Jackson does: RFC 8259, and a surrogate without the other is a character too.
+struct Reader<'t> {
+    text: &'t str,
+    bytes: &'t [u8],
+    at: usize,
+    depth: usize,
+    texts: &'t mut Vec<u8>,
+}
+
+impl Reader<'_> {
+    fn space(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn take(&mut self, byte: u8) -> Option<()> {
+        (self.peek() == Some(byte)).then(|| self.at += 1)
+    }
+
+    fn word(&mut self, word: &str, node: Node) -> Option<Node> {
+        let rest = self.text.get(self.at..)?;
+        rest.starts_with(word).then(|| {
+            self.at += word.len();
+            node
+        })
+    }
+
+    fn value(&mut self) -> Option<Node> {
+        self.space();
+        match self.peek()? {
+            b'{' => self.nested(Self::object),
+            b'[' => self.nested(Self::array),
+            b'"' => self.string().map(Node::String),
+            b't' => self.word("true", Node::Boolean(true)),
+            b'f' => self.word("false", Node::Boolean(false)),
+            b'n' => self.word("null", Node::Null),
+            _ => self.number(),
+        }
+    }
+
+    fn nested(&mut self, read: impl Fn(&mut Self) -> Option<Node>) -> Option<Node> {
+        self.depth += 1;
+        let node = (self.depth <= DEPTH_MAX).then(|| read(self))?;
+        self.depth -= 1;
+        node
+    }
+
+    fn array(&mut self) -> Option<Node> {
+        self.take(b'[')?;
+        let mut items = Vec::new();
+        self.space();
+        if self.take(b']').is_some() {
+            return Some(Node::Array(items));
+        }
+        loop {
+            items.push(self.value()?);
+            self.space();
+            if self.take(b',').is_none() {
+                self.take(b']')?;
+                return Some(Node::Array(items));
+            }
+        }
+    }
+
+    fn object(&mut self) -> Option<Node> {
+        self.take(b'{')?;
+        let mut members: Vec<(Range<usize>, Node)> = Vec::new();
+        self.space();
+        if self.take(b'}').is_some() {
+            return Some(Node::Object(members));
+        }
+        loop {
+            self.space();
+            let name = self.string()?;
+            self.space();
+            self.take(b':')?;
+            let value = self.value()?;
+            members.push((name, value));
+            self.space();
+            if self.take(b',').is_none() {
+                self.take(b'}')?;
+                return Some(Node::Object(self.once(members)));
+            }
+        }
+    }
+
+    /// Members whose names come once: the last value of a name, in the place of its first.
+    fn once(&self, members: Vec<(Range<usize>, Node)>) -> Vec<(Range<usize>, Node)> {
+        let mut kept: Vec<(Range<usize>, Node)> = Vec::with_capacity(members.len());
+        let mut places: HashMap<&[u8], usize> = HashMap::new();
+        let is_large = members.len() >= MEMBERS_FEW;
+        for (name, value) in members {
+            let text = &self.texts[name.clone()];
+            let place = match is_large {
+                true => places.get(text).copied(),
+                false => kept
+                    .iter()
+                    .position(|(other, _)| &self.texts[other.clone()] == text),
+            };
+            if let Some(place) = place {
+                kept[place].1 = value;
+                continue;
+            }
+            if is_large {
+                places.insert(text, kept.len());
+            }
+            kept.push((name, value));
+        }
+        kept
+    }
+
+    fn string(&mut self) -> Option<Range<usize>> {
+        self.take(b'"')?;
+        let start = self.texts.len();
+        loop {
+            let rest = self.bytes.get(self.at..)?;
+            let plain = rest
+                .iter()
+                .position(|byte| matches!(byte, b'"' | b'\\' | ..0x20))?;
+            json::push_escaped(self.texts, self.text.get(self.at..self.at + plain)?);
+            self.at += plain + 1;
+            match rest[plain] {
+                b'"' => return Some(start..self.texts.len()),
+                b'\\' => self.escape()?,
+                _ => return None,
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Option<()> {
+        let byte = self.peek()?;
+        self.at += 1;
+        let char = match byte {
+            b'"' | b'\\' | b'/' => char::from(byte),
+            b'b' => '\u{8}',
+            b'f' => '\u{c}',
+            b'n' => '\n',
+            b'r' => '\r',
+            b't' => '\t',
+            b'u' => {
+                let digits = self.text.get(self.at..self.at + 4)?;
+                let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let unit = u16::from_str_radix(digits, 16).ok().filter(|_| is_hex)?;
+                self.at += 4;
+                match char::from_u32(u32::from(unit)) {
+                    Some(char) => char,
+                    // Surrogates are written as escapes, one by one.
+                    None => {
+                        json::push_unit(self.texts, unit);
+                        return Some(());
+                    }
+                }
+            }
+            _ => return None,
+        };
+        json::push_escaped(self.texts, char.encode_utf8(&mut [0; 4]));
+        Some(())
+    }
+
+    fn number(&mut self) -> Option<Node> {
+        let start = self.at;
+        let digits = |reader: &mut Self| {
+            let from = reader.at;
+            while reader.peek().is_some_and(|byte| byte.is_ascii_digit()) {
+                reader.at += 1;
+            }
+            (reader.at > from).then_some(from)
+        };
+        let _ = self.take(b'-');
+        let first = digits(self)?;
+        if self.bytes[first] == b'0' && self.at - first > 1 {
+            return None;
+        }
+        let mut is_whole = true;
+        if self.take(b'.').is_some() {
+            is_whole = false;
+            digits(self)?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            is_whole = false;
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            digits(self)?;
+        }
+        let text = self.text.get(start..self.at)?;
+        if text.len() > NUMBER_MAX {
+            return None;
+        }
+        if !is_whole {
+            let value: f64 = text.parse().ok()?;
+            return Some(match value.is_finite() {
+                true => Node::Double(value),
+                false => Node::Beyond,
+            });
+        }
+        Some(match text.parse::<i64>() {
+            Ok(value) if i32::try_from(value).is_ok() => Node::Int32(value),
+            Ok(value) => Node::Int64(value),
+            Err(_) => Node::Beyond,
+        })
+    }
+}
+
+impl Node {
+    /// Every array's first value says of which type it is, as Debezium looks at them, and every member has a name.
+    fn is_typed(&self, keep: Keep) -> bool {
+        match self {
+            Self::Object(members) => members.iter().all(|(name, value)| {
+                let is_dropped = match value {
+                    Self::Null => !keep.nulls,
+                    Self::Array(items) => items.is_empty() && !keep.empty_arrays,
+                    _ => false,
+                };
+                is_dropped || !name.is_empty() && value.is_typed(keep)
+            }),
+            Self::Array(items) if items.is_empty() => true,
+            Self::Array(items) => match items.iter().find(|item| !matches!(item, Self::Null)) {
+                None => keep.nulls,
+                Some(Self::Object(_)) => items.iter().all(|item| item.is_typed(keep)),
+                Some(Self::Array(first)) if first.is_empty() => keep.empty_arrays,
+                Some(first) => first.is_typed(keep),
+            },
+            _ => true,
+        }
+    }
+
+    /// What it says of values in its place; nothing where values of one array contradict each other.
+    fn shape(&self, texts: &[u8], keep: Keep) -> Option<Shape> {
+        Some(match self {
+            Self::Null => Shape::Null,
+            Self::Boolean(_) => Shape::Boolean,
+            Self::Int32(_) => Shape::Int32,
+            Self::Int64(_) => Shape::Int64,
+            Self::Double(_) => Shape::Double,
+            Self::Beyond => return None,
+            Self::String(_) => Shape::String,
+            Self::Array(items) => {
+                let mut joined = Shape::Null;
+                let mut differ = false;
+                for item in items {
+                    let shape = item.shape(texts, keep)?;
+                    differ |= joined != Shape::Null
+                        && shape != Shape::Null
+                        && !joined.is_same(&shape, texts, keep);
+                    joined = joined.joined(shape, texts)?;
+                }
+                if let Shape::Struct { is_joined, .. } = &mut joined {
+                    *is_joined = differ;
+                }
+                Shape::Array {
+                    items: Box::new(joined),
+                    is_empty: items.is_empty(),
+                }
+            }
+            Self::Object(members) => {
+                let shapes = members
+                    .iter()
+                    .map(|(name, value)| Some((name.clone(), value.shape(texts, keep)?)));
+                Shape::Struct {
+                    fields: shapes.collect::<Option<_>>()?,
+                    is_joined: false,
+                }
+            }
+        })
+    }
+}
+
+impl Shape {
+    /// What fits both.
+    fn joined(self, other: Self, texts: &[u8]) -> Option<Self> {
+        Some(match (self, other) {
+            (Self::Null, shape) | (shape, Self::Null) => shape,
+            (
+                Self::Array { items, is_empty },
+                Self::Array {
+                    items: others,
+                    is_empty: is_other_empty,
+                },
+            ) => Self::Array {
+                items: Box::new(items.joined(*others, texts)?),
+                is_empty: is_empty && is_other_empty,
+            },
+            (
+                Self::Struct { fields, is_joined },
+                Self::Struct {
+                    fields: others,
+                    is_joined: is_other_joined,
+                },
+            ) => Self::Struct {
+                fields: joined_fields(fields, others, texts)?,
+                is_joined: is_joined || is_other_joined,
+            },
+            (shape, other) if shape == other => shape,
+            _ => return None,
+        })
+    }
+
+    /// Whether both have the same schema.
+    fn is_same(&self, other: &Self, texts: &[u8], keep: Keep) -> bool {
+        match (self, other) {
+            (Self::Struct { fields, .. }, Self::Struct { fields: others, .. }) => {
+                let known = |fields: &'_ [(Range<usize>, Self)]| {
+                    let known = fields.iter().filter(|(_, shape)| shape.is_known(keep));
+                    known.cloned().collect::<Vec<_>>()
+                };
+                let (fields, others) = (known(fields), known(others));
+                fields.len() == others.len()
+                    && fields
+                        .iter()
+                        .zip(&others)
+                        .all(|((name, shape), (other, other_shape))| {
+                            texts.get(name.clone()) == texts.get(other.clone())
+                                && shape.is_same(other_shape, texts, keep)
+                        })
+            }
+            (
+                Self::Array { items, is_empty },
+                Self::Array {
+                    items: others,
+                    is_empty: is_other_empty,
+                },
+            ) => is_empty == is_other_empty && (*is_empty || items.is_same(others, texts, keep)),
+            (shape, other) => shape == other,
+        }
+    }
+
+    /// Whether Debezium gives it a schema.
+    fn is_known(&self, keep: Keep) -> bool {
+        match self {
+            Self::Null => keep.nulls,
+            Self::Array { is_empty, .. } => !is_empty || keep.empty_arrays,
+            _ => true,
+        }
+    }
+}
+
+fn joined_fields(
+    mut fields: Vec<(Range<usize>, Shape)>,
+    others: Vec<(Range<usize>, Shape)>,
+    texts: &[u8],
+) -> Option<Vec<(Range<usize>, Shape)>> {
+    let name = |range: &Range<usize>| texts.get(range.clone()).unwrap_or_default();
+    let mut places: HashMap<&[u8], usize> = HashMap::new();
+    let is_large = others.len() >= MEMBERS_FEW;
+    if is_large {
+        places.extend(
+            fields
+                .iter()
+                .enumerate()
+                .map(|(at, (range, _))| (name(range), at)),
+        );
+    }
+    for (at, (range, shape)) in others.into_iter().enumerate() {
+        let is_it = |field: &(Range<usize>, Shape)| name(&field.0) == name(&range);
+        // Objects of one array mostly have the same members in the same order.
+        let place = match fields.get(at).is_some_and(is_it) {
+            true => Some(at),
+            false if is_large => places.get(name(&range)).copied(),
+            false => fields.iter().position(is_it),
+        };
+        match place {
+            Some(place) => {
+                let before = std::mem::replace(&mut fields[place].1, Shape::Null);
+                fields[place].1 = before.joined(shape, texts)?;
+            }
+            None => {
+                if is_large {
+                    places.insert(name(&range), fields.len());
+                }
+                fields.push((range, shape));
+            }
+        }
+    }
+    Some(fields)
+}
+
+impl Expanded<'_> {
+    /// Appends the schema, without the brace that closes it; `name` is that of the struct, escaped.
+    pub(super) fn push_schema(&self, out: &mut Vec<u8>, name: &[u8]) {
+        self.push_schema_of(&self.shape, out, name);
+    }
+
+    fn push_schema_of(&self, shape: &Shape, out: &mut Vec<u8>, name: &[u8]) {
+        let scalar = match shape {
+            Shape::Null => "bytes",
+            Shape::Boolean => "boolean",
+            Shape::Int32 => "int32",
+            Shape::Int64 => "int64",
+            Shape::Double => "double",
+            Shape::String => "string",
+            Shape::Array { items, is_empty } => {
+                out.extend_from_slice(b"{\"type\":\"array\",\"items\":");
+                match &**items {
+                    Shape::Null if *is_empty => self.push_schema_of(&Shape::String, out, b""),
+                    // Objects in an array have its name, what is deeper has none.
+                    items @ Shape::Struct { .. } => self.push_schema_of(items, out, name),
+                    items => self.push_schema_of(items, out, b""),
+                }
+                return out.extend_from_slice(b"},\"optional\":true");
+            }
+            Shape::Struct { fields, is_joined } => {
+                out.extend_from_slice(b"{\"type\":\"struct\",\"fields\":[");
+                let mut is_first = true;
+                for (field, shape) in self.known(fields) {
+                    if !std::mem::take(&mut is_first) {
+                        out.push(b',');
+                    }
+                    let mut path = Vec::new();
+                    if !name.trim_ascii().is_empty() {
+                        path.extend_from_slice(name);
+                        path.push(b'.');
+                    }
+                    path.extend_from_slice(field);
+                    self.push_schema_of(shape, out, &path);
+                    out.extend_from_slice(b",\"field\":\"");
+                    out.extend_from_slice(field);
+                    out.extend_from_slice(b"\"}");
+                }
+                out.extend_from_slice(b"],\"optional\":");
+                out.extend_from_slice(if *is_joined { b"false" } else { b"true" });
+                if !name.is_empty() {
+                    out.extend_from_slice(b",\"name\":\"");
+                    out.extend_from_slice(name);
+                    out.push(b'"');
+                }
+                return;
+            }
+        };
+        out.extend_from_slice(b"{\"type\":\"");
+        out.extend_from_slice(scalar.as_bytes());
+        out.extend_from_slice(b"\",\"optional\":true");
+    }
+
+    /// The fields that have a schema.
+    fn known<'s>(
+        &'s self,
+        fields: &'s [(Range<usize>, Shape)],
+    ) -> impl Iterator<Item = (&'s [u8], &'s Shape)> {
+        let known = fields.iter().filter(|(_, shape)| shape.is_known(self.keep));
+        known.map(|(name, shape)| (&self.texts[name.clone()], shape))
+    }
+
+    /// Appends the value.
+    pub(super) fn push(&self, out: &mut Vec<u8>, form: Form) {
+        self.push_node(&self.node, &self.shape, out, form);
+    }
+
+    fn push_node(&self, node: &Node, shape: &Shape, out: &mut Vec<u8>, form: Form) {
+        match (node, shape) {
+            (Node::Boolean(true), _) => out.extend_from_slice(b"true"),
+            (Node::Boolean(false), _) => out.extend_from_slice(b"false"),
+            (Node::Int32(value) | Node::Int64(value), _) => {
+                out.extend_from_slice(value.to_string().as_bytes());
+            }
+            (Node::Double(value), _) => json::push_double(out, *value),
+            (Node::String(text), _) => self.push_text(text, out, form),
+            (Node::Array(items), Shape::Array { items: shape, .. }) => {
+                let separator: &[u8] = if form == Form::Java { b", " } else { b"," };
+                out.push(b'[');
+                for (at, item) in items.iter().enumerate() {
+                    if at > 0 {
+                        out.extend_from_slice(separator);
+                    }
+                    self.push_node(item, shape, out, form);
+                }
+                out.push(b']');
+            }
+            (Node::Object(members), Shape::Struct { fields, .. }) => {
+                self.push_struct(members, fields, out, form);
+            }
+            // Beyond and contradictions have no shape.
+            _ => out.extend_from_slice(b"null"),
+        }
+    }
+
+    fn push_struct(
+        &self,
+        members: &[(Range<usize>, Node)],
+        fields: &[(Range<usize>, Shape)],
+        out: &mut Vec<u8>,
+        form: Form,
+    ) {
+        let is_java = form == Form::Java;
+        out.extend_from_slice(if is_java { b"Struct{" } else { b"{" });
+        let mut is_first = true;
+        let mut next = 0;
+        for (name, shape) in self.known(fields) {
+            // Mostly in the same order.
+            let is_it = |member: &&(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
+            let mut member = members[next..].iter().take(1).find(is_it);
+            if member.is_none() {
+                let at = members.iter().position(|member| is_it(&member));
+                next = at.unwrap_or(next);
+                member = at.map(|at| &members[at]);
+            }
+            if member.is_some() {
+                next = (next + 1).min(members.len());
+            }
+            let value = member.map_or(&Node::Null, |(_, value)| value);
+            if is_java && matches!(value, Node::Null) {
+                continue;
+            }
+            if !std::mem::take(&mut is_first) {
+                out.push(b',');
+            }
+            match is_java {
+                true => {
+                    self.push_unescaped(name, out);
+                    out.push(b'=');
+                }
+                false => {
+                    out.push(b'"');
+                    out.extend_from_slice(name);
+                    out.extend_from_slice(b"\":");
+                }
+            }
+            self.push_node(value, shape, out, form);
+        }
+        out.push(b'}');
+    }
+
+    fn push_text(&self, text: &Range<usize>, out: &mut Vec<u8>, form: Form) {
+        let text = &self.texts[text.clone()];
+        if form == Form::Java {
+            return self.push_unescaped(text, out);
+        }
+        out.push(b'"');
+        out.extend_from_slice(text);
+        out.push(b'"');
+    }
+
+    /// The characters of a text that is escaped; a surrogate without the other is a question mark, as in Java's UTF-8.
+    #[expect(clippy::unused_self, reason = "the text is one of these")]
+    fn push_unescaped(&self, text: &[u8], out: &mut Vec<u8>) {
+        if !text.contains(&b'\\') {
+            return out.extend_from_slice(text);
+        }
+        let mut units = Vec::new();
+        let text = String::from_utf8_lossy(text);
+        let mut chars = text.chars();
+        while let Some(char) = chars.next() {
+            if char != '\\' {
+                units.extend(char.encode_utf16(&mut [0; 2]).iter());
+                continue;
+            }
+            units.push(match chars.next() {
+                Some('b') => 8,
+                Some('f') => 12,
+                Some('n') => 10,
+                Some('r') => 13,
+                Some('t') => 9,
+                Some('u') => {
+                    let digits: String = chars.by_ref().take(4).collect();
+                    u16::from_str_radix(&digits, 16).unwrap_or_default()
+                }
+                Some('\\') => u16::from(b'\\'),
+                _ => u16::from(b'"'),
+            });
+        }
+        for char in char::decode_utf16(units) {
+            let char = char.unwrap_or('?');
+            out.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Schema and value; none where it is not expanded.
+    fn expand(text: &str, keep: Keep) -> Option<(String, String)> {
+        let mut expander = Expander::default();
+        let expanded = expander.read(text, keep)?;
+        let (mut schema, mut value) = (Vec::new(), Vec::new());
+        expanded.push_schema(&mut schema, b"payload");
+        expanded.push(&mut value, Form::Json);
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        Some((text(schema), text(value)))
+    }
+
+    fn value(text: &str) -> Option<String> {
+        expand(text, Keep::default()).map(|(_, value)| value)
+    }
+
+    #[test]
+    fn what_is_no_json_object_is_not_expanded() {
+        for text in [
+            "",
+            "1",
+            "[]",
+            "{",
+            "{}}",
+            "{} x",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{\"a\":1,}",
+            "{,}",
+            "{a:1}",
+            "{'a':1}",
+            "{\"a\":01}",
+            "{\"a\":1.}",
+            "{\"a\":.5}",
+            "{\"a\":-}",
+            "{\"a\":1e}",
+            "{\"a\":+1}",
+            "{\"a\":nul}",
+            "{\"a\":\"\n\"}",
+            "{\"a\":\"\\x\"}",
+            "{\"a\":\"\\u12\"}",
+            "{\"a\":\"\\u+123\"}",
+            "{\"a\":[1,]}",
+            "{\"a\":NaN}",
+            "{\"a\":\"",
+            "{\"a\":\"\\",
+            " {}",
+        ] {
+            assert_eq!(value(text), None, "{text:?}");
+        }
+        assert_eq!(value("{ } \n").as_deref(), Some("{}"));
+    }
+
+    #[test]
+    fn arrays_of_objects_get_the_members_of_all() {
+        let (schema, value) = expand(
+            r#"{"o":[{"a":1,"n":{"x":1}},{"b":true,"n":{"y":2}},null]}"#,
+            Keep::default(),
+        )
+        .expect("expands");
+        assert_eq!(
+            value,
+            r#"{"o":[{"a":1,"n":{"x":1,"y":null},"b":null},{"a":null,"n":{"x":null,"y":2},"b":true},null]}"#
+        );
+        assert!(
+            schema.contains(r#""optional":false,"name":"payload.o"}"#),
+            "{schema}"
+        );
+        assert!(
+            schema.contains(r#""optional":true,"name":"payload.o.n","field":"n"}"#),
+            "{schema}"
+        );
+    }
+
+    #[test]
+    fn values_that_contradict_each_other_are_not_expanded() {
+        for text in [
+            r#"{"a":[1,"x"]}"#,
+            r#"{"a":[[1],["x"]]}"#,
+            r#"{"a":[{"b":1},{"b":"x"}]}"#,
+            r#"{"a":[{"b":1},{"b":3000000000}]}"#,
+            r#"{"a":[{"b":[1]},{"b":[true]}]}"#,
+            r#"{"a":[{"b":{}},{"b":[]}]}"#,
+            r#"{"a":9223372036854775808}"#,
+            r#"{"a":1e309}"#,
+        ] {
+            assert_eq!(value(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn many_members_are_told_apart_as_few_are() {
+        let members: Vec<_> = (0..100).map(|n| format!("\"m{n}\":{n}")).collect();
+        let twice = format!("{{{},\"m7\":null,\"m8\":-8}}", members.join(","));
+        let found = value(&twice).expect("expands");
+        assert!(!found.contains("\"m7\":"), "{found}");
+        assert!(found.contains("\"m6\":6,\"m8\":-8,\"m9\":9"), "{found}");
+        let reversed: Vec<_> = members.iter().rev().cloned().collect();
+        let array = format!(
+            "{{\"a\":[{{{}}},{{{}}}]}}",
+            members.join(","),
+            reversed.join(",")
+        );
+        let expected = format!("{{{}}}", members.join(","));
+        assert_eq!(
+            value(&array),
+            Some(format!("{{\"a\":[{expected},{expected}]}}"))
+        );
+    }
+
+    #[test]
+    fn so_deep_is_read_and_no_deeper() {
+        let deep = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        assert_eq!(value(&deep(DEPTH_MAX)), Some(deep(DEPTH_MAX)));
+        assert_eq!(value(&deep(DEPTH_MAX + 1)), None);
+        let arrays = "[".repeat(100_000);
+        assert_eq!(value(&format!("{{\"a\":{arrays}")), None);
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig {
+            failure_persistence: None,
+            ..proptest::prelude::ProptestConfig::default()
+        })]
+
+        #[test]
+        fn any_text_is_expanded_or_not(text in r#"\{[\[\]{}":,0-9a-z\\ue.+\- ]{0,40}"#) {
+            if let Some((_, value)) = expand(&text, Keep { nulls: true, empty_arrays: true }) {
+                serde_json::from_str::<serde_json::Value>(&value).expect("JSON");
+            }
+        }
+    }
+}

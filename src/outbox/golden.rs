@@ -1,0 +1,408 @@
+//! Rows that went through the real Debezium, and go through the router here: `tests/golden/debezium/lab.jsonl` and
+//! `captured.jsonl`, which `./dev golden debezium` captures again. Each line is a connector's configuration, a table, and
+//! rows with the record that came out, or null where none did.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Record;
+use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
+use super::connect::ColumnFacts;
+use super::headers::POSITION_HEADER;
+use super::route::Router;
+use super::settings::{
+    DebeziumHeaders, EmptyPayload, Expansion, Format, HeaderFormat, HeadersColumn, OutboxSettings,
+    Route, Topic, Untyped,
+};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/debezium");
+
+/// How many partitions the topics had.
+const PARTITIONS: u32 = 6;
+
+#[derive(Deserialize)]
+struct Case {
+    case: String,
+    table: String,
+    config: std::collections::BTreeMap<String, String>,
+    columns: Vec<(String, u32, i32, bool, Option<String>)>,
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    row: String,
+    values: Vec<Option<String>>,
+    record: Option<Captured>,
+}
+
+#[derive(Deserialize)]
+struct Captured {
+    topic: String,
+    partition: u32,
+    timestamp: Option<i64>,
+    key: Value,
+    value: Value,
+    headers: Vec<(String, Value)>,
+}
+
+/// What differs on purpose: the case and the row, either of them any where it is empty, and why.
+const DIFFERENCES: &[(&str, &str, &str)] = &[
+    (
+        "bytea string",
+        "",
+        "StringConverter shows a buffer, and loses its bytes",
+    ),
+    (
+        "envelope string",
+        "values",
+        "StringConverter shows a buffer for bytea",
+    ),
+    (
+        "envelope string",
+        "NULL payload",
+        "StringConverter shows a buffer for bytea",
+    ),
+    (
+        "headers string",
+        "",
+        "StringConverter shows buffers, and lists as Java does",
+    ),
+    (
+        "key bool string",
+        "",
+        "a key in \"string\" is PostgreSQL's text",
+    ),
+    (
+        "key numeric string",
+        "",
+        "StringConverter shows an object's address",
+    ),
+    (
+        "key date string",
+        "",
+        "a key in \"string\" is PostgreSQL's text",
+    ),
+    (
+        "key timestamptz string",
+        "",
+        "a key in \"string\" is PostgreSQL's text",
+    ),
+    (
+        "key float8 string",
+        "",
+        "a key in \"string\" is PostgreSQL's text",
+    ),
+    (
+        "typed partition",
+        "",
+        "no partition for Kafka either: Debezium's task fails",
+    ),
+    (
+        "typed timestamp",
+        "second values",
+        "before 1970: Kafka's producer takes none, and -1 for no timestamp",
+    ),
+    (
+        "expanded",
+        "beyond double",
+        "Debezium writes Infinity, and loses the number",
+    ),
+    (
+        "expanded",
+        "something behind",
+        "Debezium drops what is behind the JSON",
+    ),
+];
+
+fn format_of(config: &Case, of: &str) -> Format {
+    let class = config
+        .config
+        .get(&format!("{of}.converter"))
+        .map_or("", String::as_str);
+    let schemas = config.config.get(&format!("{of}.converter.schemas.enable"));
+    match class.rsplit('.').next() {
+        Some("JsonConverter") if schemas.is_some_and(|schemas| schemas == "false") => Format::Json,
+        Some("JsonConverter") => Format::JsonSchema,
+        Some("ByteArrayConverter" | "BinaryDataConverter") => Format::Bytes,
+        _ => Format::String,
+    }
+}
+
+impl Case {
+    fn of(&self, key: &str) -> Option<&str> {
+        self.config
+            .get(&format!("transforms.outbox.{key}"))
+            .map(String::as_str)
+    }
+
+    /// As the importer translates it.
+    fn settings(&self) -> OutboxSettings {
+        let template = |column: &str| format!("{{{column}}}").parse().expect("a template");
+        let mut settings = OutboxSettings {
+            key_format: format_of(self, "key"),
+            value_format: format_of(self, "value"),
+            header_format: match (
+                self.config.get("header.converter"),
+                format_of(self, "header"),
+            ) {
+                (None, _) => HeaderFormat::Simple,
+                (_, Format::Json) => HeaderFormat::Json,
+                (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
+                // Nearer than "string": dates and booleans are as Java has them.
+                _ => HeaderFormat::Simple,
+            },
+            headers_column: HeadersColumn::Off,
+            debezium_headers: Some(DebeziumHeaders {
+                logical_name: "lab".to_owned(),
+                run_id: "run".to_owned(),
+            }),
+            null_default: true,
+            key: template(self.of("table.field.event.key").unwrap_or("aggregateid")),
+            timestamp: self.of("table.field.event.timestamp").map(str::to_owned),
+            ..OutboxSettings::default()
+        };
+        if self.of("table.expand.json.payload") == Some("true") {
+            let kept = |key| match self.of(key) {
+                None | Some("ignore") => Untyped::Ignore,
+                Some(_) => Untyped::Keep,
+            };
+            settings.expand_payload = Some(Expansion {
+                nulls: kept("table.json.payload.null.behavior"),
+                empty_arrays: kept("table.json.payload.empty.array.behavior"),
+            });
+        }
+        if self.of("route.tombstone.on.empty.payload") == Some("true") {
+            settings.empty_payload = EmptyPayload::Tombstone;
+        }
+        let column = self.of("route.by.field").unwrap_or("aggregatetype");
+        // Java's group is (?<name>), as Rust's; $1 ends where digits do.
+        let regex = self
+            .of("route.topic.regex")
+            .unwrap_or("(?<routedByValue>.*)");
+        // Each case of the capture had topics of its own.
+        let is_lab = self.table == "public.outbox";
+        let default = if is_lab {
+            "outbox.event.${routedByValue}"
+        } else {
+            "${routedByValue}"
+        };
+        let replacement = self.of("route.topic.replacement").unwrap_or(default);
+        settings.topic = Topic::Route(Route::new(column, regex, replacement).expect("a route"));
+        for placed in self
+            .of("table.fields.additional.placement")
+            .iter()
+            .flat_map(|all| all.split(','))
+        {
+            let mut parts = placed.split(':');
+            let column = parts.next().expect("a column");
+            let place = parts.next().expect("a place");
+            let alias = parts.next().unwrap_or(column).to_owned();
+            match place {
+                "header" => settings.headers.push((alias, template(column))),
+                "envelope" => settings.envelope.push((column.to_owned(), alias)),
+                _ => settings.partition = Some(column.to_owned()),
+            }
+        }
+        settings
+    }
+
+    fn mapping(&self) -> Result<Mapping, String> {
+        let columns = self.columns.iter().map(|(name, type_oid, ..)| TableColumn {
+            name,
+            type_oid: *type_oid,
+        });
+        let facts: Vec<_> = self
+            .columns
+            .iter()
+            .map(|(name, _, type_modifier, not_null, default)| ColumnFacts {
+                name: name.clone(),
+                type_modifier: *type_modifier,
+                not_null: *not_null,
+                default: default.clone(),
+            })
+            .collect();
+        let columns: Vec<_> = columns.collect();
+        Mapping::bind_with(&self.settings(), &self.table, &columns, &facts)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Kafka's, of librdkafka's partitioner `murmur2_random` and of Java's.
+fn murmur2(bytes: &[u8]) -> u32 {
+    const M: u32 = 0x5bd1_e995;
+    let mut hash = 0x9747_b28c ^ u32::try_from(bytes.len()).expect("a key");
+    let (words, rest) = bytes.as_chunks::<4>();
+    for word in words {
+        let mut k = u32::from_le_bytes(*word).wrapping_mul(M);
+        k ^= k >> 24;
+        hash = hash.wrapping_mul(M) ^ k.wrapping_mul(M);
+    }
+    for (at, byte) in rest.iter().enumerate().rev() {
+        hash ^= u32::from(*byte) << (8 * at);
+        if at == 0 {
+            hash = hash.wrapping_mul(M);
+        }
+    }
+    hash ^= hash >> 13;
+    hash = hash.wrapping_mul(M);
+    hash ^ hash >> 15
+}
+
+fn bytes(value: &Value) -> Option<Vec<u8>> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone().into_bytes()),
+        value => {
+            let digits = value["hex"].as_str().expect("digits").as_bytes();
+            let pairs = digits
+                .chunks(2)
+                .map(|pair| str::from_utf8(pair).expect("digits"));
+            Some(
+                pairs
+                    .map(|pair| u8::from_str_radix(pair, 16).expect("digits"))
+                    .collect(),
+            )
+        }
+    }
+}
+
+fn shown(bytes: Option<&[u8]>) -> String {
+    bytes.map_or("none".to_owned(), |bytes| {
+        format!("{:?}", String::from_utf8_lossy(bytes))
+    })
+}
+
+/// What is not as it was captured.
+fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
+    let mut differ = Vec::new();
+    let mut check = |what: &str, found: String, expected: String| {
+        if found != expected {
+            differ.push(format!(
+                "{what}\n    found    {found}\n    expected {expected}"
+            ));
+        }
+    };
+    check("topic", record.topic.to_owned(), captured.topic.clone());
+    check(
+        "key",
+        shown(record.key),
+        shown(bytes(&captured.key).as_deref()),
+    );
+    check(
+        "value",
+        shown(record.payload),
+        shown(bytes(&captured.value).as_deref()),
+    );
+    let partition = match (record.partition, record.key) {
+        (Some(partition), _) => u32::try_from(partition).ok(),
+        (None, Some(key)) => Some((murmur2(key) & 0x7fff_ffff) % PARTITIONS),
+        (None, None) => None,
+    };
+    if let Some(partition) = partition {
+        check(
+            "partition",
+            partition.to_string(),
+            captured.partition.to_string(),
+        );
+    }
+    if let Some(timestamp) = captured.timestamp {
+        check(
+            "timestamp",
+            format!("{:?}", record.timestamp_millis),
+            format!("{:?}", Some(timestamp)),
+        );
+    }
+    let found = record
+        .headers
+        .iter()
+        .filter(|(name, _)| *name != POSITION_HEADER && !name.ends_with(".runId"));
+    let found: Vec<_> = found
+        .map(|(name, value)| format!("{name}={}", shown(value)))
+        .collect();
+    let expected = captured.headers.iter();
+    let expected: Vec<_> = expected
+        .map(|(name, value)| format!("{name}={}", shown(bytes(value).as_deref())))
+        .collect();
+    for (found, expected) in found.iter().zip(&expected) {
+        check("header", found.clone(), expected.clone());
+    }
+    check(
+        "headers",
+        found.len().to_string(),
+        expected.len().to_string(),
+    );
+    differ
+}
+
+fn difference(case: &str, row: &str) -> Option<usize> {
+    let mut known = DIFFERENCES.iter();
+    known.position(|(of, at, _)| case.contains(of) && row.contains(at))
+}
+
+/// `all_differ`: each of the known differences is in it.
+fn replay(file: &str, rows_expected: usize, all_differ: bool) {
+    let file = std::fs::read_to_string(format!("{FOLDER}/{file}")).expect("a file");
+    let (mut troubles, mut rows, mut listed) = (Vec::new(), 0, 0);
+    let mut used = [false; DIFFERENCES.len()];
+    for line in file.lines() {
+        let case: Case = serde_json::from_str(line).expect("a case");
+        let mapping = match case.mapping() {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                troubles.push(format!("{}: {error}", case.case));
+                continue;
+            }
+        };
+        let mut router = Router::default();
+        for captured in &case.rows {
+            rows += 1;
+            let mut row = [None; COLUMNS_MAX];
+            for (index, value) in captured.values.iter().enumerate() {
+                if let Some(slot) = mapping.slot(index) {
+                    row[slot] = value.as_deref().map(str::as_bytes);
+                }
+            }
+            let place = format!("{}, row {:?}", case.case, captured.row);
+            let record = router.route(&mapping, &row, b"position");
+            let differ = match (&captured.record, record) {
+                (_, Err(error)) => vec![error.to_string()],
+                // Debezium delivers nothing, Walpost does.
+                (None, Ok(_)) => continue,
+                (Some(captured), Ok(record)) => compare(captured, &record),
+            };
+            match (difference(&case.case, &captured.row), differ.is_empty()) {
+                (_, true) => {}
+                (Some(at), false) => {
+                    used[at] = true;
+                    listed += 1;
+                }
+                (None, false) => troubles.push(format!("{place}: {}", differ.join("\n  "))),
+            }
+        }
+    }
+    assert!(rows >= rows_expected, "{rows} rows");
+    for (known, _) in DIFFERENCES
+        .iter()
+        .zip(used)
+        .filter(|(_, used)| all_differ && !used)
+    {
+        troubles.push(format!("{known:?}: no row differs so"));
+    }
+    assert!(
+        troubles.is_empty(),
+        "{} of {rows} rows differ, beside {listed} that are known to:\n{}",
+        troubles.len(),
+        troubles.join("\n")
+    );
+}
+
+#[test]
+fn records_of_the_lab_have_debezium_s_bytes() {
+    replay("lab.jsonl", 60, false);
+}
+
+#[test]
+fn captured_records_have_debezium_s_bytes() {
+    replay("captured.jsonl", 2000, true);
+}

@@ -1,0 +1,51 @@
+//! Why a row has no record.
+
+/// A row that can't become a record. Never holds a payload.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// A column of the topic's template is null.
+    #[error(
+        "a column that topic names is null, so the row has no topic. Fill the column (and forbid \
+         NULL in it), or take it out of topic"
+    )]
+    TopicNull,
+    /// The topic's template gave what can't be the name of a topic.
+    #[error(
+        "{0:?} can't be the name of a topic: expected 1 to 249 characters of a-z A-Z 0-9 . _ - \
+         and not . or .. alone. Change topic so that it names another column"
+    )]
+    TopicInvalid(String),
+    /// The partition column's value is out of range.
+    #[error(
+        "the partition column has {0}, expected a number from 0 to 2147483647. Correct what writes it, or take partition out of the configuration"
+    )]
+    Partition(String),
+    /// The timestamp column's value has no place on the time line.
+    #[error(
+        "the timestamp column has {0:?}, expected a time after 1970-01-01. Correct what writes it, or take timestamp out of the configuration"
+    )]
+    Timestamp(String),
+    /// The headers column isn't an object.
+    #[error("headers column: {0}. Correct what writes it, or set headers_column = \"\"")]
+    Headers(String),
+    /// A bytea value is not in hexadecimal form.
+    #[error("a bytea value is not in the form \\x..., although bytea_output=hex was requested")]
+    Bytea,
+    /// A time has no text of RFC 3339.
+    #[error(
+        "a column has {0:?}, expected a time of the years 0 to 9999, as the template writes it as RFC 3339. Correct what \
+         writes it, or take :rfc3339 out of the template"
+    )]
+    Time(String),
+    /// Bytes that are to become a JSON string are no text.
+    #[error(
+        "a value is not UTF-8, so it can't become a JSON string. Correct what writes it, or set value_format to \"bytes\""
+    )]
+    NotText,
+}
+
+impl RouteError {
+    pub(super) fn time(text: &[u8]) -> Self {
+        Self::Time(String::from_utf8_lossy(text).into_owned())
+    }
+}
