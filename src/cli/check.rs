@@ -9,6 +9,7 @@ use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
+use crate::kafka::limits::compaction_warning;
 use crate::kafka::probe::{self, BrokerFinding};
 use crate::kafka::properties::describe;
 use crate::model::exit::Exit;
@@ -570,6 +571,10 @@ fn broker_finding(
             report.add(check, Outcome::Ok, message);
             if let Some(warning) = limits.warning(&topic, settings.row_bytes_max) {
                 report.add(check, Outcome::Warning, warning);
+            }
+            let is_of_events = settings.outbox.topic.constant() == Some(topic.as_str());
+            if is_of_events && limits.is_compacted && settings.outbox.has_unasked_tombstones() {
+                report.add(check, Outcome::Warning, compaction_warning(&topic));
             }
         }
         BrokerFinding::NoTopic(SinkError::TopicMissing { .. }) if creates => {

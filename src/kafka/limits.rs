@@ -13,7 +13,7 @@ use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::producer::{BaseProducer, Producer};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::context::Context;
 use super::native;
@@ -37,6 +37,8 @@ pub struct BatchLimit(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
+    /// Who sees tombstones in a compacted topic has not asked for them.
+    warns_of_compaction: bool,
     smallest: Option<Smallest>,
     /// When a question was not answered.
     unanswered: Option<Instant>,
@@ -50,6 +52,11 @@ pub(super) struct Smallest {
 }
 
 impl BatchLimit {
+    /// Says so of topics that are asked for and are compacted.
+    pub(super) fn warn_of_compaction(&self, warns: bool) {
+        self.known().warns_of_compaction = warns;
+    }
+
     /// The limit, if batches of that many bytes are beyond it.
     pub(super) fn below(&self, bytes: u32) -> Option<Smallest> {
         let smallest = self.known().smallest.clone();
@@ -73,7 +80,12 @@ impl BatchLimit {
     /// As [`BatchLimit::ask`], of brokers that nobody has heard of yet. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match of_topic(producer.client(), topic) {
-            Ok(Some(bytes)) => self.note(topic, bytes),
+            Ok(Some(bytes)) => {
+                self.note(topic, bytes);
+                if self.known().warns_of_compaction && is_compacted(producer.client(), topic) {
+                    warn!("{}", compaction_warning(topic));
+                }
+            }
             Ok(None) => debug!(topic, "the brokers don't show {SETTING} of the topic"),
             Err(code) => {
                 debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
@@ -112,6 +124,24 @@ fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Option<
         .map(|found: u32| found.max(1)))
 }
 
+/// Whether the brokers remove records of the topic that have a later one with their key, if they say so. Blocks.
+fn is_compacted<C: ClientContext>(client: &Client<C>, topic: &str) -> bool {
+    let found = native::topic_setting(client, topic, "cleanup.policy", ANSWER);
+    found
+        .ok()
+        .flatten()
+        .is_some_and(|policy| policy.contains("compact"))
+}
+
+/// What to say of tombstones that nobody has asked for.
+pub(crate) fn compaction_warning(topic: &str) -> String {
+    format!(
+        "topic {topic:?} is compacted, and null_payload is not set: an event whose payload is NULL is a tombstone, which deletes what \
+         the topic has of its key. Set null_payload = \"tombstone\" if that is meant, or null_payload = \"empty\" for a value of \
+         no bytes"
+    )
+}
+
 /// What a topic takes, and what a producer may send to it.
 #[derive(Debug)]
 pub(crate) struct Limits {
@@ -122,6 +152,8 @@ pub(crate) struct Limits {
     /// The largest record.
     records: u32,
     brokers: String,
+    /// It is compacted.
+    pub(crate) is_compacted: bool,
 }
 
 impl Limits {
@@ -137,6 +169,7 @@ impl Limits {
             batches: of_batches(config),
             records: of_records(config),
             brokers: brokers(config),
+            is_compacted: is_compacted(client, topic),
         }
     }
 

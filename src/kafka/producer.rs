@@ -192,6 +192,7 @@ impl KafkaSink {
         let mut sink = Self::of(&settings, deliveries)?;
         sink.refused.clone_from(&batching.refused);
         sink.limit = limit.clone();
+        sink.limit.warn_of_compaction(settings.warns_of_compaction);
         // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
         // a topic is looked up.
         if sink.transactions.is_some()
@@ -681,6 +682,7 @@ mod tests {
                 topic: "walpost-checkpoints".to_owned(),
                 replication: -1,
             }),
+            warns_of_compaction: false,
             constant_topic: None,
         };
         let (_cluster, mut sink, mut watermark) = sink(|config| {

@@ -19,6 +19,8 @@ pub struct ProducerSettings {
     pub credentials: Credentials,
     /// Where exactly-once keeps its place; none for at-least-once.
     pub checkpoints: Option<CheckpointSettings>,
+    /// Tombstones that nobody has asked for are warned of where a topic is compacted.
+    pub warns_of_compaction: bool,
     /// The topic of all records, where it is always the same.
     pub constant_topic: Option<String>,
 }

@@ -310,6 +310,16 @@ impl OutboxSettings {
         self.headers == default_headers()
     }
 
+    /// A null payload is a tombstone though nobody has said what it is to be.
+    #[must_use]
+    pub(crate) fn has_unasked_tombstones(&self) -> bool {
+        let is_text = matches!(self.value_format, Format::String | Format::Bytes);
+        self.null_payload == NullPayload::Formatted
+            && self.empty_payload == EmptyPayload::Value
+            && is_text
+            && self.envelope.is_empty()
+    }
+
     /// The text of a header from a template, read from what was written of it.
     #[must_use]
     pub(crate) fn header_text(&self, value: &[u8]) -> Option<String> {

@@ -105,6 +105,7 @@ impl PipelineSettings {
                 Delivery::AtLeastOnce => None,
                 Delivery::ExactlyOnce(checkpoints) => Some(checkpoints.clone()),
             },
+            warns_of_compaction: self.outbox.has_unasked_tombstones(),
             constant_topic: self.outbox.topic.constant().map(str::to_owned),
         })
     }

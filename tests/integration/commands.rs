@@ -351,6 +351,27 @@ fn logs_are_json_where_that_is_asked() {
     }
 }
 
+#[test]
+fn tombstones_that_nobody_has_asked_for_are_warned_of_where_a_topic_is_compacted() {
+    const WARNING: &str = "is compacted, and null_payload is not set";
+    let scene = Scene::new();
+    let topic = format!("{}.compacted", scene.name);
+    scene.topic(&topic, 1, &[("cleanup.policy", "compact")]);
+    let check = |more: &[&str]| {
+        let checked = scene.check().args(["--topic", &topic]).args(more).finish();
+        checked.expect_code(0).stdout
+    };
+    assert!(check(&[]).contains(WARNING));
+    for asked in ["tombstone", "empty"] {
+        let said = check(&["--null-payload", asked]);
+        assert!(!said.contains(WARNING), "{said}");
+    }
+    let mut walpost = scene.start_with(&["--topic", &topic]);
+    scene.insert(&topic, "k");
+    walpost.wait_for_log(WARNING);
+    walpost.terminate().expect_code(0);
+}
+
 /// A record that the producer may send, and the topic refuses.
 #[test]
 fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
