@@ -3,8 +3,8 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::load_to_ask;
 use super::out::{self, say};
+use super::{load, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::HistoryError;
@@ -33,6 +33,9 @@ pub(crate) struct CheckArgs {
     /// One JSON document instead of text
     #[arg(long)]
     json: bool,
+    /// Check only the configuration, and connect to nothing
+    #[arg(long)]
+    offline: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
     #[command(flatten)]
@@ -71,6 +74,9 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         records: Some(&args.records),
         sink: None,
     };
+    if args.offline {
+        return offline(&given, args.json);
+    }
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
@@ -96,6 +102,45 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         });
     }
     runtime.shutdown_background();
+    told(&findings, args.json)
+}
+
+/// Says what the configuration means. One that can't be used was refused before.
+fn offline(given: &Given<'_>, json: bool) -> Exit {
+    let pipelines = match load(given) {
+        Ok(pipelines) => pipelines,
+        Err(exit) => return exit,
+    };
+    let mut findings = Vec::new();
+    for settings in &pipelines {
+        let mut report = Report {
+            pipeline: settings.name.clone(),
+            findings: &mut findings,
+        };
+        let database = settings.postgres.describe();
+        let target = &settings.target;
+        let message = format!("{}, slot {:?}, of {database}", target.outbox, target.slot);
+        report.add("outbox", Outcome::Ok, message);
+        let outbox = &settings.outbox;
+        let message = format!(
+            "topic {}, key {}, payload {}",
+            outbox.topic, outbox.key, outbox.payload
+        );
+        report.add("records", Outcome::Ok, message);
+        for exposure in settings.postgres.exposures() {
+            report.add("encryption", Outcome::Warning, exposure);
+        }
+        for open in settings.sink.warnings() {
+            report.add("kafka encryption", Outcome::Warning, open);
+        }
+        let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
+        report.add("configuration", Outcome::Ok, message);
+    }
+    told(&findings, json)
+}
+
+/// Prints what was found.
+fn told(findings: &[Finding], json: bool) -> Exit {
     let any = |outcome| findings.iter().any(|finding| finding.outcome == outcome);
     let exit = if any(Outcome::Failure) {
         Exit::Halted
@@ -104,7 +149,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     } else {
         Exit::Done
     };
-    if args.json {
+    if json {
         out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
         findings.iter().for_each(print);
