@@ -5,6 +5,7 @@ pub(crate) mod checkpoint;
 mod consent;
 pub(crate) mod exposed;
 mod help;
+pub(crate) mod import;
 pub(crate) mod init;
 pub(crate) mod maintain;
 mod out;
@@ -53,6 +54,9 @@ pub(crate) enum Command {
     /// Show or set the position that exactly-once resumes from
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Make a walpost.toml of another tool's configuration
+    #[command(subcommand)]
+    Import(import::ImportCommand),
     /// Create partitions of the table in advance; drop those that are delivered and older than the retention
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
@@ -123,6 +127,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Checkpoint(command) => checkpoint::run(command),
+        Command::Import(command) => import::run(&command),
         Command::Maintain(args) => maintain::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Replay(args) => replay::run(&args),

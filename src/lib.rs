@@ -18,6 +18,8 @@
 //!
 //! - [`cli`]: the command line, one file per subcommand.
 //! - [`config`]: flags, environment and walpost.toml become [`pipeline::settings::PipelineSettings`].
+//! - [`import`]: another tool's configuration becomes walpost.toml. Beside [`config`], which it does not know: `cli` tests
+//!   that what the one writes, the other reads.
 //! - [`supervisor`]: builds sinks and pipelines, and runs these side by side, each on its thread; signals; what systemd
 //!   is told.
 //! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
@@ -68,6 +70,7 @@
 //!   metrics.
 //! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
 //!   [`pipeline::settings`] carries it.
+//! - A property of Debezium: a file of [`import`], if it makes a line of walpost.toml; else `import::known`.
 //! - A remedy: [`pipeline::recovery`], for every error of every stage.
 //!
 //! # One event's way
@@ -120,6 +123,7 @@ mod delivery;
 mod escape;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod import;
 mod kafka;
 mod model;
 mod observe;

@@ -17,7 +17,7 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 const RANKS: &[&[&str]] = &[
     &["fuzz"],
     &["cli"],
-    &["config"],
+    &["config", "import"],
     &["supervisor"],
     &["observe"],
     &["replay", "skip", "verify"],

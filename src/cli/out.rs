@@ -172,6 +172,12 @@ pub(super) fn script(text: &str) {
     print(text);
 }
 
+/// Prints a line for a person, beside what a program reads from standard output. That it can't be is nobody's loss.
+#[expect(clippy::disallowed_methods, reason = "this is the place for it")]
+pub(super) fn aside(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", Escaped(text));
+}
+
 /// Asks on the same line. False if nobody can read it.
 pub(super) fn question(text: &str) -> bool {
     print(&Escaped(text).to_string())

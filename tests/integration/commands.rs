@@ -1,6 +1,8 @@
 //! `check`, and the small things beside the commands that work.
 
+use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -14,7 +16,7 @@ use crate::support::proxy::{Manner, Proxy};
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
-use crate::support::walpost::Invocation;
+use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn init_and_check_say_that_the_server_cannot_be_reached() {
@@ -190,6 +192,60 @@ fn check_finds_that_the_one_topic_is_missing() {
         .finish()
         .expect_code(0)
         .expect_says(&["has 1 partition(s)"]);
+}
+
+#[test]
+fn what_import_makes_of_a_connector_is_valid_as_it_is() {
+    let connector = serde_json::json!({ "name": "shop-outbox", "config": {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": "db.example.com",
+        "database.user": "debezium",
+        "database.password": SECRET,
+        "database.dbname": "shop",
+        "database.sslmode": "verify-full",
+        "topic.prefix": "lab",
+        "extended.headers.enabled": "false",
+        "table.include.list": "public.outbox",
+        "table.whitelist": "public.outbox",
+        "transforms": "outbox",
+        "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
+        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+        "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+        "value.converter.replace.null.with.default": "false",
+        "producer.override.bootstrap.servers": "kafka1.example.com:9092",
+    }})
+    .to_string();
+    let import = || Invocation::new(["import", "debezium", "-"]).answer(&connector);
+    let printed = import().finish().expect_code(3).expect_says(&[
+        "Carried over",
+        "TO DO  database.password: is a secret",
+        "Unknown",
+        "table.include.list is likely meant",
+    ]);
+    let file = config_file(&printed.stdout);
+    let check = |file: &Path| {
+        let check = Invocation::new(["check", "--offline", "--config"]).arg(file);
+        check.finish()
+    };
+    check(&file).expect_code(0).expect_says(&[
+        "table public.outbox, slot \"walpost_shop_outbox\", of shop on db.example.com:5432 as debezium",
+        "neither PostgreSQL nor Kafka was asked",
+    ]);
+    import()
+        .arg("--output")
+        .arg(&file)
+        .finish()
+        .expect_code(2)
+        .expect_says(&["exists already"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), printed.stdout);
+    let broken = config_file(printed.stdout.replace("snapshot = ", "snapshoot = "));
+    check(&broken).expect_code(2).expect_says(&["`snapshoot`"]);
+    let other = Invocation::new(["import", "debezium", "-"])
+        .answer("{\"connector.class\": \"io.debezium.connector.mysql.MySqlConnector\"}");
+    other
+        .finish()
+        .expect_code(2)
+        .expect_says(&["- can't be imported", "Walpost reads PostgreSQL"]);
 }
 
 #[test]

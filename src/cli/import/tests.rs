@@ -1,0 +1,1294 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::config::{self, Given};
+use crate::import::report::Group;
+use crate::kafka::topics::CreateTopics;
+use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
+
+/// Keys that make other bytes than text. They are looked at as TOML here, since the reader of the file need not know all
+/// of them yet.
+const OF_BYTES: &[&str] = &[
+    "key_format",
+    "value_format",
+    "header_format",
+    "expand_payload",
+    "expand_null",
+    "expand_empty_array",
+    "empty_payload",
+    "envelope",
+    "route",
+    "debezium_headers",
+    "tracing_span_context",
+    "null_default",
+];
+
+/// What the configuration's own reader makes of the text.
+fn settings(toml: &str) -> Result<Vec<PipelineSettings>, String> {
+    let mut text = toml.to_owned();
+    let pairs = "[[pipeline]]\nheaders = [[\"a\", \"b\"]]\n";
+    if read_config(pairs).is_err_and(|error| error.contains("invalid type")) {
+        let lines = text
+            .lines()
+            .filter(|line| !line.starts_with("headers = [["));
+        text = lines.map(|line| format!("{line}\n")).collect();
+    }
+    for key in OF_BYTES {
+        let probe = format!("[[pipeline]]\n{key} = 0\n");
+        let is_unknown = |error: String| error.contains("unknown field");
+        if read_config(&probe).is_err_and(is_unknown) {
+            let lines = text
+                .lines()
+                .filter(|line| !line.starts_with(&format!("{key} = ")));
+            text = lines.map(|line| format!("{line}\n")).collect();
+        }
+    }
+    read_config(&text)
+}
+
+fn read_config(text: &str) -> Result<Vec<PipelineSettings>, String> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("walpost.toml");
+    fs::write(&path, text).expect("written");
+    let connection = ConnectionArgs {
+        config: Some(path),
+        ..ConnectionArgs::default()
+    };
+    let given = Given {
+        connection: &connection,
+        records: Some(&RecordArgs::default()),
+        sink: None,
+    };
+    config::load(&given, &|_| None, std::iter::empty()).map_err(|error| error.to_string())
+}
+
+fn import(text: &str) -> Imported {
+    import_with(text, None)
+}
+
+fn import_with(text: &str, worker: Option<&str>) -> Imported {
+    let imported = import::debezium(text, worker).unwrap_or_else(|error| panic!("{error}: {text}"));
+    if let Err(error) = settings(&imported.toml) {
+        panic!("{error}:\n{}", imported.toml);
+    }
+    imported
+}
+
+/// A connector that leaves nothing open, with these properties over its own.
+fn connector(over: &[(&str, &str)]) -> String {
+    let mut config: serde_json::Map<_, _> = [
+        (
+            "connector.class",
+            "io.debezium.connector.postgresql.PostgresConnector",
+        ),
+        ("database.hostname", "db.example.com"),
+        ("database.user", "debezium"),
+        ("database.dbname", "shop"),
+        ("topic.prefix", "lab"),
+        ("slot.name", "debezium"),
+        ("table.include.list", "public.outbox"),
+        ("transforms", "outbox"),
+        (
+            "transforms.outbox.type",
+            "io.debezium.transforms.outbox.EventRouter",
+        ),
+        (
+            "key.converter",
+            "org.apache.kafka.connect.storage.StringConverter",
+        ),
+        (
+            "value.converter",
+            "org.apache.kafka.connect.storage.StringConverter",
+        ),
+        (
+            "producer.override.bootstrap.servers",
+            "kafka1.example.com:9092",
+        ),
+    ]
+    .iter()
+    .chain(over)
+    .map(|(name, value)| ((*name).to_owned(), serde_json::Value::from(*value)))
+    .collect();
+    config.retain(|_, value| value != "-");
+    serde_json::json!({ "name": "shop-outbox", "config": config }).to_string()
+}
+
+fn router(over: &[(&str, &str)]) -> String {
+    let names: Vec<_> = over
+        .iter()
+        .map(|(name, _)| format!("transforms.outbox.{name}"))
+        .collect();
+    let values = over.iter().map(|(_, value)| *value);
+    let over: Vec<_> = names.iter().map(String::as_str).zip(values).collect();
+    connector(&over)
+}
+
+fn document(imported: &Imported) -> toml::Table {
+    imported.toml.parse().expect("TOML")
+}
+
+/// A key of the first pipeline.
+fn key(imported: &Imported, name: &str) -> Option<toml::Value> {
+    document(imported)["pipeline"][0].get(name).cloned()
+}
+
+fn text_of(imported: &Imported, name: &str) -> Option<String> {
+    key(imported, name).map(|value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    })
+}
+
+/// Groups of the findings of a property, and whether one needs a person.
+fn of(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
+    let findings = imported
+        .findings
+        .iter()
+        .filter(|finding| finding.property == property);
+    findings
+        .map(|finding| (finding.group, finding.needs_person))
+        .collect()
+}
+
+fn said(imported: &Imported) -> String {
+    let lines = imported
+        .findings
+        .iter()
+        .map(|finding| format!("{}: {}\n", finding.property, finding.says));
+    lines.collect()
+}
+
+#[test]
+fn a_connector_that_leaves_nothing_open_needs_nobody() {
+    let imported = import(&connector(&[]));
+    let open: Vec<_> = imported
+        .findings
+        .iter()
+        .filter(|finding| finding.needs_person)
+        .collect();
+    assert!(open.is_empty(), "{open:?}");
+    let settings = settings(&imported.toml).expect("valid").remove(0);
+    assert_eq!(settings.name, "shop_outbox");
+    assert_eq!(
+        settings.postgres.describe(),
+        "shop on db.example.com:5432 as debezium"
+    );
+    assert_eq!(settings.target.outbox.to_string(), "table public.outbox");
+    assert_eq!(settings.target.slot, "walpost_shop_outbox");
+    assert_eq!(settings.snapshot, SnapshotMode::Initial);
+    assert_eq!(settings.delivery, Delivery::AtLeastOnce);
+    assert_eq!(
+        text_of(&imported, "topic").as_deref(),
+        Some("outbox.event.{aggregatetype}")
+    );
+    assert_eq!(text_of(&imported, "key").as_deref(), Some("{aggregateid}"));
+    assert_eq!(
+        text_of(&imported, "debezium_headers").as_deref(),
+        Some("lab")
+    );
+    assert_eq!(
+        text_of(&imported, "null_payload").as_deref(),
+        Some("tombstone")
+    );
+    for key_name in [
+        "key_format",
+        "value_format",
+        "header_format",
+        "route",
+        "envelope",
+        "timestamp",
+    ] {
+        assert_eq!(key(&imported, key_name), None, "{key_name}");
+    }
+}
+
+#[test]
+fn every_line_has_a_comment_with_what_it_comes_from() {
+    let imported = import(&router(&[
+        ("table.field.event.key", "tenant"),
+        ("table.field.event.timestamp", "at"),
+    ]));
+    let lines: Vec<_> = imported.toml.lines().collect();
+    for pair in lines.windows(2) {
+        if pair[1].contains(" = ") && !pair[1].starts_with('#') {
+            assert!(pair[0].starts_with("# "), "{pair:?}");
+        }
+    }
+    for (property, line) in [
+        (
+            "# transforms.outbox.table.field.event.key",
+            "key = \"{tenant}\"",
+        ),
+        (
+            "# transforms.outbox.table.field.event.timestamp",
+            "timestamp = \"at\"",
+        ),
+        (
+            "# producer.override.bootstrap.servers",
+            "\"bootstrap.servers\" = \"kafka1.example.com:9092\"",
+        ),
+    ] {
+        assert!(
+            imported.toml.contains(&format!("{property}\n{line}\n")),
+            "{line}: {}",
+            imported.toml
+        );
+    }
+}
+
+#[test]
+fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
+    for (regex, replacement, expected) in [
+        (
+            "(?<routedByValue>.*)",
+            "outbox.event.${routedByValue}",
+            "outbox.event.{aggregatetype}",
+        ),
+        ("(.*)", "$1", "{aggregatetype}"),
+        ("^(.*)$", "${1}", ""),
+        ("(.*)", "$1_x", "{aggregatetype}_x"),
+        (".*", "a.$0.v1", "a.{aggregatetype}.v1"),
+        (".*", "events", "events"),
+        ("(.*)", "{$1}", "{{{aggregatetype}}}"),
+    ] {
+        let imported = import(&router(&[
+            ("route.topic.regex", regex),
+            ("route.topic.replacement", replacement),
+        ]));
+        if expected.is_empty() {
+            // Java has no group of the name 1.
+            let property = "transforms.outbox.route.topic.replacement";
+            assert_eq!(
+                of(&imported, property),
+                [(Group::Unsupported, true)],
+                "{replacement}"
+            );
+            continue;
+        }
+        assert_eq!(
+            text_of(&imported, "topic").as_deref(),
+            Some(expected),
+            "{regex} {replacement}"
+        );
+        assert_eq!(key(&imported, "route"), None);
+    }
+}
+
+#[test]
+fn another_rule_for_topics_is_a_route() {
+    let route = |regex: &str, replacement: &str| {
+        let imported = import(&router(&[
+            ("route.by.field", "type"),
+            ("route.topic.regex", regex),
+            ("route.topic.replacement", replacement),
+        ]));
+        assert_eq!(key(&imported, "topic"), None);
+        let route = key(&imported, "route").expect("a route");
+        ["column", "regex", "replacement"]
+            .map(|key| route[key].as_str().expect("a text").to_owned())
+    };
+    assert_eq!(
+        route("h2-(.*)-v([0-9]+)", "t.$1.$2"),
+        ["type", "h2-(.*)-v([0-9]+)", "t.$1.$2"]
+    );
+    assert_eq!(
+        route("(?<a>[a-z]+)\\.(.*)", "$2_${a}x"),
+        ["type", "(?<a>[a-z]+)\\.(.*)", "${2}_${a}x"]
+    );
+    assert_eq!(
+        route("(\\d+)-(.*)", "a\\$b.$2"),
+        ["type", "([0-9]+)-(.*)", "a$$b.$2"]
+    );
+    for regex in ["(?!internal)(.*)", "(.*)\\1", "(.*+)"] {
+        let imported = import(&router(&[("route.topic.regex", regex)]));
+        let property = "transforms.outbox.route.topic.regex";
+        assert_eq!(
+            of(&imported, property),
+            [(Group::Unsupported, true)],
+            "{regex}"
+        );
+        assert!(
+            imported.toml.contains("# CHANGE THIS: the rule for topics"),
+            "{}",
+            imported.toml
+        );
+    }
+}
+
+#[test]
+fn placed_columns_are_headers_envelope_and_partition() {
+    let imported = import(&router(&[
+        (
+            "table.fields.additional.placement",
+            "type:header:eventType, tenant:envelope ,kind:envelope:sort,part:partition,a:HEADER",
+        ),
+        ("table.field.event.id", "uid"),
+    ]));
+    let line = "headers = [[\"id\", \"{uid}\"], [\"eventType\", \"{type}\"], [\"a\", \"{a}\"]]\n";
+    assert!(
+        imported.toml.contains(line),
+        "the order is Debezium's: {}",
+        imported.toml
+    );
+    let headers = |placement: &str| {
+        let imported = import(&router(&[("table.fields.additional.placement", placement)]));
+        let line = imported
+            .toml
+            .lines()
+            .find(|line| line.starts_with("headers = "));
+        line.map(str::to_owned)
+    };
+    let table = "headers = { id = \"{id}\", type = \"{type}\" }";
+    assert_eq!(headers("type:header").as_deref(), Some(table));
+    let twice = "headers = [[\"id\", \"{id}\"], [\"id\", \"{type}\"]]";
+    assert_eq!(headers("type:header:id").as_deref(), Some(twice));
+    assert_eq!(
+        text_of(&imported, "header_format").as_deref(),
+        Some("simple")
+    );
+    assert_eq!(
+        key(&imported, "envelope"),
+        Some(vec!["tenant", "kind:sort"].into())
+    );
+    assert_eq!(text_of(&imported, "partition").as_deref(), Some("part"));
+
+    for placement in [
+        "a",
+        "a:b",
+        "a:header:b:c",
+        ":partition",
+        "a:envelope:x,b:envelope:x",
+        "a:envelope:payload",
+        "a:header:walpost-position",
+        "{:header",
+    ] {
+        let imported = import(&router(&[("table.fields.additional.placement", placement)]));
+        let property = "transforms.outbox.table.fields.additional.placement";
+        assert!(
+            of(&imported, property).contains(&(Group::Unsupported, true)),
+            "{placement}"
+        );
+    }
+}
+
+#[test]
+fn converters_are_formats() {
+    let json = "org.apache.kafka.connect.json.JsonConverter";
+    let check = |over: &[(&str, &str)], expected: [Option<&str>; 3]| {
+        let imported = import(&connector(over));
+        let found =
+            ["key_format", "value_format", "header_format"].map(|name| text_of(&imported, name));
+        assert_eq!(found.each_ref().map(Option::as_deref), expected, "{over:?}");
+        imported
+    };
+    check(
+        &[("key.converter", json)],
+        [Some("json-schema"), None, None],
+    );
+    check(
+        &[
+            ("key.converter", json),
+            ("key.converter.schemas.enable", "false"),
+        ],
+        [Some("json"), None, None],
+    );
+    check(
+        &[
+            ("value.converter", json),
+            ("value.converter.schemas.enable", "true"),
+        ],
+        [None, Some("json-schema"), None],
+    );
+    check(
+        &[(
+            "value.converter",
+            "org.apache.kafka.connect.converters.ByteArrayConverter",
+        )],
+        [None, Some("bytes"), None],
+    );
+    check(
+        &[(
+            "value.converter",
+            "io.debezium.converters.BinaryDataConverter",
+        )],
+        [None, Some("bytes"), None],
+    );
+    check(
+        &[
+            ("header.converter", json),
+            ("header.converter.schemas.enable", "false"),
+        ],
+        [None, None, Some("json")],
+    );
+    for class in [
+        "io.confluent.connect.avro.AvroConverter",
+        "io.confluent.connect.protobuf.ProtobufConverter",
+        "io.debezium.converters.CloudEventsConverter",
+        "io.confluent.connect.json.JsonSchemaConverter",
+        "com.example.Own",
+    ] {
+        let over = [
+            ("value.converter", class),
+            ("value.converter.schema.registry.url", "http://r"),
+        ];
+        let imported = check(&over, [None, None, None]);
+        assert_eq!(
+            of(&imported, "value.converter")[0],
+            (Group::Unsupported, true),
+            "{class}"
+        );
+    }
+    let nulls = import(&connector(&[(
+        "value.converter.replace.null.with.default",
+        "false",
+    )]));
+    assert_eq!(key(&nulls, "null_default"), None);
+    assert_eq!(
+        key(&import(&connector(&[])), "null_default"),
+        Some(true.into())
+    );
+}
+
+#[test]
+fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
+    let given = connector(&[
+        ("key.converter", "-"),
+        ("value.converter", "-"),
+        ("producer.override.bootstrap.servers", "-"),
+    ]);
+    let without = import(&given);
+    for property in ["key.converter", "value.converter", "bootstrap.servers"] {
+        assert!(
+            of(&without, property).contains(&(Group::Different, true)),
+            "{property}: {without:?}"
+        );
+    }
+    assert_eq!(
+        text_of(&without, "value_format").as_deref(),
+        Some("json-schema")
+    );
+    assert!(
+        without
+            .toml
+            .contains("\"bootstrap.servers\" = \"change-me.invalid:9092\""),
+        "{}",
+        without.toml
+    );
+
+    let worker = "bootstrap.servers=kafka1:9092,kafka2:9092\nkey.converter=org.apache.kafka.connect.storage.StringConverter\n\
+                  value.converter=org.apache.kafka.connect.json.JsonConverter\nvalue.converter.schemas.enable=false\n\
+                  producer.compression.type=zstd\ngroup.id=connect\n";
+    let with = import_with(&given, Some(worker));
+    let open: Vec<_> = with
+        .findings
+        .iter()
+        .filter(|finding| finding.needs_person)
+        .collect();
+    assert!(open.is_empty(), "{open:?}");
+    assert_eq!(text_of(&with, "value_format").as_deref(), Some("json"));
+    let kafka = &document(&with)["kafka"];
+    assert_eq!(
+        kafka["bootstrap.servers"].as_str(),
+        Some("kafka1:9092,kafka2:9092")
+    );
+    assert_eq!(kafka["compression.type"].as_str(), Some("zstd"));
+}
+
+#[test]
+fn expansion_is_carried_with_its_behaviours() {
+    let json = [
+        (
+            "value.converter",
+            "org.apache.kafka.connect.json.JsonConverter",
+        ),
+        ("value.converter.schemas.enable", "false"),
+        ("transforms.outbox.table.expand.json.payload", "true"),
+        (
+            "transforms.outbox.table.json.payload.null.behavior",
+            "optional_bytes",
+        ),
+        (
+            "transforms.outbox.table.json.payload.empty.array.behavior",
+            "optional_string",
+        ),
+    ];
+    let imported = import(&connector(&json));
+    assert_eq!(key(&imported, "expand_payload"), Some(true.into()));
+    assert_eq!(
+        text_of(&imported, "expand_null").as_deref(),
+        Some("optional-bytes")
+    );
+    assert_eq!(
+        text_of(&imported, "expand_empty_array").as_deref(),
+        Some("optional-string")
+    );
+    assert_eq!(
+        key(&imported, "null_payload"),
+        None,
+        "JsonConverter writes null"
+    );
+    assert!(
+        said(&imported).contains("integers beyond 64 bits"),
+        "{}",
+        said(&imported)
+    );
+
+    let unexpanded = import(&connector(&json[..2]));
+    assert_eq!(key(&unexpanded, "expand_payload"), None);
+    let tombstone = import(&connector(&[
+        json[0],
+        json[1],
+        ("transforms.outbox.route.tombstone.on.empty.payload", "true"),
+    ]));
+    assert_eq!(
+        text_of(&tombstone, "null_payload").as_deref(),
+        Some("tombstone")
+    );
+    assert_eq!(
+        text_of(&tombstone, "empty_payload").as_deref(),
+        Some("tombstone")
+    );
+
+    // Debezium's task fails at an object there.
+    let bytes = import(&connector(&[
+        (
+            "value.converter",
+            "org.apache.kafka.connect.converters.ByteArrayConverter",
+        ),
+        json[2],
+        json[3],
+        (
+            "transforms.outbox.table.fields.additional.placement",
+            "a:envelope",
+        ),
+    ]));
+    for name in ["expand_payload", "expand_null", "envelope"] {
+        assert_eq!(key(&bytes, name), None, "{name}");
+    }
+    for name in [
+        "table.expand.json.payload",
+        "table.fields.additional.placement",
+    ] {
+        let found = of(&bytes, &format!("transforms.outbox.{name}"));
+        assert!(
+            found.contains(&(Group::Unsupported, true)),
+            "{name}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn passwords_are_shown_nowhere() {
+    let jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"wal\\\"post\" password=\"hunter2;\";";
+    let imported = import(&connector(&[
+        ("database.password", "hunter2"),
+        ("database.sslpassword", "hunter2"),
+        ("producer.override.sasl.jaas.config", jaas),
+        ("producer.override.sasl.mechanism", "SCRAM-SHA-512"),
+        ("producer.override.security.protocol", "SASL_SSL"),
+        (
+            "producer.override.ssl.truststore.location",
+            "/etc/trust.jks",
+        ),
+        ("producer.override.ssl.truststore.password", "hunter2"),
+        ("producer.override.ssl.keystore.location", "/etc/key.p12"),
+        ("producer.override.ssl.keystore.type", "PKCS12"),
+        ("producer.override.ssl.keystore.password", "hunter2"),
+        ("producer.override.ssl.key.password", "hunter2"),
+        ("producer.override.ssl.keystore.key", "hunter2"),
+        ("value.converter.basic.auth.user.info", "u:hunter2"),
+        ("database.pasword", "hunter2"),
+        ("my.own", "hunter2"),
+    ]));
+    assert!(!imported.toml.contains("hunter2"), "{}", imported.toml);
+    assert!(
+        !format!("{:?}", imported.findings).contains("hunter2"),
+        "{}",
+        said(&imported)
+    );
+    for property in [
+        "database.password",
+        "database.sslpassword",
+        "producer.override.sasl.jaas.config",
+    ] {
+        assert!(
+            of(&imported, property).contains(&(Group::Different, true)),
+            "{property}"
+        );
+    }
+    assert!(
+        said(&imported).contains("did you mean database.password?"),
+        "{}",
+        said(&imported)
+    );
+    let kafka = &document(&imported)["kafka"];
+    for (name, expected) in [
+        ("sasl.username", "wal\"post"),
+        ("sasl.mechanisms", "SCRAM-SHA-512"),
+        ("security.protocol", "SASL_SSL"),
+        ("ssl.ca.location", "/etc/walpost/kafka-ca.pem"),
+        ("ssl.keystore.location", "/etc/key.p12"),
+    ] {
+        assert_eq!(kafka[name].as_str(), Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn references_are_named_and_left_to_a_person() {
+    let imported = import(&connector(&[
+        ("database.hostname", "${env:DB_HOST}"),
+        (
+            "database.password",
+            "${file:/run/secrets/db.properties:password}",
+        ),
+        ("database.user", "${secretsManager:db:user}"),
+    ]));
+    for (property, expected) in [
+        (
+            "database.hostname",
+            "an environment variable of the Connect worker, ${env:DB_HOST}",
+        ),
+        ("database.password", "a file of the Connect worker"),
+        ("database.user", "a config provider of the Connect worker"),
+    ] {
+        assert!(
+            of(&imported, property)
+                .iter()
+                .any(|(_, needs_person)| *needs_person),
+            "{property}"
+        );
+        assert!(
+            said(&imported).contains(expected),
+            "{expected}: {}",
+            said(&imported)
+        );
+    }
+    assert_eq!(
+        text_of(&imported, "postgres").as_deref(),
+        Some("postgresql://change-me@change-me.invalid/shop")
+    );
+}
+
+#[test]
+fn the_database_is_a_url_that_means_the_same() {
+    let imported = import(&connector(&[
+        ("database.hostname", "::1"),
+        ("database.port", "5433"),
+        ("database.user", "a b@c/d"),
+        ("database.dbname", "shop?x=1&y%"),
+        ("database.sslmode", "verify-full"),
+        ("database.sslrootcert", "/etc/ca & co.pem"),
+        ("database.sslkey", "/etc/key.pk8"),
+    ]));
+    let settings = settings(&imported.toml).expect("valid").remove(0);
+    assert_eq!(
+        settings.postgres.describe(),
+        "shop?x=1&y% on [::1]:5433 as a b@c/d"
+    );
+    let url = text_of(&imported, "postgres").expect("a URL");
+    assert!(
+        url.ends_with(
+            "?sslmode=verify-full&sslrootcert=%2Fetc%2Fca%20%26%20co.pem&sslkey=%2Fetc%2Fkey.pk8"
+        ),
+        "{url}"
+    );
+    assert!(
+        said(&imported).contains("openssl pkcs8 -inform DER"),
+        "{}",
+        said(&imported)
+    );
+    let allow = import(&connector(&[("database.sslmode", "allow")]));
+    assert!(
+        text_of(&allow, "postgres")
+            .expect("a URL")
+            .ends_with("?sslmode=prefer")
+    );
+}
+
+#[test]
+fn each_literal_table_is_a_pipeline_with_a_slot_of_its_own() {
+    let imported = import(&connector(&[(
+        "table.include.list",
+        "public.outbox, sales\\.events,order.user",
+    )]));
+    let settings = settings(&imported.toml).expect("valid");
+    let found: Vec<_> = settings
+        .iter()
+        .map(|of| (of.target.outbox.to_string(), of.target.slot.clone()))
+        .collect();
+    let expected = [
+        ("table public.outbox", "walpost_shop_outbox_outbox"),
+        ("table sales.events", "walpost_shop_outbox_events"),
+        ("table \"order\".\"user\"", "walpost_shop_outbox_user"),
+    ];
+    assert_eq!(
+        found,
+        expected.map(|(table, slot)| (table.to_owned(), slot.to_owned()))
+    );
+    let slots = "IN ('walpost_shop_outbox_outbox', 'walpost_shop_outbox_events', 'walpost_shop_outbox_user')";
+    assert!(imported.toml.contains(slots), "{}", imported.toml);
+}
+
+#[test]
+fn patterns_and_missing_lists_of_tables_need_a_person() {
+    for list in ["public\\..*", "(public|sales).outbox", "outbox", "-"] {
+        let imported = import(&connector(&[("table.include.list", list)]));
+        let needs_person = of(&imported, "table.include.list")
+            .iter()
+            .any(|(_, needs_person)| *needs_person);
+        assert!(needs_person, "{list}: {}", said(&imported));
+        assert!(
+            imported.toml.contains("# CHANGE THIS: the outbox table"),
+            "{list}"
+        );
+    }
+}
+
+#[test]
+fn a_predicate_says_which_table_reaches_the_router() {
+    let with = |pattern: &str, negate: &str, tables: &str| {
+        import(&connector(&[
+            ("table.include.list", tables),
+            ("transforms.outbox.predicate", "isOutbox"),
+            ("transforms.outbox.negate", negate),
+            ("predicates", "isOutbox"),
+            (
+                "predicates.isOutbox.type",
+                "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+            ),
+            ("predicates.isOutbox.pattern", pattern),
+        ]))
+    };
+    let check = |imported: &Imported, expected: &str, needs_person: bool| {
+        assert_eq!(
+            text_of(imported, "table").as_deref(),
+            Some(expected),
+            "{}",
+            said(imported)
+        );
+        assert_eq!(
+            imported.findings.iter().any(|finding| finding.needs_person),
+            needs_person,
+            "{}",
+            said(imported)
+        );
+    };
+    check(
+        &with(".*outbox.*", "false", "public.outbox"),
+        "public.outbox",
+        false,
+    );
+    check(
+        &with("lab\\.public\\.outbox", "false", "public.outbox"),
+        "public.outbox",
+        false,
+    );
+    let imported = with(
+        "lab\\.public\\.outbox",
+        "false",
+        "public.orders,public.outbox",
+    );
+    check(&imported, "public.outbox", true);
+    assert!(
+        said(&imported).contains("public.orders, whose changes do not go through"),
+        "{}",
+        said(&imported)
+    );
+    check(
+        &with(
+            "lab\\.public\\.orders",
+            "true",
+            "public.orders,public.outbox",
+        ),
+        "public.outbox",
+        true,
+    );
+    check(
+        &with("lab\\.sales\\.outbox", "false", "-"),
+        "sales.outbox",
+        false,
+    );
+    check(
+        &with("(?!x).*", "false", "public.outbox"),
+        "public.outbox",
+        true,
+    );
+}
+
+#[test]
+fn other_transforms_are_named_unless_they_change_nothing() {
+    let with = |chain: &str, class: &str, more: &[(&str, &str)]| {
+        let over = [("transforms", chain), ("transforms.other.type", class)];
+        import(&connector(&[&over[..], more].concat()))
+    };
+    let unsupported =
+        |imported: &Imported| of(imported, "transforms.other.type") == [(Group::Unsupported, true)];
+    assert!(unsupported(&with(
+        "outbox,other",
+        "org.apache.kafka.connect.transforms.RegexRouter",
+        &[]
+    )));
+    assert!(unsupported(&with(
+        "outbox,other",
+        "org.apache.kafka.connect.transforms.InsertHeader",
+        &[]
+    )));
+    assert!(unsupported(&with(
+        "other,outbox",
+        "io.debezium.transforms.Filter",
+        &[]
+    )));
+    assert!(!unsupported(&with(
+        "other,outbox",
+        "io.debezium.transforms.ByLogicalTableRouter",
+        &[]
+    )));
+    assert!(!unsupported(&with("outbox", "com.example.Idle", &[])));
+    let tombstones = [
+        ("transforms.other.predicate", "t"),
+        ("predicates", "t"),
+        (
+            "predicates.t.type",
+            "org.apache.kafka.connect.transforms.predicates.RecordIsTombstone",
+        ),
+    ];
+    let filter = "org.apache.kafka.connect.transforms.Filter";
+    assert!(!unsupported(&with("other,outbox", filter, &tombstones)));
+    assert!(unsupported(&with("outbox,other", filter, &tombstones)));
+    let elsewhere = [
+        ("transforms.other.predicate", "t"),
+        ("predicates", "t"),
+        (
+            "predicates.t.type",
+            "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+        ),
+        ("predicates.t.pattern", "lab.public.orders"),
+    ];
+    assert!(!unsupported(&with("other,outbox", filter, &elsewhere)));
+}
+
+#[test]
+fn what_walpost_is_not_for_is_an_error() {
+    let error = |text: &str| import::debezium(text, None).expect_err(text).to_string();
+    let text = error(&connector(&[("transforms", "-")]));
+    assert!(text.contains("inserts of an outbox table"), "{text}");
+    let text = error(&connector(&[(
+        "connector.class",
+        "io.debezium.connector.mysql.MySqlConnector",
+    )]));
+    assert!(
+        text.contains("MySqlConnector") && text.contains("PostgreSQL"),
+        "{text}"
+    );
+}
+
+#[test]
+fn producer_properties_are_librdkafkas() {
+    let imported = import(&connector(&[
+        ("producer.override.max.request.size", "2000000"),
+        ("producer.override.linger.ms", "5"),
+        ("producer.override.batch.size", "65536"),
+        ("producer.override.compression.type", "zstd"),
+        ("producer.override.acks", "all"),
+        ("producer.override.retries", "3"),
+        ("producer.override.delivery.timeout.ms", "1000"),
+        ("producer.override.buffer.memory", "1000"),
+        ("producer.override.enable.idempotence", "false"),
+        (
+            "producer.override.max.in.flight.requests.per.connection",
+            "5",
+        ),
+        ("producer.override.key.serializer", "S"),
+        ("producer.override.lingr.ms", "5"),
+        ("producer.override.request.timeout.ms", "soon"),
+        (
+            "producer.override.ssl.endpoint.identification.algorithm",
+            "",
+        ),
+        ("producer.override.interceptor.classes", "com.example.I"),
+    ]));
+    let kafka = document(&imported)["kafka"]
+        .as_table()
+        .expect("a table")
+        .clone();
+    for (name, expected) in [
+        ("message.max.bytes", "2000000"),
+        ("linger.ms", "5"),
+        ("batch.size", "65536"),
+        ("compression.type", "zstd"),
+        ("ssl.endpoint.identification.algorithm", "none"),
+    ] {
+        assert_eq!(kafka[name].as_str(), Some(expected), "{name}");
+    }
+    assert_eq!(kafka.len(), 6, "{kafka:?}");
+    for (name, group) in [
+        ("retries", Group::Different),
+        ("delivery.timeout.ms", Group::Different),
+        ("buffer.memory", Group::Different),
+        ("enable.idempotence", Group::Different),
+        ("max.in.flight.requests.per.connection", Group::Different),
+        ("interceptor.classes", Group::Unsupported),
+        ("request.timeout.ms", Group::Unsupported),
+        ("lingr.ms", Group::Unknown),
+    ] {
+        assert_eq!(
+            of(&imported, &format!("producer.override.{name}"))[0].0,
+            group,
+            "{name}"
+        );
+    }
+    assert!(
+        said(&imported).contains("did you mean linger.ms?"),
+        "{}",
+        said(&imported)
+    );
+}
+
+#[test]
+fn settings_of_the_connector_become_keys() {
+    let imported = import(&connector(&[
+        ("snapshot.mode", "no_data"),
+        ("topic.creation.default.partitions", "12"),
+        ("topic.creation.default.replication.factor", "-1"),
+        ("exactly.once.support", "required"),
+        ("extended.headers.enabled", "false"),
+        (
+            "heartbeat.action.query",
+            "DELETE FROM outbox WHERE created_at < now() - interval '7 days'",
+        ),
+        ("transforms.outbox.tracing.span.context.field", "trace"),
+    ]));
+    let settings = settings(&imported.toml).expect("valid").remove(0);
+    assert_eq!(settings.snapshot, SnapshotMode::Never);
+    assert!(matches!(settings.delivery, Delivery::ExactlyOnce(_)));
+    let create = match settings.sink {
+        SinkSettings::Kafka { create_topics, .. } => create_topics,
+        SinkSettings::Stdout => None,
+    };
+    assert_eq!(
+        create,
+        Some(CreateTopics {
+            partitions: 12,
+            replication: -1
+        })
+    );
+    assert_eq!(key(&imported, "debezium_headers"), None);
+    assert_eq!(
+        text_of(&imported, "tracing_span_context").as_deref(),
+        Some("trace")
+    );
+    assert_eq!(
+        of(&imported, "heartbeat.action.query"),
+        [(Group::Unsupported, true)]
+    );
+    assert!(
+        said(&imported).contains("retention = \"7d\""),
+        "{}",
+        said(&imported)
+    );
+    let harmless = import(&connector(&[(
+        "heartbeat.action.query",
+        "UPDATE heartbeat SET at = now()",
+    )]));
+    assert_eq!(
+        of(&harmless, "heartbeat.action.query"),
+        [(Group::Different, false)]
+    );
+    for (mode, expected, needs_person) in [
+        ("initial", "initial", false),
+        ("when_needed", "initial", false),
+        ("never", "never", false),
+        ("always", "initial", true),
+        ("initial_only", "initial", true),
+        ("custom", "initial", true),
+    ] {
+        let imported = import(&connector(&[("snapshot.mode", mode)]));
+        assert_eq!(
+            text_of(&imported, "snapshot").as_deref(),
+            Some(expected),
+            "{mode}"
+        );
+        let open = of(&imported, "snapshot.mode")
+            .iter()
+            .any(|(_, needs_person)| *needs_person);
+        assert_eq!(open, needs_person, "{mode}");
+    }
+}
+
+#[test]
+fn the_switch_over_has_the_names_of_this_configuration() {
+    let imported = import(&connector(&[
+        ("slot.name", "dbz_shop"),
+        ("database.port", "5433"),
+    ]));
+    for command in [
+        "#      walpost init --config walpost.toml --postgres 'postgresql://postgres@db.example.com:5433/shop'\n",
+        "WHERE debezium.slot_name = 'dbz_shop' AND walpost.slot_name IN ('walpost_shop_outbox')\"\n",
+        "#      curl -fsS -X PUT http://localhost:8083/connectors/shop-outbox/stop\n",
+        "#      sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml\n",
+        "-c \"SELECT pg_drop_replication_slot('dbz_shop')\"\n",
+    ] {
+        assert!(
+            imported.toml.contains(command),
+            "{command}: {}",
+            imported.toml
+        );
+    }
+    assert!(
+        imported
+            .toml
+            .lines()
+            .any(|line| line == "snapshot = \"initial\""),
+        "what sed looks for"
+    );
+    let never = import(&connector(&[("snapshot.mode", "never")]));
+    assert!(!never.toml.contains("sed -i"), "{}", never.toml);
+    // Its own name and Debezium's are never the same.
+    let same = import(&connector(&[("slot.name", "walpost_shop_outbox")]));
+    assert_eq!(
+        text_of(&same, "slot").as_deref(),
+        Some("walpost_shop_outbox_new")
+    );
+}
+
+#[test]
+fn debezium_server_is_imported() {
+    let imported = import(
+        "# a server\n\
+         debezium.sink.type=kafka\n\
+         debezium.sink.kafka.producer.bootstrap.servers=kafka1:9092\n\
+         debezium.sink.kafka.producer.key.serializer=org.apache.kafka.common.serialization.StringSerializer\n\
+         debezium.source.connector.class=io.debezium.connector.postgresql.PostgresConnector\n\
+         debezium.source.offset.storage.file.filename=data/offsets.dat\n\
+         debezium.source.database.hostname=db\n\
+         debezium.source.database.user=debezium\n\
+         debezium.source.database.password=${DB_PASSWORD}\n\
+         debezium.source.database.dbname=shop\n\
+         debezium.source.topic.prefix=lab\n\
+         debezium.source.table.include.list=public.outbox\n\
+         debezium.transforms=outbox\n\
+         debezium.transforms.outbox.type=io.debezium.transforms.outbox.EventRouter\n\
+         debezium.transforms.outbox.route.topic.replacement=shop.$${routedByValue}\n\
+         debezium.transforms.outbox.table.fields.additional.placement=\\\n\
+         \x20   type:header:eventType\n\
+         debezium.format.key=simplestring\n\
+         debezium.format.value=json\n\
+         debezium.format.value.schemas.enable=false\n\
+         %dev.debezium.source.database.hostname=localhost\n\
+         quarkus.log.level=INFO\n",
+    );
+    assert_eq!(
+        text_of(&imported, "topic").as_deref(),
+        Some("shop.{aggregatetype}"),
+        "{}",
+        said(&imported)
+    );
+    assert_eq!(key(&imported, "key_format"), None);
+    assert_eq!(text_of(&imported, "value_format").as_deref(), Some("json"));
+    assert_eq!(
+        text_of(&imported, "header_format").as_deref(),
+        Some("json-schema")
+    );
+    assert_eq!(
+        text_of(&imported, "postgres").as_deref(),
+        Some("postgresql://debezium@db/shop")
+    );
+    assert_eq!(text_of(&imported, "name").as_deref(), Some("outbox"));
+    assert!(
+        imported.toml.contains("systemctl stop debezium-server"),
+        "{}",
+        imported.toml
+    );
+    let to_do: Vec<_> = imported
+        .findings
+        .iter()
+        .filter(|finding| finding.needs_person)
+        .collect();
+    assert_eq!(to_do.len(), 1, "{to_do:?}");
+    assert_eq!(to_do[0].property, "debezium.source.database.password");
+    assert_eq!(
+        of(&imported, "%dev.debezium.source.database.hostname"),
+        [(Group::Different, false)]
+    );
+}
+
+#[test]
+fn misspelt_and_obsolete_properties_have_their_likely_meaning() {
+    let imported = import(&connector(&[
+        ("table.include.list", "-"),
+        ("table.whitelist", "sales.outbox"),
+        ("topic.prefix", "-"),
+        ("database.server.name", "lab"),
+        ("debezium.expand.json.payload", "true"),
+        ("transforms.outbox.route.by.id", "x"),
+        ("transforms.outbox.route.topic.regexp", "x"),
+        ("transforms.outbox.table.field.event.kee", "x"),
+    ]));
+    assert_eq!(text_of(&imported, "table").as_deref(), Some("sales.outbox"));
+    assert_eq!(
+        text_of(&imported, "debezium_headers").as_deref(),
+        Some("lab")
+    );
+    for (property, meant) in [
+        ("table.whitelist", "table.include.list"),
+        ("database.server.name", "topic.prefix"),
+        ("debezium.expand.json.payload", "table.expand.json.payload"),
+        (
+            "transforms.outbox.route.by.id",
+            "transforms.outbox.route.by.field",
+        ),
+        (
+            "transforms.outbox.route.topic.regexp",
+            "transforms.outbox.route.topic.regex",
+        ),
+        (
+            "transforms.outbox.table.field.event.kee",
+            "transforms.outbox.table.field.event.key",
+        ),
+    ] {
+        let found = imported
+            .findings
+            .iter()
+            .find(|finding| finding.property == property && finding.group == Group::Unknown);
+        let found = found.unwrap_or_else(|| panic!("{property}: {}", said(&imported)));
+        assert!(
+            found.needs_person && found.says.contains(meant),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_written_to_is_never_there_before() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("walpost.toml");
+    assert_eq!(write(&path, "a"), Ok(()));
+    let error = write(&path, "b").expect_err("it exists");
+    assert!(error.contains("exists already"), "{error}");
+    assert_eq!(fs::read_to_string(&path).expect("read"), "a");
+}
+
+/// Names that have a meaning, and what stands for any other.
+fn name() -> impl Strategy<Value = String> {
+    const KNOWN: &[&str] = &[
+        "connector.class",
+        "name",
+        "database.hostname",
+        "database.port",
+        "database.user",
+        "database.password",
+        "database.dbname",
+        "database.sslmode",
+        "database.sslkey",
+        "table.include.list",
+        "schema.include.list",
+        "topic.prefix",
+        "slot.name",
+        "snapshot.mode",
+        "transforms",
+        "transforms.outbox.type",
+        "transforms.outbox.predicate",
+        "transforms.outbox.negate",
+        "transforms.outbox.route.by.field",
+        "transforms.outbox.route.topic.regex",
+        "transforms.outbox.route.topic.replacement",
+        "transforms.outbox.table.fields.additional.placement",
+        "transforms.outbox.table.field.event.id",
+        "transforms.outbox.table.field.event.key",
+        "transforms.outbox.table.field.event.payload",
+        "transforms.outbox.table.field.event.timestamp",
+        "transforms.outbox.table.expand.json.payload",
+        "transforms.outbox.tracing.span.context.field",
+        "predicates",
+        "predicates.p.type",
+        "predicates.p.pattern",
+        "key.converter",
+        "key.converter.schemas.enable",
+        "value.converter",
+        "header.converter",
+        "producer.override.bootstrap.servers",
+        "producer.override.sasl.jaas.config",
+        "producer.override.linger.ms",
+        "producer.override.security.protocol",
+        "producer.override.ssl.truststore.location",
+        "producer.override.ssl.truststore.type",
+        "topic.creation.default.partitions",
+        "topic.creation.default.replication.factor",
+        "heartbeat.action.query",
+        "exactly.once.support",
+        "column.mask.hash.x.with.salt.y",
+    ];
+    prop_oneof![8 => proptest::sample::select(KNOWN).prop_map(str::to_owned), 1 => any::<String>()]
+}
+
+fn value() -> impl Strategy<Value = String> {
+    const KNOWN: &[&str] = &[
+        "outbox",
+        "outbox,p",
+        "io.debezium.transforms.outbox.EventRouter",
+        "p",
+        "true",
+        "false",
+        "(.*)",
+        "a$1{}",
+        "${a:b}",
+        "$$",
+        "\\",
+        "public.outbox,a.b,\u{e4}.\"",
+        "a:header,b:envelope:c,d:partition",
+        "[a-&&]",
+        "(?<x>\\p{Alpha}[^]]",
+        "JKS",
+        "PEM",
+        "org.apache.kafka.connect.json.JsonConverter",
+        "PlainLoginModule required username=\"a",
+        "12",
+        "-1",
+        "verify-full",
+        "org.apache.kafka.connect.transforms.predicates.TopicNameMatches",
+        "\u{0}\u{1b}[31m\u{202e}\n",
+        "",
+    ];
+    prop_oneof![3 => proptest::sample::select(KNOWN).prop_map(str::to_owned), 1 => any::<String>()]
+}
+
+proptest! {
+    /// Whatever the properties are, there is an answer; and what is made of them is a configuration.
+    #[test]
+    fn any_properties_make_a_valid_file_or_an_error(
+        mut properties in proptest::collection::vec((name(), value()), 0..14),
+        is_complete in any::<bool>(),
+    ) {
+        if is_complete {
+            for (name, value) in [
+                ("connector.class", "PostgresConnector"),
+                ("transforms", "outbox"),
+                ("transforms.outbox.type", "io.debezium.transforms.outbox.EventRouter"),
+            ] {
+                properties.push((name.to_owned(), value.to_owned()));
+            }
+        }
+        let json: serde_json::Map<_, _> = properties.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+        let made = import::debezium(&serde_json::Value::from(json).to_string(), None);
+        prop_assert!(made.is_ok() || !is_complete, "{:?}", made);
+        if let Ok(made) = made {
+            let read = settings(&made.toml);
+            prop_assert!(read.is_ok(), "{:?}\n{}", read, made.toml);
+            let is_seen = |c: char| c == '\n' || !crate::escape::is_control(c);
+            prop_assert!(made.toml.chars().all(is_seen), "{:?}", made.toml);
+        }
+    }
+
+    #[test]
+    fn any_text_has_an_answer(text in any::<String>(), worker in any::<String>(), prefix in "(debezium\\.source\\.)?connector\\.class=PostgresConnector\n|\\{|\\[|") {
+        let text = format!("{prefix}{text}");
+        let _ = import::debezium(&text, Some(&worker));
+        let server = format!("debezium.source.connector.class=PostgresConnector\ndebezium.transforms=o\ndebezium.transforms.o.type=io.debezium.transforms.outbox.EventRouter\n{text}");
+        if let Ok(made) = import::debezium(&server, None) {
+            let read = settings(&made.toml);
+            prop_assert!(read.is_ok(), "{:?}\n{}", read, made.toml);
+        }
+    }
+}

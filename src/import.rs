@@ -1,0 +1,172 @@
+//! Configurations of other tools, as walpost.toml: what each line comes from, and what became of the rest.
+//!
+//! [`source`] reads the file, whichever of its forms it has, and hands each property out once. Those who make lines of
+//! walpost.toml take theirs: [`connector`], [`chain`] and [`router`], [`converters`], [`producer`]. What is left is
+//! [`known`], or is named as unknown. [`document`] writes the lines, [`report`] collects what a person has to know, and
+//! [`switch_over`] has the commands. Pure: nothing is asked, and nothing but the text is read.
+
+mod chain;
+mod connector;
+mod converters;
+mod document;
+mod java_regex;
+mod known;
+mod producer;
+mod properties;
+pub(crate) mod report;
+mod router;
+pub(crate) mod source;
+mod switch_over;
+
+use document::{Document, Section, text};
+use report::{Finding, Report};
+use source::{ImportError, Kind, Source};
+use switch_over::SwitchOver;
+
+/// What was made of a configuration.
+#[derive(Debug)]
+pub(crate) struct Imported {
+    /// walpost.toml.
+    pub(crate) toml: String,
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// The configuration of a Debezium connector, `worker` being the properties of the Kafka Connect worker that runs it.
+///
+/// # Errors
+/// The text is none, or is for something that Walpost does not do.
+pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, ImportError> {
+    let mut report = Report::default();
+    let report = &mut report;
+    let mut source = Source::read(given, report)?;
+    if let Some(worker) = worker {
+        source.add_worker(worker)?;
+    }
+    let source = &mut source;
+    of_postgres(source)?;
+    let chain = chain::read(source, report)?;
+    let prefix = connector::take_or_obsolete(source, "topic.prefix", report);
+    let prefix_text = prefix.as_ref().map(|prefix| prefix.value.trim());
+    let tables = connector::tables(source, prefix_text, chain.filter.as_ref(), report);
+    let topics = tables.iter().map(|table| {
+        format!(
+            "{}.{}.{}",
+            prefix_text.unwrap_or_default(),
+            table.schema,
+            table.name
+        )
+    });
+    chain.others(&topics.collect::<Vec<_>>(), report);
+
+    let mut document = Document::default();
+    producer::read(source, &mut document.kafka, report);
+    let mut common = Section::default();
+    let administrator = connector::connection(source, &mut common, report);
+    connector::snapshot(source, &mut common, report);
+    let formats = converters::read(source, &mut common, report);
+    router::read(&chain, source, formats, &mut common, report);
+    connector::others(source, prefix.as_ref(), &mut common, report);
+    connector::heartbeat(source, &mut common, report);
+    let slot = connector::slot(source, report);
+    let mut slots = Vec::new();
+    let base = plain(source.name.as_deref().unwrap_or_default());
+    for table in &tables {
+        let name = pipeline_name(&base, &table.name, tables.len() > 1, &document);
+        let mut section = Section::default();
+        section.set(
+            "name",
+            text(&name),
+            "Walpost's slot and publication are walpost_NAME",
+        );
+        section.set("table", text(&table.in_sql()), table.from.clone());
+        let mut own = format!("walpost_{name}");
+        if own == slot {
+            own.push_str("_new");
+            section.set("slot", text(&own), "walpost_NAME is Debezium's");
+        }
+        slots.push(own);
+        document.pipelines.push(section.with(&common));
+    }
+    report.different(
+        "header walpost-position",
+        "is in every record, after those of Debezium",
+    );
+    known::left(source, report);
+
+    let connector = source.name.as_deref();
+    let of = match (source.kind, connector) {
+        (Kind::Connect, Some(name)) => format!("the connector {name}"),
+        (Kind::Connect, None) => "a connector".to_owned(),
+        (Kind::Server, _) => "Debezium Server's application.properties".to_owned(),
+    };
+    document.head.push(format!(
+        "Made by walpost import debezium from {of}. Above each line stands the property that it comes from."
+    ));
+    let switch_over = SwitchOver {
+        kind: source.kind,
+        connector,
+        administrator: &administrator,
+        slot: &slot,
+        slots: &slots,
+        is_initial: document.has_line("snapshot", "\"initial\""),
+    };
+    document.tail = switch_over.comments();
+    Ok(Imported {
+        toml: document.write(),
+        findings: std::mem::take(report).finish(),
+    })
+}
+
+/// # Errors
+/// The connector reads another database.
+fn of_postgres(source: &mut Source) -> Result<(), ImportError> {
+    let class = source
+        .raw("connector.class")
+        .map(|class| class.value)
+        .unwrap_or_default();
+    let short = class.trim().rsplit('.').next().unwrap_or_default();
+    match short {
+        "PostgresConnector" => Ok(()),
+        _ => Err(ImportError::OtherConnector(class)),
+    }
+}
+
+/// A name of a-z, 0-9 and _ alone.
+fn plain(name: &str) -> String {
+    let mut plain = String::new();
+    for c in name.chars() {
+        match c.to_ascii_lowercase() {
+            c if c.is_ascii_alphanumeric() => plain.push(c),
+            _ if plain.is_empty() || plain.ends_with('_') => {}
+            _ => plain.push('_'),
+        }
+    }
+    plain.trim_end_matches('_').to_owned()
+}
+
+/// A name that no pipeline of the document has.
+fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document) -> String {
+    const MAX: usize = 48;
+    let name = match (base, are_several) {
+        ("", true) => plain(table),
+        (base, true) => format!("{base}_{}", plain(table)),
+        (base, false) => base.to_owned(),
+    };
+    let name = if name.is_empty() { "outbox" } else { &name };
+    // All of it is ASCII.
+    let cut = |name: &str, length: usize| {
+        name.get(..length.min(name.len()))
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let first = cut(name, MAX);
+    let is_taken = |name: &str| document.has_line("name", &text(name));
+    let others = (2..).map(|number| {
+        let number = format!("_{number}");
+        cut(name, MAX - number.len()) + &number
+    });
+    let found = std::iter::once(first.clone())
+        .chain(others)
+        .find(|name| !is_taken(name));
+    found.unwrap_or(first)
+}

@@ -1,0 +1,222 @@
+//! The chain of transforms: where the outbox event router is in it, what reaches it, and what the others do.
+
+use super::java_regex::{self, Pattern};
+use super::report::Report;
+use super::source::{ImportError, Source, Taken};
+
+const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
+
+/// The router's place.
+#[derive(Debug)]
+pub(super) struct Chain {
+    /// What the names of its properties begin with: `transforms.outbox.`.
+    pub(super) prefix: String,
+    /// What is let through to it, where that is not all.
+    pub(super) filter: Option<Filter>,
+    others: Vec<Other>,
+}
+
+/// A predicate.
+#[derive(Debug)]
+pub(super) struct Filter {
+    pub(super) written: String,
+    /// What the topics of the change events have to match, as Java has it.
+    pub(super) java: String,
+    pattern: Pattern,
+    negate: bool,
+}
+
+impl Filter {
+    /// Whether the change events of that topic are let through.
+    #[must_use]
+    pub(super) fn lets_through(&self, topic: &str) -> bool {
+        self.pattern.matches_whole(topic) != self.negate
+    }
+
+    #[must_use]
+    pub(super) fn is_negated(&self) -> bool {
+        self.negate
+    }
+}
+
+/// A transform that is no router.
+#[derive(Debug)]
+struct Other {
+    written: String,
+    class: String,
+    is_before: bool,
+    when: When,
+}
+
+#[derive(Debug)]
+enum When {
+    Always,
+    /// Null values.
+    Tombstones,
+    Matches(Filter),
+    /// Said already.
+    NotKnown,
+}
+
+/// # Errors
+/// There is no router.
+pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, ImportError> {
+    let names = source.take("transforms", report);
+    let names = names.map(|names| names.list()).unwrap_or_default();
+    let mut router = None;
+    let mut others = Vec::new();
+    for name in names {
+        let prefix = format!("transforms.{name}.");
+        let class = source.take(&format!("{prefix}type"), report);
+        let when = when(&prefix, source, report);
+        let Some(class) = class else {
+            let says = "is in the list of transforms, and has no type: Kafka Connect refuses that";
+            report.unknown(&format!("transforms.{name}"), says);
+            continue;
+        };
+        if class.value.trim() == ROUTER && router.is_none() {
+            report.carried(&class.written, "the keys of this file");
+            router = Some((prefix, when));
+            continue;
+        }
+        if class.value.trim() == ROUTER {
+            let says = "is a second outbox event router. One is imported: import this one for itself, from a copy of the file without \
+                        the first, and put its [[pipeline]] under the other";
+            report.unsupported(&class.written, says);
+        } else {
+            others.push(Other {
+                written: class.written,
+                class: class.value,
+                is_before: router.is_none(),
+                when,
+            });
+        }
+        while let Some(rest) = source.next_of(&prefix) {
+            source.raw(&format!("{prefix}{rest}"));
+        }
+    }
+    let (prefix, when) = router.ok_or(ImportError::NoRouter)?;
+    let filter = match when {
+        When::Matches(filter) => Some(filter),
+        _ => None,
+    };
+    source.raw("predicates");
+    // Those that nobody names.
+    let idle = source.left().filter(|(name, _)| {
+        name.starts_with("predicates.")
+            || name.starts_with("transforms.") && !name.starts_with(&prefix)
+    });
+    for name in idle.map(|(name, _)| name.to_owned()).collect::<Vec<_>>() {
+        if let Some(taken) = source.raw(&name) {
+            report.without_effect(&taken.written);
+        }
+    }
+    Ok(Chain {
+        prefix,
+        filter,
+        others,
+    })
+}
+
+/// When a transform is applied.
+fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
+    let predicate = source.take(&format!("{prefix}predicate"), report);
+    let negate = source.take(&format!("{prefix}negate"), report);
+    let negate = negate.is_some_and(|negate| negate.is("true"));
+    let Some(predicate) = predicate else {
+        return When::Always;
+    };
+    let of = format!("predicates.{}.", predicate.value.trim());
+    let class = source.take(&format!("{of}type"), report);
+    let class = class.map(|class| class.value).unwrap_or_default();
+    let when = match class.trim().rsplit('.').next().unwrap_or_default() {
+        "TopicNameMatches" => matches(&of, &predicate, negate, source, report),
+        // The router leaves tombstones out by itself.
+        "RecordIsTombstone" if negate => When::Always,
+        "RecordIsTombstone" => When::Tombstones,
+        _ => {
+            let says = "is a predicate that Walpost has no equal of: all rows of the table are delivered. Where some are not to be, \
+                        have the service write them to another table";
+            report.unsupported(&predicate.written, says);
+            When::NotKnown
+        }
+    };
+    while let Some(rest) = source.next_of(&of) {
+        source.raw(&format!("{of}{rest}"));
+    }
+    when
+}
+
+fn matches(
+    of: &str,
+    predicate: &Taken,
+    negate: bool,
+    source: &mut Source,
+    report: &mut Report,
+) -> When {
+    let Some(java) = source.take(&format!("{of}pattern"), report) else {
+        report.unknown(
+            &format!("{of}pattern"),
+            "is missing: Kafka Connect refuses that",
+        );
+        return When::NotKnown;
+    };
+    match java_regex::pattern(&java.value) {
+        Ok(pattern) => When::Matches(Filter {
+            written: predicate.written.clone(),
+            java: java.value,
+            pattern,
+            negate,
+        }),
+        Err(reason) => {
+            let says = format!(
+                "can't be read: {reason}. Write the table that it lets through into walpost.toml"
+            );
+            report.unsupported(&java.written, says);
+            When::NotKnown
+        }
+    }
+}
+
+impl Chain {
+    /// Says what the other transforms do, by the topics that the change events of the outbox have before the router.
+    pub(super) fn others(&self, topics: &[String], report: &mut Report) {
+        for other in &self.others {
+            let short = other.class.rsplit('.').next().unwrap_or_default();
+            let touches_outbox = match &other.when {
+                When::Always | When::NotKnown => true,
+                When::Tombstones => !other.is_before,
+                // Behind the router topics are other ones.
+                When::Matches(filter) if other.is_before => {
+                    topics.iter().any(|topic| filter.lets_through(topic))
+                }
+                When::Matches(_) => true,
+            };
+            // The router sets the topic, whatever it was.
+            let only_topic = other.is_before
+                && ["RegexRouter", "ByLogicalTableRouter", "TimestampRouter"].contains(&short);
+            if !touches_outbox || only_topic {
+                report.without_effect(&other.written);
+                continue;
+            }
+            let says = match (short, other.is_before) {
+                ("RegexRouter" | "TimestampRouter" | "ByLogicalTableRouter", _) => format!(
+                    "{short} changes the topic behind the router, and Walpost has one rule for topics: put it into topic or route"
+                ),
+                ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
+                    format!("{short} changes headers: put them into headers, which has templates and fixed texts")
+                }
+                ("Filter", _) => "Filter leaves records out, and Walpost delivers every row: have the service write what is not to be \
+                                  delivered to another table"
+                    .to_owned(),
+                ("ActivateTracingSpan", _) => "ActivateTracingSpan makes spans of its own, and Walpost makes none: the header traceparent \
+                                               comes from a column"
+                    .to_owned(),
+                _ => format!(
+                    "{short} is a transform that Walpost has no equal of: have the service write the event as consumers are to read it"
+                ),
+            };
+            report.unsupported(&other.written, says);
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! The connector's own properties: where it reads, which tables, and from where on.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::chain::Filter;
+use super::document::{Section, text};
+use super::java_regex;
+use super::known::SUCCEEDED;
+use super::report::Report;
+use super::source::{Source, Taken};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::table::{TableName, identifier};
+
+/// What stands where a person has to write a name.
+const CHANGE_ME: &str = "change-me";
+
+/// All but what RFC 3986 calls unreserved.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+#[must_use]
+pub(super) fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// The property, or the one that was its name in an earlier version.
+pub(super) fn take_or_obsolete(
+    source: &mut Source,
+    name: &str,
+    report: &mut Report,
+) -> Option<Taken> {
+    if source.has(name) {
+        return source
+            .take(name, report)
+            .filter(|taken| !taken.value.trim().is_empty());
+    }
+    let (_, obsolete) = SUCCEEDED.iter().find(|(new, _)| *new == name)?;
+    let taken = source.take(obsolete, report)?;
+    let says = format!(
+        "is no property of Debezium 3: it is called {name} since Debezium 2, and was read as that. Make sure that it still counts"
+    );
+    report.unknown(&taken.written, says);
+    Some(taken)
+}
+
+/// Writes the connection string. Returns that of an administrator of the same database.
+pub(super) fn connection(
+    source: &mut Source,
+    section: &mut Section,
+    report: &mut Report,
+) -> String {
+    let mut written = Vec::new();
+    let mut missing = Vec::new();
+    let mut required =
+        |name: &'static str, default: &str, source: &mut Source, report: &mut Report| {
+            let taken = source
+                .take(name, report)
+                .filter(|taken| !taken.value.trim().is_empty());
+            match taken {
+                Some(taken) => {
+                    written.push(taken.written.clone());
+                    report.carried(&taken.written, "postgres");
+                    taken.value.trim().to_owned()
+                }
+                None => {
+                    if !source.has(name) {
+                        report.to_do(name, "is not in this file: write it into postgres");
+                    }
+                    missing.push(name);
+                    default.to_owned()
+                }
+            }
+        };
+    let host = required("database.hostname", "change-me.invalid", source, report);
+    let user = required("database.user", CHANGE_ME, source, report);
+    let database = required("database.dbname", CHANGE_ME, source, report);
+    let port = source.take("database.port", report);
+    let port = port.and_then(|taken| {
+        let port = taken
+            .value
+            .trim()
+            .parse::<u16>()
+            .ok()
+            .filter(|port| *port > 0);
+        match port {
+            Some(_) => report.carried(&taken.written, "postgres"),
+            None => report.unsupported(
+                &taken.written,
+                "is no port: write a number of 1 to 65535 into postgres",
+            ),
+        }
+        port
+    });
+    password(source, section, report);
+    let parameters = tls(source, report);
+    let at = match port {
+        Some(port) => format!("{}:{port}", host_in_url(&host)),
+        None => host_in_url(&host),
+    };
+    let as_role = |user: &str, parameters: &[(String, String)]| {
+        let parameters: Vec<_> = parameters
+            .iter()
+            .map(|(name, value)| format!("{name}={}", encoded(value)))
+            .collect();
+        let question = if parameters.is_empty() { "" } else { "?" };
+        format!(
+            "postgresql://{user}@{at}/{}{question}{}",
+            encoded(&database),
+            parameters.join("&")
+        )
+    };
+    let mut url = as_role(&encoded(&user), &parameters);
+    let mut of_admin: Vec<_> = parameters.clone();
+    of_admin.retain(|(name, _)| ["sslmode", "sslrootcert"].contains(&name.as_str()));
+    let mut administrator = as_role("postgres", &of_admin);
+    if let Err(error) = Conninfo::parse(&url, &|_| None) {
+        report.unsupported(
+            "database.*",
+            format!("makes no connection string: {error}. Write postgres"),
+        );
+        url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
+        administrator.clone_from(&url);
+        missing.push("database.*");
+    }
+    let mut from = written.join(", ");
+    if !missing.is_empty() {
+        from = format!(
+            "CHANGE THIS: {} could not be read. {from}",
+            missing.join(", ")
+        );
+    }
+    section.set("postgres", text(&url), from.trim_end().to_owned());
+    administrator
+}
+
+fn host_in_url(host: &str) -> String {
+    match host.contains(':') && host.parse::<std::net::Ipv6Addr>().is_ok() {
+        true => format!("[{host}]"),
+        false => encoded(host),
+    }
+}
+
+fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
+    const PLACES: &str =
+        "PGPASSWORD, ~/.pgpass (mode 0600), or postgres in walpost.toml with mode 0600";
+    for name in ["database.password", "database.sslpassword"] {
+        let Some(taken) = source.raw(name) else {
+            continue;
+        };
+        let is_reference = super::source::reference(source.kind, &taken.value);
+        let what = match is_reference {
+            // It has a path or a variable, and no secret.
+            Some(reference) => format!("is {reference}, which Walpost does not look up"),
+            None => "is a secret, which is not written here".to_owned(),
+        };
+        let places = match name {
+            "database.password" => PLACES,
+            _ => "sslpassword in postgres, in walpost.toml with mode 0600 or in WALPOST_POSTGRES",
+        };
+        report.to_do(&taken.written, format!("{what}: give it in {places}"));
+        section.note(format!("{}: give it in {places}", taken.written));
+    }
+}
+
+/// Parameters of libpq for those of JDBC.
+fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
+    let mut parameters = Vec::new();
+    if let Some(taken) = source.take("database.sslmode", report) {
+        let mode = taken.value.trim().to_ascii_lowercase();
+        match mode.as_str() {
+            "disable" | "prefer" | "require" | "verify-ca" | "verify-full" => {
+                report.carried(&taken.written, "postgres");
+                parameters.push(("sslmode".to_owned(), mode));
+            }
+            "allow" => {
+                let says = "sends the password before it tries TLS, and Walpost refuses that: sslmode=prefer is written, which tries TLS first";
+                report.different(&taken.written, says);
+                parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
+            }
+            _ => report.unsupported(
+                &taken.written,
+                "is no sslmode: expected disable, prefer, require, verify-ca or verify-full",
+            ),
+        }
+    }
+    for name in ["sslrootcert", "sslcert", "sslkey"] {
+        let Some(taken) = source.take(&format!("database.{name}"), report) else {
+            continue;
+        };
+        let file = taken.value.trim();
+        if file.is_empty() {
+            continue;
+        }
+        let is_der = [".pk8", ".der", ".p12", ".pfx"]
+            .iter()
+            .any(|end| file.to_ascii_lowercase().ends_with(end));
+        if name == "sslkey" && is_der {
+            let says = "is a key as JDBC has it, in DER or PKCS#12, and Walpost reads PEM, as libpq. openssl pkcs8 -inform DER -in FILE.pk8 \
+                        -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem: name that file, with mode 0600, as \
+                        sslkey in postgres";
+            report.to_do(&taken.written, says);
+        } else {
+            report.carried(&taken.written, "postgres");
+        }
+        parameters.push((name.to_owned(), file.to_owned()));
+    }
+    parameters
+}
+
+/// The outbox tables. At least one: where none can be read, the one that Walpost has by default.
+pub(super) fn tables(
+    source: &mut Source,
+    prefix: Option<&str>,
+    filter: Option<&Filter>,
+    report: &mut Report,
+) -> Vec<Table> {
+    let schemas = take_or_obsolete(source, "schema.include.list", report);
+    let listed = take_or_obsolete(source, "table.include.list", report);
+    if let Some(schemas) = &schemas {
+        report.without_effect(&schemas.written);
+    }
+    let mut found = Vec::new();
+    for pattern in listed.iter().flat_map(Taken::list) {
+        let from = listed
+            .as_ref()
+            .map(|listed| listed.written.clone())
+            .unwrap_or_default();
+        let Some((schema, name)) = literal(&pattern) else {
+            let says = format!(
+                "has {pattern:?}, a regular expression: write a [[pipeline]] for each table that it is to be"
+            );
+            report.unsupported(&from, says);
+            continue;
+        };
+        let topic = format!("{}.{schema}.{name}", prefix.unwrap_or_default());
+        if filter.is_some_and(|filter| !filter.lets_through(&topic)) {
+            let says = format!(
+                "has {schema}.{name}, whose changes do not go through the outbox event router: they stay with Debezium, from which the outbox \
+                 table is taken out"
+            );
+            report.unsupported(&from, says);
+            continue;
+        }
+        if format!("{schema}{name}")
+            .chars()
+            .any(|c| c.is_ascii_uppercase())
+        {
+            let says = format!(
+                "has {schema}.{name}: Debezium takes no notice of capital letters, and in walpost.toml a name in double quotes has \
+                 them as they are. Compare it with the table's"
+            );
+            report.to_do(&from, says);
+        }
+        found.push(Table::new(schema, name, from));
+    }
+    if found.is_empty() && listed.is_none() {
+        found.extend(of_filter(prefix, filter));
+    }
+    if found.is_empty() {
+        let (from, says) = match &listed {
+            Some(listed) => (
+                listed.written.as_str(),
+                "names no table as it is: write the outbox table into table",
+            ),
+            None => (
+                "table.include.list",
+                "is not in this file, so Debezium reads all tables: write the outbox table into table",
+            ),
+        };
+        report.to_do(from, says);
+        let comment =
+            "CHANGE THIS: the outbox table could not be read from table.include.list".to_owned();
+        found.push(Table::new(
+            "public".to_owned(),
+            "outbox".to_owned(),
+            comment,
+        ));
+    }
+    if let Some(listed) = listed {
+        report.carried(&listed.written, "table");
+    }
+    if let Some(filter) = filter {
+        report.carried(&filter.written, "table");
+    }
+    found
+}
+
+/// A table, and the property that names it.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) schema: String,
+    pub(super) name: String,
+    pub(super) from: String,
+}
+
+impl Table {
+    fn new(schema: String, name: String, from: String) -> Self {
+        Self { schema, name, from }
+    }
+
+    /// As SQL has it.
+    #[must_use]
+    pub(super) fn in_sql(&self) -> String {
+        let TableName { schema, name } = TableName {
+            schema: self.schema.clone(),
+            name: self.name.clone(),
+        };
+        format!("{}.{}", identifier(&schema), identifier(&name))
+    }
+}
+
+/// Schema and table of a regular expression that is a name.
+fn literal(pattern: &str) -> Option<(String, String)> {
+    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
+    let pattern = pattern.strip_suffix('$').unwrap_or(pattern);
+    let name = pattern.replace("\\.", ".");
+    let is_name = |part: &str| {
+        !part.is_empty()
+            && part
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'))
+    };
+    let (schema, table) = name.split_once('.')?;
+    (is_name(schema) && is_name(table)).then(|| (schema.to_owned(), table.to_owned()))
+}
+
+/// The table that a predicate lets through, where it is one.
+fn of_filter(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
+    let filter = filter.filter(|filter| !filter.is_negated())?;
+    let rest = filter.java.trim_start_matches('^');
+    let own = prefix.and_then(|prefix| {
+        let dots = prefix.replace('.', "\\.");
+        rest.strip_prefix(prefix)
+            .or_else(|| rest.strip_prefix(&dots))
+    });
+    let rest = own.or_else(|| rest.strip_prefix(".*"))?;
+    let rest = rest
+        .strip_prefix("\\.")
+        .or_else(|| rest.strip_prefix('.'))?;
+    let (schema, name) = literal(rest)?;
+    Some(Table::new(schema, name, filter.written.clone()))
+}
+
+/// Debezium's slot.
+pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
+    const DEFAULT: &str = "debezium";
+    let Some(taken) = source.take("slot.name", report) else {
+        return DEFAULT.to_owned();
+    };
+    let slot = taken.value.trim();
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
+        let says = "is no name of a slot, which PostgreSQL refuses too: expected 1 to 63 characters of a-z, 0-9 and _";
+        report.unsupported(&taken.written, says);
+        return DEFAULT.to_owned();
+    }
+    let says = "stays Debezium's. Walpost makes a slot and a publication of its own, so that there is no gap and a way back";
+    report.different(&taken.written, says);
+    slot.to_owned()
+}
+
+/// From where on it reads.
+pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
+    let taken = source.take("snapshot.mode", report);
+    let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());
+    let from = taken
+        .as_ref()
+        .map_or("the default of snapshot.mode", |taken| {
+            taken.written.as_str()
+        });
+    let mode = match mode.to_ascii_lowercase().as_str() {
+        "initial" | "when_needed" => "initial",
+        "never" | "no_data" | "schema_only" => "never",
+        other => {
+            let says = match other {
+                "always" => {
+                    "copies the table at each start, and Walpost does once in a pipeline's life. snapshot = \"initial\" is written; \
+                             walpost replay sends rows again"
+                }
+                "initial_only" => {
+                    "copies the table and ends, and Walpost goes on with the stream. snapshot = \"initial\" is written"
+                }
+                _ => {
+                    "is no mode that Walpost has: expected initial or never. snapshot = \"initial\" is written"
+                }
+            };
+            report.unsupported(from, says);
+            "initial"
+        }
+    };
+    if let Some(taken) = &taken {
+        report.carried(&taken.written, format!("snapshot = {mode:?}"));
+    }
+    let comment = match mode {
+        "initial" => format!(
+            "{from}: rows that are older than the slot are delivered at the first start. Where Debezium has delivered them, as in the \
+             switch-over below, \"never\""
+        ),
+        _ => from.to_owned(),
+    };
+    section.set("snapshot", text(mode), comment);
+}
+
+/// What a heartbeat's statement is for.
+pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
+    let Some(taken) = source.take("heartbeat.action.query", report) else {
+        return;
+    };
+    let deletes = java_regex::pattern("(?i)(?s).*\\b(delete|truncate|drop)\\b.*");
+    if deletes.is_ok_and(|deletes| deletes.matches_whole(&taken.value)) {
+        let says = "removes rows at each heartbeat. Walpost runs no SQL of yours: retention = \"7d\" with delete_rows = true removes rows \
+                    that are delivered, or drops partitions; see docs/retention.md";
+        report.unsupported(&taken.written, says);
+        let note = format!(
+            "{} removes rows. retention does that here, of rows that are delivered, once both lines are uncommented",
+            taken.written
+        );
+        section.note(note);
+        section.note("   retention = \"7d\"");
+        section.note("   delete_rows = true");
+    } else {
+        let says = "has no equal and needs none: Walpost confirms what the WAL has of other tables. Drop the table that it writes to when \
+                    Debezium is gone";
+        report.different(&taken.written, says);
+    }
+}
+
+/// Settings of the connector that make a line each.
+pub(super) fn others(
+    source: &mut Source,
+    prefix: Option<&Taken>,
+    section: &mut Section,
+    report: &mut Report,
+) {
+    let headers = source.take("extended.headers.enabled", report);
+    let has_headers = !headers.as_ref().is_some_and(|headers| headers.is("false"));
+    if let Some(headers) = &headers {
+        report.carried(&headers.written, "debezium_headers");
+    }
+    match prefix {
+        Some(prefix) if has_headers => {
+            let comment = format!(
+                "{}, and the default of extended.headers.enabled: the headers __debezium.context.*. Leave the line out if no consumer reads \
+                 them; earlier versions of Debezium wrote none",
+                prefix.written
+            );
+            section.set("debezium_headers", text(prefix.value.trim()), comment);
+            report.carried(&prefix.written, "debezium_headers");
+        }
+        Some(prefix) => report.without_effect(&prefix.written),
+        None => {}
+    }
+    if let Some(taken) = source.take("exactly.once.support", report) {
+        match taken.is("required") {
+            true => {
+                section.set("delivery", text("exactly-once"), taken.written.clone());
+                let says = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, walpost-checkpoints, and needs \
+                            the rights for that: docs/exactly-once.md";
+                report.to_do(&taken.written, says);
+            }
+            false => report.without_effect(&taken.written),
+        }
+    }
+    if let Some(taken) = source.take("skipped.operations", report) {
+        match taken
+            .list()
+            .iter()
+            .any(|operation| operation.eq_ignore_ascii_case("c"))
+        {
+            true => {
+                let says =
+                    "leaves out inserts, which the events of an outbox are: Walpost delivers them";
+                report.unsupported(&taken.written, says);
+            }
+            false => report.without_effect(&taken.written),
+        }
+    }
+    topics(source, section, report);
+}
+
+fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
+    let partitions = source.take("topic.creation.default.partitions", report);
+    let replication = source.take("topic.creation.default.replication.factor", report);
+    let number = |taken: &Taken| taken.value.trim().parse::<i32>().ok();
+    let Some(partitions) = partitions else {
+        if let Some(taken) = replication {
+            report.to_do(&taken.written, "has no number of partitions beside it: write create_topics, or create the topics yourself");
+        }
+        return;
+    };
+    let Some(count) = number(&partitions).filter(|count| *count > 0) else {
+        let says = "leaves the number of partitions to the broker, and Walpost's create_topics has a number: write one, or create the \
+                    topics yourself";
+        return report.to_do(&partitions.written, says);
+    };
+    let mut entries = vec![("partitions", count.to_string())];
+    let mut from = partitions.written.clone();
+    report.carried(&partitions.written, "create_topics");
+    if let Some(taken) = replication {
+        match number(&taken) {
+            // Without it, the broker's default.
+            Some(-1) => report.without_effect(&taken.written),
+            Some(factor) if (1..=i32::from(i16::MAX)).contains(&factor) => {
+                entries.push(("replication", factor.to_string()));
+                from = format!("{from}, {}", taken.written);
+                report.carried(&taken.written, "create_topics");
+            }
+            _ => report.unsupported(
+                &taken.written,
+                "is no number of replicas: expected 1 or more",
+            ),
+        }
+    }
+    section.set("create_topics", super::document::table(entries), from);
+}

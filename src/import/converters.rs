@@ -1,0 +1,201 @@
+//! Kafka Connect's converters, as the forms that keys, values and headers have.
+
+use super::document::{Section, text};
+use super::report::Report;
+use super::source::{Kind, Source, Taken};
+
+/// The form of keys or values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    String,
+    Json,
+    JsonSchema,
+    Bytes,
+    /// `SimpleHeaderConverter`.
+    Simple,
+}
+
+impl Format {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::String => "string",
+            Self::Json => "json",
+            Self::JsonSchema => "json-schema",
+            Self::Bytes => "bytes",
+            Self::Simple => "simple",
+        }
+    }
+
+    pub(super) fn is_json(self) -> bool {
+        matches!(self, Self::Json | Self::JsonSchema)
+    }
+}
+
+/// What the three converters make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Formats {
+    pub(super) key: Format,
+    pub(super) value: Format,
+    pub(super) header: Format,
+    /// A NULL of a column with a DEFAULT comes as the default.
+    pub(super) null_default: bool,
+}
+
+pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Report) -> Formats {
+    let mut null_default = true;
+    let mut read = |of: &str| {
+        let found = converter(of, source, report);
+        null_default &= found.null_default;
+        found
+    };
+    let (key, value, header) = (read("key"), read("value"), read("header"));
+    if key.format != Format::String {
+        section.set("key_format", text(key.format.name()), key.from);
+    }
+    if value.format != Format::String {
+        section.set("value_format", text(value.format.name()), value.from);
+    }
+    Formats {
+        key: key.format,
+        value: value.format,
+        header: header.format,
+        null_default,
+    }
+}
+
+struct Found {
+    format: Format,
+    /// The property that says so.
+    from: String,
+    null_default: bool,
+}
+
+fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
+    let class = class(of, source, report);
+    let setting = |source: &mut Source, name: &str, report: &mut Report| {
+        let own = source.take(&format!("{of}.converter.{name}"), report);
+        // Debezium Server has settings for all of them.
+        let shared = source.take(&format!("converter.{name}"), report);
+        own.or(shared)
+    };
+    let schemas = setting(source, "schemas.enable", report);
+    let nulls = setting(source, "replace.null.with.default", report);
+    let decimals = setting(source, "decimal.format", report);
+    let mut found = Found {
+        format: Format::String,
+        from: class.written.clone(),
+        null_default: !nulls.as_ref().is_some_and(|nulls| nulls.is("false")),
+    };
+    let short = class.value.rsplit('.').next().unwrap_or_default();
+    found.format = match short {
+        "StringConverter" => Format::String,
+        "JsonConverter" => {
+            let is_without = schemas.as_ref().is_some_and(|schemas| schemas.is("false"));
+            if let Some(schemas) = &schemas {
+                found.from = format!("{}, {}", found.from, schemas.written);
+            }
+            match is_without {
+                true => Format::Json,
+                false => Format::JsonSchema,
+            }
+        }
+        "ByteArrayConverter" | "BinaryDataConverter" | "ByteBufferConverter" if of != "header" => {
+            Format::Bytes
+        }
+        "SimpleHeaderConverter" if of == "header" => Format::Simple,
+        _ => {
+            report.unsupported(&class.written, reason(of, &class.value));
+            if of == "header" {
+                Format::Simple
+            } else {
+                Format::String
+            }
+        }
+    };
+    if let Some(decimals) = decimals.filter(|decimals| !decimals.is("BASE64")) {
+        let says = "writes numbers of type numeric in another way than the default BASE64, and Walpost writes that: compare such columns \
+                    before the switch-over";
+        report.to_do(&decimals.written, says);
+    }
+    while let Some(name) = source.next_of(&format!("{of}.converter.")) {
+        let Some(taken) = source.raw(&format!("{of}.converter.{name}")) else {
+            break;
+        };
+        report.without_effect(&taken.written);
+    }
+    if !class.written.is_empty() && !DEFAULTS.contains(&class.written.as_str()) {
+        let says = match of {
+            "header" => format!("header_format = {:?}", found.format.name()),
+            of => format!("{of}_format = {:?}", found.format.name()),
+        };
+        report.carried(&found.from, says);
+    }
+    found
+}
+
+const OF_HEADERS: &str = "the default of header.converter";
+const DEFAULTS: [&str; 1] = [OF_HEADERS];
+
+/// The class of a converter, and the property that names it.
+fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
+    let taken = |written: &str, value: &str| Taken {
+        written: written.to_owned(),
+        value: value.to_owned(),
+    };
+    const JSON: &str = "org.apache.kafka.connect.json.JsonConverter";
+    if source.kind == Kind::Server {
+        let own = source.take(&format!("{of}.converter"), report);
+        let format = source.take(&format!("debezium.format.{of}"), report);
+        let Some(format) = format else {
+            let default = format!("the default of debezium.format.{of}");
+            return own.unwrap_or_else(|| taken(&default, JSON));
+        };
+        let name = format.value.trim().to_ascii_lowercase();
+        let class = match name.as_str() {
+            "json" | "jsonbytearray" => JSON,
+            "simplestring" => "org.apache.kafka.connect.storage.StringConverter",
+            "binary" => "io.debezium.converters.BinaryDataConverter",
+            "avro" => "io.confluent.connect.avro.AvroConverter",
+            "protobuf" => "io.confluent.connect.protobuf.ProtobufConverter",
+            "cloudevents" => "io.debezium.converters.CloudEventsConverter",
+            other => other,
+        };
+        return taken(&format.written, class);
+    }
+    if let Some(class) = source.take(&format!("{of}.converter"), report) {
+        return class;
+    }
+    if of == "header" {
+        return taken(
+            OF_HEADERS,
+            "org.apache.kafka.connect.storage.SimpleHeaderConverter",
+        );
+    }
+    let property = format!("{of}.converter");
+    let says = "is not in this file, so that of the Connect worker applies. Kafka's own files for workers have JsonConverter with \
+                schemas, which is written here: give the worker's file with --worker";
+    report.to_do(&property, says);
+    taken(&format!("{property}, which the worker sets"), JSON)
+}
+
+fn reason(of: &str, class: &str) -> String {
+    let instead = match of {
+        "header" => "Headers are written as SimpleHeaderConverter writes them",
+        _ => {
+            "Write the bytes in the service into a bytea column and set the format \"bytes\", or have consumers read text"
+        }
+    };
+    let why = if class.contains("avro") || class.contains("Avro") {
+        "writes Avro with the ids of a schema registry, and Walpost registers no schemas"
+    } else if class.contains("protobuf") || class.contains("Protobuf") {
+        "writes Protobuf with the ids of a schema registry, and Walpost registers no schemas"
+    } else if class.contains("CloudEvents") {
+        "writes CloudEvents. Their binary mode is headers from templates (ce_id, ce_type and the like); the structured mode has no \
+         equal"
+    } else if class.contains("JsonSchemaConverter") || class.contains("ExtJsonConverter") {
+        "writes JSON with the ids of a schema registry, and Walpost registers no schemas"
+    } else {
+        "is a converter that Walpost has no equal of: it has StringConverter, JsonConverter and ByteArrayConverter"
+    };
+    format!("{why}. {instead}")
+}

@@ -1,0 +1,215 @@
+//! walpost.toml as text: its lines, and above each what it comes from.
+
+use std::fmt::Write;
+
+use toml_writer::{ToTomlKey, ToTomlValue, TomlKeyBuilder, TomlStringBuilder};
+
+use crate::escape::{Escaped, is_control};
+
+/// A key with its value, as TOML has them; with comments alone, no key at all.
+#[derive(Clone, Debug)]
+struct Entry {
+    comments: Vec<String>,
+    line: Option<(String, String)>,
+}
+
+/// A table.
+#[derive(Debug, Default)]
+pub(super) struct Section(Vec<Entry>);
+
+impl Section {
+    /// `value` is TOML: of [`text`], [`list`], [`table`], or a number or truth value.
+    pub(super) fn set(&mut self, name: &str, value: String, comment: impl Into<String>) {
+        self.0.push(Entry {
+            comments: vec![comment.into()],
+            line: Some((key(name), value)),
+        });
+    }
+
+    pub(super) fn note(&mut self, comment: impl Into<String>) {
+        self.0.push(Entry {
+            comments: vec![comment.into()],
+            line: None,
+        });
+    }
+
+    /// With the lines of another one behind its own.
+    #[must_use]
+    pub(super) fn with(mut self, other: &Self) -> Self {
+        self.0.extend(other.0.iter().cloned());
+        self
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        let name = key(name);
+        self.0
+            .iter()
+            .any(|entry| entry.line.as_ref().is_some_and(|(key, _)| *key == name))
+    }
+
+    fn write(&self, text: &mut String) {
+        for entry in &self.0 {
+            for comment in &entry.comments {
+                write_comment(comment, text);
+            }
+            if let Some((key, value)) = &entry.line {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+        }
+    }
+}
+
+/// The file.
+#[derive(Debug, Default)]
+pub(super) struct Document {
+    /// Comments at the top.
+    pub(super) head: Vec<String>,
+    pub(super) kafka: Section,
+    pub(super) pipelines: Vec<Section>,
+    /// Comments at the end; one that is indented stays one line.
+    pub(super) tail: Vec<String>,
+}
+
+impl Document {
+    /// Some pipeline has that key with that value, which is TOML.
+    #[must_use]
+    pub(super) fn has_line(&self, name: &str, value: &str) -> bool {
+        let name = key(name);
+        let mut lines = self
+            .pipelines
+            .iter()
+            .flat_map(|pipeline| &pipeline.0)
+            .filter_map(|entry| entry.line.as_ref());
+        lines.any(|line| (line.0.as_str(), line.1.as_str()) == (name.as_str(), value))
+    }
+
+    #[must_use]
+    pub(super) fn write(&self) -> String {
+        let mut text = String::new();
+        for comment in &self.head {
+            write_comment(comment, &mut text);
+        }
+        text.push_str("\n[kafka]\n");
+        self.kafka.write(&mut text);
+        for pipeline in &self.pipelines {
+            text.push_str("\n[[pipeline]]\n");
+            pipeline.write(&mut text);
+        }
+        text.push('\n');
+        for comment in &self.tail {
+            write_comment(comment, &mut text);
+        }
+        text
+    }
+}
+
+/// Columns of a comment.
+const WIDTH: usize = 118;
+
+/// Writes it over as many lines as it takes. Commands, which are indented, stay on one.
+fn write_comment(comment: &str, text: &mut String) {
+    let comment = Escaped(comment).to_string();
+    if comment.is_empty() {
+        text.push_str("#\n");
+        return;
+    }
+    if comment.starts_with(' ') {
+        let _ = writeln!(text, "# {comment}");
+        return;
+    }
+    let mut line = String::new();
+    for word in comment.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            let _ = writeln!(text, "# {line}");
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    let _ = writeln!(text, "# {line}");
+}
+
+fn key(name: &str) -> String {
+    let key = TomlKeyBuilder::new(name);
+    let unquoted = key.as_unquoted().map(|key| key.to_toml_key());
+    unquoted.unwrap_or_else(|| seen(&key.as_basic().to_toml_key()))
+}
+
+#[must_use]
+pub(super) fn text(value: &str) -> String {
+    seen(&TomlStringBuilder::new(value).as_basic().to_toml_value())
+}
+
+/// The same string of TOML without characters that a terminal obeys: TOML itself escapes those of ASCII alone.
+fn seen(basic: &str) -> String {
+    let mut text = String::with_capacity(basic.len());
+    for c in basic.chars() {
+        match is_control(c) {
+            true => {
+                let _ = write!(text, "\\U{:08X}", u32::from(c));
+            }
+            false => text.push(c),
+        }
+    }
+    text
+}
+
+#[must_use]
+pub(super) fn list<'v>(values: impl IntoIterator<Item = &'v str>) -> String {
+    let values: Vec<_> = values.into_iter().map(text).collect();
+    format!("[{}]", values.join(", "))
+}
+
+/// Of names and values that are TOML, in this order.
+#[must_use]
+pub(super) fn table<'v>(entries: impl IntoIterator<Item = (&'v str, String)>) -> String {
+    let entries = entries
+        .into_iter()
+        .map(|(name, value)| format!("{} = {value}", key(name)));
+    let entries: Vec<_> = entries.collect();
+    format!("{{ {} }}", entries.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_written_is_read_back() {
+        let odd = "a\"b\\c\n\u{1b}'é\u{7f}\u{9b}\u{202e}#";
+        let mut document = Document {
+            head: vec![odd.to_owned()],
+            tail: vec![format!("  {odd}")],
+            ..Document::default()
+        };
+        document.kafka.set(odd, text(odd), odd);
+        let mut pipeline = Section::default();
+        pipeline.set("list", list([odd, ""]), "");
+        pipeline.set(
+            "table",
+            table([(odd, text(odd)), ("b", "3".to_owned())]),
+            "x ".repeat(200),
+        );
+        document.pipelines.push(pipeline);
+        let written = document.write();
+        let read: toml::Table = written
+            .parse()
+            .unwrap_or_else(|error| panic!("{error}: {written}"));
+        assert_eq!(read["kafka"][odd].as_str(), Some(odd));
+        let pipeline = &read["pipeline"][0];
+        assert_eq!(pipeline["list"][0].as_str(), Some(odd));
+        assert_eq!(pipeline["table"][odd].as_str(), Some(odd));
+        assert_eq!(pipeline["table"]["b"].as_integer(), Some(3));
+        assert!(
+            !written.contains(|c| c != '\n' && is_control(c)),
+            "{written}"
+        );
+        assert!(
+            written
+                .lines()
+                .all(|line| line.chars().count() <= 120 || !line.starts_with('#'))
+        );
+    }
+}

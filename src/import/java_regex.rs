@@ -1,0 +1,519 @@
+//! Regular expressions of `java.util.regex` in the syntax of the crate `regex`, which means the same wherever this gives
+//! one. What that crate has no equal of is refused with the reason.
+//!
+//! The dot is left as it is: Java's leaves out more ends of lines than Rust's, and no name of a topic has one.
+//!
+//! Spec: Java 17, `Pattern` and `Matcher.replaceFirst`.
+
+use std::fmt::Write;
+use std::iter::Peekable;
+use std::str::Chars;
+
+use regex::Regex;
+
+/// A pattern that means in Rust what it meant in Java.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    /// In Rust's syntax.
+    pub(super) text: String,
+    /// Matches the whole text or not at all.
+    whole: Regex,
+    /// The names of the groups, in their order; the first is the whole match.
+    groups: Vec<Option<String>>,
+}
+
+impl Pattern {
+    #[must_use]
+    pub(super) fn matches_whole(&self, text: &str) -> bool {
+        self.whole.is_match(text)
+    }
+}
+
+/// A part of a replacement.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Literal(String),
+    /// The number of a group; 0 is the whole match.
+    Group(usize),
+}
+
+/// # Errors
+/// Why it has no equal.
+pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
+    let mut translator = Translator {
+        rest: java.chars().peekable(),
+        rust: String::with_capacity(java.len()),
+    };
+    translator.run()?;
+    let text = translator.rust;
+    // As it is reported, an error of the crate has several lines, with a mark below the place.
+    let invalid = |error: regex::Error| match error {
+        regex::Error::Syntax(text) => {
+            let last = text.lines().last().unwrap_or_default().to_owned();
+            last.trim_start_matches("error: ").to_owned()
+        }
+        other => other.to_string(),
+    };
+    let whole = Regex::new(&format!("\\A(?:{text})\\z")).map_err(invalid)?;
+    let groups = whole.capture_names();
+    let groups = groups.map(|name| name.map(str::to_owned)).collect();
+    Regex::new(&text).map_err(invalid)?;
+    Ok(Pattern {
+        text,
+        whole,
+        groups,
+    })
+}
+
+struct Translator<'j> {
+    rest: Peekable<Chars<'j>>,
+    rust: String,
+}
+
+const LOOK_AROUND: &str = "look-around is not supported";
+const POSSESSIVE: &str = "possessive quantifiers are not supported";
+
+/// `\p{...}` of Java that are the ASCII classes of POSIX, and their names there.
+const POSIX: &[(&str, &str)] = &[
+    ("Lower", "lower"),
+    ("Upper", "upper"),
+    ("ASCII", "ascii"),
+    ("Alpha", "alpha"),
+    ("Digit", "digit"),
+    ("Alnum", "alnum"),
+    ("Punct", "punct"),
+    ("Graph", "graph"),
+    ("Print", "print"),
+    ("Blank", "blank"),
+    ("Cntrl", "cntrl"),
+    ("XDigit", "xdigit"),
+    ("Space", "space"),
+];
+
+impl Translator<'_> {
+    fn run(&mut self) -> Result<(), String> {
+        while let Some(c) = self.rest.next() {
+            match c {
+                '\\' => self.escape(false)?,
+                '[' => self.class()?,
+                '(' => self.group()?,
+                '*' | '+' | '?' | '}' => {
+                    self.rust.push(c);
+                    let is_quantifier = c != '}' || self.ends_with_repetition();
+                    if is_quantifier && self.rest.next_if_eq(&'+').is_some() {
+                        return Err(POSSESSIVE.to_owned());
+                    }
+                    if is_quantifier && self.rest.next_if_eq(&'?').is_some() {
+                        self.rust.push('?');
+                    }
+                }
+                c => self.rust.push(c),
+            }
+        }
+        Ok(())
+    }
+
+    /// The brace that was just written ends a `{2}`, `{2,}` or `{2,3}`.
+    fn ends_with_repetition(&self) -> bool {
+        let inner = self
+            .rust
+            .strip_suffix('}')
+            .and_then(|rust| rust.rfind('{').map(|at| &rust[at + 1..]));
+        inner.is_some_and(|inner| {
+            inner.starts_with(|c: char| c.is_ascii_digit())
+                && inner.chars().all(|c| c.is_ascii_digit() || c == ',')
+        })
+    }
+
+    /// What follows an opening parenthesis.
+    fn group(&mut self) -> Result<(), String> {
+        self.rust.push('(');
+        if self.rest.next_if_eq(&'?').is_none() {
+            return Ok(());
+        }
+        self.rust.push('?');
+        match self.rest.next() {
+            Some(':') => self.rust.push(':'),
+            Some('=' | '!') => return Err(LOOK_AROUND.to_owned()),
+            Some('>') => return Err("atomic groups are not supported".to_owned()),
+            Some('<') => {
+                if matches!(self.rest.peek(), Some('=' | '!')) {
+                    return Err(LOOK_AROUND.to_owned());
+                }
+                self.rust.push('<');
+            }
+            Some(first) => {
+                let mut flag = Some(first);
+                while let Some(c) = flag {
+                    match c {
+                        'i' | 's' | '-' => self.rust.push(c),
+                        ')' | ':' => {
+                            self.rust.push(c);
+                            return Ok(());
+                        }
+                        other => return Err(format!("the flag {other:?} is not supported")),
+                    }
+                    flag = self.rest.next();
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// A character class, after its first bracket.
+    fn class(&mut self) -> Result<(), String> {
+        self.rust.push('[');
+        if self.rest.next_if_eq(&'^').is_some() {
+            self.rust.push('^');
+        }
+        let mut is_first = true;
+        // A hyphen here would make a range.
+        let mut after_range = false;
+        while let Some(c) = self.rest.next() {
+            let was_range = std::mem::take(&mut after_range);
+            match c {
+                ']' if is_first => self.rust.push_str("\\]"),
+                ']' => {
+                    self.rust.push(']');
+                    return Ok(());
+                }
+                '[' => self.class()?,
+                '\\' => self.escape(true)?,
+                '-' if is_first || was_range || self.rest.peek() == Some(&']') => {
+                    self.rust.push_str("\\-");
+                }
+                '-' => {
+                    self.rust.push('-');
+                    after_range = true;
+                }
+                '&' if self.rest.next_if_eq(&'&').is_some() => {
+                    return Err("intersections of character classes are not supported".to_owned());
+                }
+                '&' | '~' | '^' | ':' => {
+                    self.rust.push('\\');
+                    self.rust.push(c);
+                }
+                c => self.rust.push(c),
+            }
+            is_first = false;
+        }
+        Ok(())
+    }
+
+    /// What follows a backslash.
+    fn escape(&mut self, in_class: bool) -> Result<(), String> {
+        let Some(c) = self.rest.next() else {
+            return Err("it ends with a backslash".to_owned());
+        };
+        // Java's are of ASCII alone.
+        let of_class = |name: &str| format!("[{name}]");
+        match c {
+            'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
+                let not = if c.is_ascii_uppercase() { "^" } else { "" };
+                let members = match c.to_ascii_lowercase() {
+                    'd' => "0-9",
+                    'w' => "0-9A-Za-z_",
+                    _ => " \\t\\n\\x0B\\f\\r",
+                };
+                self.rust.push_str(&of_class(&format!("{not}{members}")));
+            }
+            'b' if !in_class && self.rest.peek() != Some(&'{') => self.rust.push_str("(?-u:\\b)"),
+            // The whole text has to match, so there is nothing behind it that it could stand before.
+            'Z' | 'z' if !in_class => self.rust.push_str("\\z"),
+            'A' if !in_class => self.rust.push_str("\\A"),
+            't' | 'n' | 'r' | 'f' | 'a' => {
+                self.rust.push('\\');
+                self.rust.push(c);
+            }
+            'e' => self.rust.push_str("\\x1B"),
+            'x' | 'u' => {
+                self.rust.push('\\');
+                self.rust.push(c);
+            }
+            'p' | 'P' => self.property(c == 'P')?,
+            'Q' if !in_class => self.quoted(),
+            '1'..='9' | 'k' => return Err("back-references are not supported".to_owned()),
+            c if c.is_ascii_alphanumeric() => return Err(format!("\\{c} is not supported")),
+            // `\<` and `\>` are words' ends in Rust.
+            c => self.literal(c),
+        }
+        Ok(())
+    }
+
+    fn literal(&mut self, c: char) {
+        match c {
+            '<' | '>' => self.rust.push(c),
+            c => self.rust.push_str(&regex::escape(&c.to_string())),
+        }
+    }
+
+    /// `\p{Name}` or `\pL`, after the `p`.
+    fn property(&mut self, is_negated: bool) -> Result<(), String> {
+        let name: String = match self.rest.next() {
+            Some('{') => {
+                let name = std::iter::from_fn(|| self.rest.next_if(|c| *c != '}')).collect();
+                self.rest.next();
+                name
+            }
+            Some(c) => c.to_string(),
+            None => String::new(),
+        };
+        let not = if is_negated { "^" } else { "" };
+        if let Some((_, posix)) = POSIX.iter().find(|(java, _)| *java == name) {
+            let _ = write!(self.rust, "[[:{not}{posix}:]]");
+            return Ok(());
+        }
+        // General categories have the same names in both.
+        let is_category = (1..=2).contains(&name.len())
+            && name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.chars().all(|c| c.is_ascii_alphabetic());
+        if !is_category {
+            return Err(format!("\\p{{{name}}} is not supported"));
+        }
+        let p = if is_negated { 'P' } else { 'p' };
+        let _ = write!(self.rust, "\\{p}{{{name}}}");
+        Ok(())
+    }
+
+    /// Up to `\E` all characters stand for themselves.
+    fn quoted(&mut self) {
+        while let Some(c) = self.rest.next() {
+            if c == '\\' && self.rest.next_if_eq(&'E').is_some() {
+                return;
+            }
+            self.literal(c);
+        }
+    }
+}
+
+/// The parts of a replacement for matches of `pattern`.
+///
+/// # Errors
+/// Java refuses it.
+pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, String> {
+    let mut parts = Vec::new();
+    let mut literal = String::new();
+    let mut rest = java.chars().peekable();
+    while let Some(c) = rest.next() {
+        let group = match c {
+            '\\' => {
+                let escaped = rest.next().ok_or("it ends with a backslash")?;
+                literal.push(escaped);
+                continue;
+            }
+            '$' if rest.next_if_eq(&'{').is_some() => {
+                let name: String = std::iter::from_fn(|| rest.next_if(|c| *c != '}')).collect();
+                rest.next().ok_or("a ${ is never closed")?;
+                let mut names = pattern.groups.iter();
+                let found = names.position(|group| group.as_deref() == Some(&*name));
+                found.ok_or_else(|| format!("the regex has no group {name:?}"))?
+            }
+            '$' => {
+                let digit = |rest: &mut Peekable<Chars<'_>>| {
+                    let digit = rest.peek()?.to_digit(10)?;
+                    usize::try_from(digit).ok()
+                };
+                let mut group = digit(&mut rest).ok_or("a $ has no group behind it")?;
+                rest.next();
+                if group >= pattern.groups.len() {
+                    return Err(format!("the regex has no group {group}"));
+                }
+                // A further digit belongs to the number only where there is such a group.
+                while let Some(more) = digit(&mut rest) {
+                    let longer = group.saturating_mul(10).saturating_add(more);
+                    if longer >= pattern.groups.len() {
+                        break;
+                    }
+                    group = longer;
+                    rest.next();
+                }
+                group
+            }
+            c => {
+                literal.push(c);
+                continue;
+            }
+        };
+        if !literal.is_empty() {
+            parts.push(Part::Literal(std::mem::take(&mut literal)));
+        }
+        parts.push(Part::Group(group));
+    }
+    if !literal.is_empty() {
+        parts.push(Part::Literal(literal));
+    }
+    Ok(parts)
+}
+
+/// The same in the syntax of the crate `regex`.
+#[must_use]
+pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
+    let mut text = String::new();
+    for (at, part) in parts.iter().enumerate() {
+        match part {
+            Part::Literal(literal) => text.push_str(&literal.replace('$', "$$")),
+            Part::Group(group) => {
+                let name = pattern.groups.get(*group).and_then(Option::as_deref);
+                let name = name.map_or_else(|| group.to_string(), str::to_owned);
+                let goes_on = match parts.get(at + 1) {
+                    Some(Part::Literal(next)) => {
+                        next.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+                    }
+                    _ => false,
+                };
+                let is_number = name.bytes().all(|b| b.is_ascii_digit());
+                let _ = match is_number && !goes_on {
+                    true => write!(text, "${name}"),
+                    false => write!(text, "${{{name}}}"),
+                };
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(java: &str) -> String {
+        pattern(java).map(|pattern| pattern.text).expect_err(java)
+    }
+
+    /// Whether the translation matches as a whole what Java's pattern does.
+    fn check(java: &str, yes: &[&str], no: &[&str]) {
+        let pattern = pattern(java).unwrap_or_else(|error| panic!("{java}: {error}"));
+        for text in yes {
+            assert!(
+                pattern.matches_whole(text),
+                "{java} {text:?}: {}",
+                pattern.text
+            );
+        }
+        for text in no {
+            assert!(
+                !pattern.matches_whole(text),
+                "{java} {text:?}: {}",
+                pattern.text
+            );
+        }
+    }
+
+    #[test]
+    fn what_java_has_otherwise_is_translated() {
+        check("(?<routedByValue>.*)", &["", "order", "é"], &["a\nb"]);
+        check("(?s).*", &["a"], &[]);
+        check("\\d+", &["12"], &["", "٣", "a"]);
+        check("\\w+", &["a_1"], &["é", "-"]);
+        check("\\W", &["é", "-"], &["a"]);
+        check("\\s", &["\t", "\x0b"], &["\u{a0}"]);
+        check("[\\w.-]+", &["a.b-c"], &["é", " "]);
+        check("[^\\d]", &["a", "٣"], &["1"]);
+        check("[]a-c-]+", &["]b-"], &["d"]);
+        check("[+--]+", &["+,-"], &["."]);
+        check("[a~~b&:^]+", &["a~b&:^"], &["c"]);
+        check("[a[b-c]]+", &["abc"], &["d"]);
+        check(
+            "public\\.(outbox|events)",
+            &["public.outbox", "public.events"],
+            &["publicxoutbox", "public.outbox2"],
+        );
+        check("\\Qa.b*\\E.", &["a.b*x"], &["aabbx"]);
+        check("\\<a\\>\\-\\_", &["<a>-_"], &["a-_"]);
+        check("\\p{Lower}\\p{Alpha}", &["ab"], &["é1", "äb"]);
+        check("\\P{Digit}", &["a", "٣"], &["1"]);
+        check("[\\p{Upper}_]+", &["A_"], &["a", "Ä"]);
+        check("\\p{Lu}\\pL", &["Äb"], &["ab"]);
+        check("\\u0041\\x42", &["AB"], &["ab"]);
+        check("(?i)order-(?:a|b)", &["ORDER-A"], &["order-c"]);
+        check("a{2}b{1,}c{0,2}", &["aab"], &["ab", "aabccc"]);
+        check("^a\\Z", &["a"], &["a\n"]);
+        check("a.*?b", &["axb"], &["ax"]);
+        check("\\bfoo\\b", &["foo"], &["foo1"]);
+    }
+
+    #[test]
+    fn what_has_no_equal_is_refused_with_the_reason() {
+        for (java, reason) in [
+            ("(?!internal).*", LOOK_AROUND),
+            ("(?=a)a", LOOK_AROUND),
+            ("(?<=a)b", LOOK_AROUND),
+            ("(?<!a)b", LOOK_AROUND),
+            (".*+", POSSESSIVE),
+            ("a++", POSSESSIVE),
+            ("a?+", POSSESSIVE),
+            ("a{2}+", POSSESSIVE),
+            ("(a)\\1", "back-references"),
+            ("(?<n>a)\\k<n>", "back-references"),
+            ("(?>a)", "atomic"),
+            ("(?x)a", "flag 'x'"),
+            ("(?U)a", "flag 'U'"),
+            ("\\Ga", "\\G"),
+            ("\\h", "\\h"),
+            ("\\v", "\\v"),
+            ("\\p{IsGreek}", "\\p{IsGreek}"),
+            ("[a-z&&[^b]]", "intersections"),
+            ("(a", "unclosed group"),
+            ("[a", "unclosed"),
+            ("a\\", "backslash"),
+        ] {
+            let error = refused(java);
+            assert!(error.contains(reason), "{java}: {error}");
+        }
+        assert!(!refused("(a").contains('\n'));
+    }
+
+    fn translated(regex: &str, java: &str) -> Result<String, String> {
+        let pattern = pattern(regex).expect(regex);
+        Ok(in_rust(&replacement(java, &pattern)?, &pattern))
+    }
+
+    #[test]
+    fn replacements_are_read_as_java_reads_them() {
+        for (regex, java, expected) in [
+            ("(.*)", "outbox.event.$1", "outbox.event.$1"),
+            ("(.*)", "$1_x", "${1}_x"),
+            ("(.*)", "$1x", "${1}x"),
+            ("(.*)", "$12", "${1}2"),
+            ("(.*)-(.*)", "t.$1.$2", "t.$1.$2"),
+            (
+                "(?<routedByValue>.*)",
+                "outbox.event.${routedByValue}",
+                "outbox.event.${routedByValue}",
+            ),
+            ("(?<a>.*)", "$1", "${a}"),
+            (".*", "$0.v1", "$0.v1"),
+            (".*", "a\\$b\\\\c", "a$$b\\c"),
+            (".*", "events", "events"),
+        ] {
+            assert_eq!(
+                translated(regex, java).as_deref(),
+                Ok(expected),
+                "{regex} {java}"
+            );
+        }
+        for (regex, java) in [
+            ("(.*)", "$2"),
+            ("(.*)", "${name}"),
+            ("(.*)", "${1"),
+            ("(.*)", "a$"),
+            ("(.*)", "$x"),
+            ("(.*)", "a\\"),
+        ] {
+            assert!(translated(regex, java).is_err(), "{regex} {java}");
+        }
+    }
+
+    #[test]
+    fn translated_replacement_gives_what_java_gives() {
+        let check = |regex: &str, java: &str, text: &str, expected: &str| {
+            let pattern = pattern(regex).expect(regex);
+            let rust = in_rust(&replacement(java, &pattern).expect(java), &pattern);
+            let found = Regex::new(&pattern.text).expect(regex);
+            assert_eq!(found.replace(text, rust), expected, "{regex} {java}");
+        };
+        check("h2-(.*)-v([0-9]+)", "t.$1.$2", "h2-order-v3", "t.order.3");
+        check("(.*)\\.v(\\d)", "$2_$1$1x", "order.v7", "7_orderorderx");
+    }
+}

@@ -1,0 +1,423 @@
+//! Properties of the Java producer as those of librdkafka.
+
+use super::document::{Section, text};
+use super::known::nearest;
+use super::report::Report;
+use super::source::{Source, Taken};
+use crate::kafka::properties::{Properties, check};
+
+/// What stands where a person has to write an address: a name that is never found (RFC 2606).
+pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
+
+/// What becomes of a property.
+#[derive(Clone, Copy)]
+enum Rule {
+    /// librdkafka has it by that name.
+    Renamed(&'static str),
+    WithoutEffect,
+    Different(&'static str),
+    Unsupported(&'static str),
+}
+use Rule::{Different, Renamed, Unsupported, WithoutEffect};
+
+const WAITS: Rule = Different(
+    "has no equal: Walpost waits for the brokers as long as it takes, since a record that expires would leave a gap",
+);
+const CODE: Rule = Unsupported("is a class of Java, and Walpost loads none");
+const TOKENS: Rule = Unsupported(
+    "is of a login with tokens or Kerberos by classes of Java: find the mechanism and its properties in docs/configuration.md and \
+     librdkafka's CONFIGURATION.md",
+);
+
+/// By name; a `*` at the end stands for all that begin so.
+const RULES: &[(&str, Rule)] = &[
+    ("sasl.mechanism", Renamed("sasl.mechanisms")),
+    ("max.request.size", Renamed("message.max.bytes")),
+    ("send.buffer.bytes", Renamed("socket.send.buffer.bytes")),
+    (
+        "receive.buffer.bytes",
+        Renamed("socket.receive.buffer.bytes"),
+    ),
+    ("key.serializer", WithoutEffect),
+    ("value.serializer", WithoutEffect),
+    ("max.block.ms", WithoutEffect),
+    ("metadata.max.idle.ms", WithoutEffect),
+    ("metadata.recovery.*", WithoutEffect),
+    ("metric.reporters", WithoutEffect),
+    ("metrics.*", WithoutEffect),
+    ("enable.metrics.push", WithoutEffect),
+    ("auto.include.jmx.reporter", WithoutEffect),
+    ("partitioner.adaptive.partitioning.enable", WithoutEffect),
+    ("partitioner.availability.timeout.ms", WithoutEffect),
+    ("socket.connection.setup.timeout.max.ms", WithoutEffect),
+    ("compression.gzip.level", Renamed("compression.level")),
+    ("compression.lz4.level", Renamed("compression.level")),
+    ("compression.zstd.level", Renamed("compression.level")),
+    ("ssl.protocol", WithoutEffect),
+    ("ssl.enabled.protocols", WithoutEffect),
+    ("ssl.provider", WithoutEffect),
+    ("ssl.keymanager.algorithm", WithoutEffect),
+    ("ssl.trustmanager.algorithm", WithoutEffect),
+    ("ssl.secure.random.implementation", WithoutEffect),
+    (
+        "ssl.cipher.suites",
+        Unsupported(
+            "has Java's names of cipher suites: write OpenSSL's into [kafka], or leave it out",
+        ),
+    ),
+    ("retries", WAITS),
+    ("delivery.timeout.ms", WAITS),
+    (
+        "buffer.memory",
+        Different(
+            "has no equal: window_bytes bounds what is read and not acknowledged, 16MiB unless set",
+        ),
+    ),
+    ("partitioner.class", CODE),
+    ("interceptor.classes", CODE),
+    ("ssl.engine.factory.class", CODE),
+    ("security.providers", CODE),
+    ("config.providers*", CODE),
+    ("sasl.client.callback.handler.class", TOKENS),
+    ("sasl.login.*", TOKENS),
+    ("sasl.oauthbearer.*", TOKENS),
+    ("sasl.kerberos.*", TOKENS),
+    (
+        "partitioner.ignore.keys",
+        Unsupported(
+            "has Debezium choose partitions without the key. With Walpost a key keeps its partition",
+        ),
+    ),
+];
+
+/// Properties that Java and librdkafka have in common, and those that are read by hand.
+const SAME: &[&str] = &[
+    "bootstrap.servers",
+    "client.id",
+    "client.rack",
+    "client.dns.lookup",
+    "security.protocol",
+    "compression.type",
+    "linger.ms",
+    "batch.size",
+    "request.timeout.ms",
+    "retry.backoff.ms",
+    "retry.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "reconnect.backoff.max.ms",
+    "connections.max.idle.ms",
+    "metadata.max.age.ms",
+    "transaction.timeout.ms",
+    "socket.connection.setup.timeout.ms",
+];
+const BY_HAND: &[&str] = &[
+    "acks",
+    "enable.idempotence",
+    "max.in.flight.requests.per.connection",
+    "transactional.id",
+    "sasl.jaas.config",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.truststore.password",
+    "ssl.truststore.certificates",
+    "ssl.keystore.location",
+    "ssl.keystore.type",
+    "ssl.keystore.password",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+];
+
+pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    brokers(source, kafka, report);
+    insisted(source, report);
+    jaas(source, kafka, report);
+    authorities(source, kafka, report);
+    certificate(source, kafka, report);
+    if let Some(taken) = source.take("producer.ssl.endpoint.identification.algorithm", report) {
+        let value = if taken.value.trim().is_empty() {
+            "none"
+        } else {
+            "https"
+        };
+        set(
+            kafka,
+            "ssl.endpoint.identification.algorithm",
+            value,
+            &taken,
+            report,
+        );
+    }
+    while let Some(name) = source.next_of("producer.") {
+        let property = format!("producer.{name}");
+        match source.take(&property, report) {
+            Some(taken) => other(&name, &taken, kafka, report),
+            // What refers to something else was told.
+            None if source.raw(&property).is_none() => break,
+            None => {}
+        }
+    }
+}
+
+fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    const NAME: &str = "bootstrap.servers";
+    if let Some(taken) = source.take("producer.bootstrap.servers", report)
+        && !taken.value.trim().is_empty()
+    {
+        set(kafka, NAME, taken.value.trim(), &taken, report);
+    }
+    if !kafka.has(NAME) {
+        let says = "is not in this file: Kafka Connect has the brokers in the worker's. Give that with --worker, or write the brokers \
+                    into walpost.toml";
+        report.to_do(NAME, says);
+        let comment = "CHANGE THIS: the brokers, and below them what a login and TLS need (docs/configuration.md, \"Kafka\")";
+        kafka.set(NAME, text(NO_BROKER), comment);
+    }
+}
+
+/// What order and durability rest on has one value.
+fn insisted(source: &mut Source, report: &mut Report) {
+    for (name, harmless, says) in [
+        (
+            "acks",
+            &["all", "-1"][..],
+            "has no equal: Walpost waits for all in-sync replicas (acks = all)",
+        ),
+        (
+            "enable.idempotence",
+            &["true"],
+            "has no equal: without idempotence a retry can repeat and reorder records",
+        ),
+        (
+            "max.in.flight.requests.per.connection",
+            &["1"],
+            "has no equal: Walpost has one request in flight for a broker, and five with delivery = \"exactly-once\"",
+        ),
+        (
+            "transactional.id",
+            &[],
+            "has no equal: Walpost names it after pipeline and slot, with delivery = \"exactly-once\"",
+        ),
+    ] {
+        if let Some(taken) = source.take(&format!("producer.{name}"), report) {
+            match harmless.iter().any(|harmless| taken.is(harmless)) {
+                true => report.without_effect(&taken.written),
+                false => report.different(&taken.written, says),
+            }
+        }
+    }
+    // The Java producer's own partitioner is the default here.
+    let is_own = |taken: &Taken| {
+        let name = taken.value.rsplit('.').next().unwrap_or_default();
+        ["", "DefaultPartitioner", "null"].contains(&name)
+    };
+    let class = source.raw("producer.partitioner.class");
+    match class {
+        Some(taken) if is_own(&taken) => report.without_effect(&taken.written),
+        Some(taken) => {
+            let says = "chooses partitions with a class of Java. Walpost hashes the key as the Java client does by default (murmur2); \
+                        librdkafka's others are named by \"partitioner\" in [kafka], and a column can name the partition";
+            report.unsupported(&taken.written, says);
+        }
+        None => {}
+    }
+}
+
+/// `MODULE required username="..." password="...";`
+fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    let Some(taken) = source.take("producer.sasl.jaas.config", report) else {
+        return;
+    };
+    let module = taken.value.split_whitespace().next().unwrap_or_default();
+    if !["PlainLoginModule", "ScramLoginModule"]
+        .iter()
+        .any(|known| module.ends_with(known))
+    {
+        let says = "is of a login by a class of Java that is neither PlainLoginModule nor ScramLoginModule: find the mechanism and its \
+                    properties in docs/configuration.md and librdkafka's CONFIGURATION.md";
+        return report.unsupported(&taken.written, says);
+    }
+    match option(&taken.value, "username") {
+        Some(user) => set(kafka, "sasl.username", &user, &taken, report),
+        None => report.unsupported(
+            &taken.written,
+            "has no username: write sasl.username into [kafka]",
+        ),
+    }
+    let says = "has a password, which is not written here: give it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" in [kafka] \
+                with mode 0600";
+    report.to_do(&taken.written, says);
+    kafka.note("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
+}
+
+/// The value of an option of a JAAS configuration.
+fn option(jaas: &str, name: &str) -> Option<String> {
+    let mut rest = jaas;
+    loop {
+        let at = rest.find(name)?;
+        let is_whole = rest[..at]
+            .chars()
+            .next_back()
+            .is_none_or(char::is_whitespace);
+        rest = &rest[at + name.len()..];
+        let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
+        let (true, Some(value)) = (is_whole, value) else {
+            continue;
+        };
+        let Some(quote @ ('"' | '\'')) = value.chars().next() else {
+            let end = value.find(|c: char| c.is_whitespace() || c == ';');
+            return Some(value[..end.unwrap_or(value.len())].to_owned());
+        };
+        let mut found = String::new();
+        let mut chars = value[1..].chars();
+        while let Some(c) = chars.next() {
+            match c {
+                '\\' => found.extend(chars.next()),
+                c if c == quote => return Some(found),
+                c => found.push(c),
+            }
+        }
+        return None;
+    }
+}
+
+/// Whom to trust.
+fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    const PEM: &str = "/etc/walpost/kafka-ca.pem";
+    let kind = source.take("producer.ssl.truststore.type", report);
+    let is_pem = kind.as_ref().is_some_and(|kind| kind.is("PEM"));
+    for taken in [kind, source.raw("producer.ssl.truststore.password")]
+        .into_iter()
+        .flatten()
+    {
+        report.without_effect(&taken.written);
+    }
+    if let Some(taken) = source.take("producer.ssl.truststore.certificates", report) {
+        set(kafka, "ssl.ca.pem", &taken.value, &taken, report);
+    }
+    let Some(taken) = source.take("producer.ssl.truststore.location", report) else {
+        return;
+    };
+    if is_pem {
+        return set(kafka, "ssl.ca.location", &taken.value, &taken, report);
+    }
+    let says = format!(
+        "is a Java trust store, and librdkafka reads PEM. Write its certificates into {PEM}: keytool -list -rfc -keystore TRUSTSTORE > \
+         {PEM}"
+    );
+    report.to_do(&taken.written, says);
+    set(kafka, "ssl.ca.location", PEM, &taken, report);
+}
+
+/// Who we are, by certificate.
+fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    const PKCS12: &str = "/etc/walpost/kafka.p12";
+    let kind = source.take("producer.ssl.keystore.type", report);
+    let is = |name: &str| kind.as_ref().is_some_and(|kind| kind.is(name));
+    let (is_pem, is_pkcs12) = (is("PEM"), is("PKCS12"));
+    if let Some(kind) = &kind {
+        report.without_effect(&kind.written);
+    }
+    if let Some(taken) = source.take("producer.ssl.keystore.certificate.chain", report) {
+        set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
+    }
+    if let Some(taken) = source.raw("producer.ssl.keystore.key") {
+        let says = "is a private key, which is not written here: put it into a file of mode 0600, and name that as \"ssl.key.location\" \
+                    in [kafka]";
+        report.to_do(&taken.written, says);
+    }
+    for (name, property) in [
+        ("ssl.keystore.password", "ssl.keystore.password"),
+        ("ssl.key.password", "ssl.key.password"),
+    ] {
+        if let Some(taken) = source.raw(&format!("producer.{name}")) {
+            let variable = property.to_uppercase().replace('.', "_");
+            let says = format!(
+                "is a secret, which is not written here: give it in WALPOST_KAFKA_{variable}"
+            );
+            report.to_do(&taken.written, says);
+        }
+    }
+    let Some(taken) = source.take("producer.ssl.keystore.location", report) else {
+        return;
+    };
+    if is_pem {
+        set(
+            kafka,
+            "ssl.certificate.location",
+            &taken.value,
+            &taken,
+            report,
+        );
+        set(kafka, "ssl.key.location", &taken.value, &taken, report);
+    } else if is_pkcs12 {
+        set(kafka, "ssl.keystore.location", &taken.value, &taken, report);
+    } else {
+        let says = format!(
+            "is a Java key store, and librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore {PKCS12} \
+             -deststoretype PKCS12"
+        );
+        report.to_do(&taken.written, says);
+        set(kafka, "ssl.keystore.location", PKCS12, &taken, report);
+    }
+}
+
+fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
+    let is_of = |known: &str| match known.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == known,
+    };
+    match RULES
+        .iter()
+        .find(|(known, _)| is_of(known))
+        .map(|(_, rule)| *rule)
+    {
+        Some(Renamed(new)) => set(kafka, new, taken.value.trim(), taken, report),
+        Some(WithoutEffect) => report.without_effect(&taken.written),
+        Some(Different(says)) => report.different(&taken.written, says),
+        Some(Unsupported(says)) => report.unsupported(&taken.written, says),
+        None if SAME.contains(&name) => set(kafka, name, taken.value.trim(), taken, report),
+        None => {
+            let names = RULES
+                .iter()
+                .map(|(known, _)| known.trim_end_matches(['*', '.']));
+            let names = names
+                .chain(SAME.iter().copied())
+                .chain(BY_HAND.iter().copied());
+            let says = match nearest(name, names) {
+                Some(known) => format!("is no property of Kafka's producer; did you mean {known}?"),
+                None => "is no property of Kafka's producer that is known here: find its equal in librdkafka's CONFIGURATION.md, or \
+                         remove it"
+                    .to_owned(),
+            };
+            report.unknown(&taken.written, says);
+        }
+    }
+}
+
+/// Writes a property that librdkafka takes, or says why it does not.
+fn set(kafka: &mut Section, name: &str, value: &str, taken: &Taken, report: &mut Report) {
+    if kafka.has(name) {
+        return report.unsupported(&taken.written, format!("would set {name} a second time"));
+    }
+    let properties = [("bootstrap.servers", NO_BROKER), (name, value)];
+    let properties: Properties = properties
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    // With a NUL in it, it would be cut short in C.
+    let checked = match value.contains('\0') {
+        true => Err("it has a NUL in it".to_owned()),
+        false => check(&properties).map_err(|error| error.to_string()),
+    };
+    match checked {
+        Ok(()) => {
+            report.carried(&taken.written, format!("{name:?} in [kafka]"));
+            kafka.set(name, text(value), taken.written.clone());
+        }
+        Err(error) => report.unsupported(
+            &taken.written,
+            format!("is not taken by librdkafka. {error}"),
+        ),
+    }
+}

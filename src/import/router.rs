@@ -1,0 +1,562 @@
+//! The outbox event router's properties, as the keys that make records.
+
+use super::chain::Chain;
+use super::converters::{Format, Formats};
+use super::document::{Section, list, table, text};
+use super::java_regex::{self, Part};
+use super::known::nearest;
+use super::report::Report;
+use super::source::{Source, Taken, reference, unescaped};
+use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::template::{self, Template};
+
+/// The router's properties.
+const KEYS: &[&str] = &[
+    "table.field.event.id",
+    "table.field.event.key",
+    "table.field.event.type",
+    "table.field.event.payload",
+    "table.field.event.timestamp",
+    "table.field.event.schema.version",
+    "table.fields.additional.placement",
+    "table.field.additional.missing",
+    "table.expand.json.payload",
+    "table.json.payload.null.behavior",
+    "table.json.payload.empty.array.behavior",
+    "table.op.invalid.behavior",
+    "route.by.field",
+    "route.topic.regex",
+    "route.topic.replacement",
+    "route.tombstone.on.empty.payload",
+    "tracing.span.context.field",
+    "tracing.operation.name",
+    "tracing.with.context.field.only",
+];
+
+/// What is often written for another, or was one in an earlier version.
+const OBSOLETE: &[(&str, &str)] = &[
+    ("debezium.expand.json.payload", "table.expand.json.payload"),
+    ("expand.json.payload", "table.expand.json.payload"),
+    ("table.expand.payload", "table.expand.json.payload"),
+    ("debezium.op.invalid.behavior", "table.op.invalid.behavior"),
+    ("route.by.id", "route.by.field"),
+    ("route.by", "route.by.field"),
+    ("route.topic.regexp", "route.topic.regex"),
+    ("table.field.payload", "table.field.event.payload"),
+    ("table.field.payload.id", "table.field.event.key"),
+    ("table.field.event.aggregateid", "table.field.event.key"),
+    (
+        "table.field.schema.version",
+        "table.field.event.schema.version",
+    ),
+    (
+        "table.field.schema_version",
+        "table.field.event.schema.version",
+    ),
+    (
+        "table.fields.additional.error.on.missing",
+        "table.field.additional.missing",
+    ),
+];
+
+/// Reads the router's properties.
+struct Router<'s> {
+    prefix: &'s str,
+    source: &'s mut Source,
+    report: &'s mut Report,
+}
+
+/// A property, or the default that stands in for it.
+struct Given {
+    /// What a comment says of it.
+    from: String,
+    value: String,
+    taken: Option<Taken>,
+}
+
+impl Router<'_> {
+    fn take(&mut self, name: &str) -> Option<Taken> {
+        self.source
+            .take(&format!("{}{name}", self.prefix), self.report)
+    }
+
+    /// A property that is set to something.
+    fn named(&mut self, name: &str) -> Option<Taken> {
+        self.take(name)
+            .filter(|taken| !taken.value.trim().is_empty())
+    }
+
+    fn given(&mut self, name: &str, default: &str) -> Given {
+        let taken = self.named(name);
+        match taken {
+            Some(taken) => Given {
+                from: taken.written.clone(),
+                value: taken.value.trim().to_owned(),
+                taken: Some(taken),
+            },
+            None => Given {
+                from: format!("the default of {name}"),
+                value: default.to_owned(),
+                taken: None,
+            },
+        }
+    }
+
+    /// As [`given`](Self::given), a property with a regular expression in it or with groups of one.
+    fn of_regex(&mut self, name: &str, default: &str) -> Given {
+        let taken = self.source.raw(&format!("{}{name}", self.prefix));
+        let kind = self.source.kind;
+        let taken = taken
+            .filter(|taken| !taken.value.is_empty())
+            .map(|taken| Taken {
+                value: unescaped(kind, &taken.value),
+                ..taken
+            });
+        Given {
+            from: taken.as_ref().map_or_else(
+                || format!("the default of {name}"),
+                |taken| taken.written.clone(),
+            ),
+            value: taken
+                .as_ref()
+                .map_or_else(|| default.to_owned(), |taken| taken.value.clone()),
+            taken,
+        }
+    }
+
+    fn carried(&mut self, given: &Given, says: &str) {
+        if let Some(taken) = &given.taken {
+            self.report.carried(&taken.written, says);
+        }
+    }
+
+    /// A template with nothing but that column.
+    fn column(&mut self, given: &Given) -> Option<String> {
+        let template = column(&given.value);
+        if template.is_none() {
+            let says = "names a column with braces in its name, and no template can: give the column another name";
+            self.report.unsupported(&given.from, says);
+        }
+        template
+    }
+}
+
+/// The template that is the column of this name and nothing else.
+fn column(name: &str) -> Option<String> {
+    let text = format!("{{{name}}}");
+    let template: Template = text.parse().ok()?;
+    matches!(template.parts(), [template::Part::Column(column)] if column == name).then_some(text)
+}
+
+/// Writes what makes records.
+pub(super) fn read(
+    chain: &Chain,
+    source: &mut Source,
+    formats: Formats,
+    section: &mut Section,
+    report: &mut Report,
+) {
+    let mut router = Router {
+        prefix: &chain.prefix,
+        source,
+        report,
+    };
+    router.route(section);
+    let key = router.given("table.field.event.key", "aggregateid");
+    if let Some(template) = router.column(&key) {
+        section.set("key", text(&template), key.from.clone());
+        router.carried(&key, "key");
+    }
+    let payload = router.given("table.field.event.payload", "payload");
+    section.set("payload", text(&payload.value), payload.from.clone());
+    router.carried(&payload, "payload");
+    let placed = router.placed(section, formats);
+    router.expand(section, formats);
+    router.nulls(section, formats);
+    if let Some(timestamp) = router.named("table.field.event.timestamp") {
+        section.set(
+            "timestamp",
+            text(timestamp.value.trim()),
+            timestamp.written.clone(),
+        );
+        router.report.carried(&timestamp.written, "timestamp");
+    }
+    if let Some(tracing) = router.named("tracing.span.context.field") {
+        section.set(
+            "tracing_span_context",
+            text(tracing.value.trim()),
+            tracing.written.clone(),
+        );
+        router
+            .report
+            .carried(&tracing.written, "tracing_span_context");
+    }
+    router.rest(placed.has_envelope, formats);
+    router.unknown();
+}
+
+/// What becomes of columns that are placed.
+struct Placed {
+    has_envelope: bool,
+}
+
+impl Router<'_> {
+    /// The topic: a template where it is the routed value with text around it.
+    fn route(&mut self, section: &mut Section) {
+        let by = self.given("route.by.field", "aggregatetype");
+        let regex = self.of_regex("route.topic.regex", "(?<routedByValue>.*)");
+        let replacement = self.of_regex("route.topic.replacement", "outbox.event.${routedByValue}");
+        let from = format!("{}, {}, {}", by.from, regex.from, replacement.from);
+        let pattern = match java_regex::pattern(&regex.value) {
+            Ok(pattern) => pattern,
+            Err(reason) => {
+                let says = format!(
+                    "can't be written for Walpost: {reason}. Until somebody does, all events go to the topic of the default; write \
+                     topic or route"
+                );
+                self.report.unsupported(&regex.from, says);
+                return self.default_topic(&by, section);
+            }
+        };
+        let parts = match java_regex::replacement(&replacement.value, &pattern) {
+            Ok(parts) => parts,
+            Err(reason) => {
+                let is_reference = reference(self.source.kind, &replacement.value).is_some();
+                let says = match is_reference {
+                    true => "refers to a value that Walpost does not look up: write the topic into topic".to_owned(),
+                    false => format!("is refused by Java too: {reason}. Write topic or route"),
+                };
+                self.report.unsupported(&replacement.from, says);
+                return self.default_topic(&by, section);
+            }
+        };
+        for given in [&by, &regex, &replacement] {
+            self.carried(given, "topic");
+        }
+        if takes_all(&regex.value)
+            && let Some(template) = topic_template(&parts, &by.value)
+        {
+            return section.set("topic", text(&template), from);
+        }
+        let entries = [
+            ("column", text(&by.value)),
+            ("regex", text(&pattern.text)),
+            ("replacement", text(&java_regex::in_rust(&parts, &pattern))),
+        ];
+        section.set("route", table(entries), from);
+    }
+
+    fn default_topic(&mut self, by: &Given, section: &mut Section) {
+        let parts = [Part::Literal("outbox.event.".to_owned()), Part::Group(0)];
+        let topic = topic_template(&parts, &by.value).unwrap_or_else(|| "outbox.event".to_owned());
+        section.set(
+            "topic",
+            text(&topic),
+            "CHANGE THIS: the rule for topics could not be read",
+        );
+    }
+
+    /// Headers, the envelope and the partition.
+    fn placed(&mut self, section: &mut Section, formats: Formats) -> Placed {
+        let id = self.given("table.field.event.id", "id");
+        let placement = self.take("table.fields.additional.placement");
+        let mut from = id.from.clone();
+        let mut headers = Vec::new();
+        if let Some(template) = self.column(&id) {
+            headers.push(("id".to_owned(), template));
+        }
+        self.carried(&id, "headers");
+        let (mut envelope, mut partition) = (Vec::new(), None);
+        for placed in placement.iter().flat_map(Taken::list) {
+            let written = placement
+                .as_ref()
+                .map(|taken| taken.written.clone())
+                .unwrap_or_default();
+            let parts: Vec<_> = placed.split(':').map(str::trim).collect();
+            let (column_name, place, alias) = match parts[..] {
+                [column, place] => (column, place, column),
+                [column, place, alias] => (column, place, alias),
+                _ => {
+                    let says =
+                        format!("has {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS");
+                    self.report.unsupported(&written, says);
+                    continue;
+                }
+            };
+            match place.to_ascii_lowercase().as_str() {
+                "header" => self.header(&written, column_name, alias, &mut headers),
+                "envelope" => {
+                    let is_taken = envelope.iter().any(|(_, name)| *name == alias);
+                    let is_fit = !column_name.is_empty() && !alias.is_empty() && alias != "payload";
+                    match is_fit && !is_taken {
+                        true => envelope.push((column_name.to_owned(), alias.to_owned())),
+                        false => {
+                            let says = format!("has {placed:?}, which Debezium refuses too");
+                            self.report.unsupported(&written, says);
+                        }
+                    }
+                }
+                "partition" if !column_name.is_empty() => {
+                    partition = Some((column_name.to_owned(), written))
+                }
+                _ => {
+                    let says = format!(
+                        "has {placed:?}; expected a column and header, envelope or partition"
+                    );
+                    self.report.unsupported(&written, says);
+                }
+            }
+        }
+        if let Some(placement) = &placement {
+            from = format!("{from}, {}", placement.written);
+            self.report
+                .carried(&placement.written, "headers, envelope, partition");
+        }
+        let has_more = headers.len() > 1;
+        // A table has no order of its own: its headers come in that of their names.
+        let value =
+            match headers.is_sorted() && headers.windows(2).all(|pair| pair[0].0 != pair[1].0) {
+                true => {
+                    let entries = headers
+                        .iter()
+                        .map(|(name, template)| (name.as_str(), text(template)));
+                    table(entries)
+                }
+                false => {
+                    let pairs = headers
+                        .iter()
+                        .map(|(name, template)| list([name.as_str(), template]));
+                    format!("[{}]", pairs.collect::<Vec<_>>().join(", "))
+                }
+            };
+        section.set("headers", value, from);
+        // Of id alone all forms but JSON are the same.
+        if formats.header.is_json() || has_more && formats.header != Format::String {
+            section.set(
+                "header_format",
+                text(formats.header.name()),
+                "header.converter",
+            );
+        }
+        section.set(
+            "headers_column",
+            text(""),
+            "Debezium has no column with headers",
+        );
+        if !has_more {
+            let says = "columns traceparent and tracestate, if the table has them, become headers";
+            self.report.different("table.field.event.id", says);
+        }
+        let placement = placement.map(|taken| taken.written).unwrap_or_default();
+        let has_envelope = !envelope.is_empty() && formats.value != Format::Bytes;
+        if has_envelope {
+            let members = envelope.iter().map(|(column, name)| match column == name {
+                true => column.clone(),
+                false => format!("{column}:{name}"),
+            });
+            let members: Vec<_> = members.collect();
+            section.set(
+                "envelope",
+                list(members.iter().map(String::as_str)),
+                placement,
+            );
+        } else if !envelope.is_empty() {
+            let says = "places columns in the envelope, and a converter for bytes writes no object: no envelope is written";
+            self.report.unsupported(&placement, says);
+        }
+        if let Some((column, from)) = partition {
+            section.set("partition", text(&column), from);
+        }
+        Placed { has_envelope }
+    }
+
+    fn header(
+        &mut self,
+        written: &str,
+        column_name: &str,
+        alias: &str,
+        headers: &mut Vec<(String, String)>,
+    ) {
+        let is_fit = !alias.is_empty() && alias != POSITION_HEADER && !alias.contains('\0');
+        let Some(template) = column(column_name) else {
+            let says = format!(
+                "places the column {column_name:?}, whose name no template can have: give it another name"
+            );
+            return self.report.unsupported(written, says);
+        };
+        if !is_fit {
+            let says =
+                format!("has the header {alias:?}, which can't be the name of a header of yours");
+            return self.report.unsupported(written, says);
+        }
+        headers.push((alias.to_owned(), template));
+    }
+
+    fn expand(&mut self, section: &mut Section, formats: Formats) {
+        let expand = self.take("table.expand.json.payload");
+        let is_expanded = expand.as_ref().is_some_and(|expand| expand.is("true"));
+        let is_of_bytes = formats.value == Format::Bytes;
+        for (name, key, kept) in [
+            (
+                "table.json.payload.null.behavior",
+                "expand_null",
+                "optional_bytes",
+            ),
+            (
+                "table.json.payload.empty.array.behavior",
+                "expand_empty_array",
+                "optional_string",
+            ),
+        ] {
+            let Some(taken) = self.take(name) else {
+                continue;
+            };
+            if !is_expanded || is_of_bytes || taken.is("ignore") {
+                self.report.without_effect(&taken.written);
+            } else if taken.is(kept) {
+                section.set(key, text(&kept.replace('_', "-")), taken.written.clone());
+                self.report.carried(&taken.written, key);
+            } else {
+                let says = format!("has a value that Debezium refuses; expected ignore or {kept}");
+                self.report.unsupported(&taken.written, says);
+            }
+        }
+        let Some(expand) = expand else { return };
+        if !is_expanded {
+            return self.report.without_effect(&expand.written);
+        }
+        if is_of_bytes {
+            let says = "makes an object of the payload, and a converter for bytes writes none: the payload is delivered as it is";
+            return self.report.unsupported(&expand.written, says);
+        }
+        section.set("expand_payload", "true".to_owned(), expand.written.clone());
+        self.report.carried(&expand.written, "expand_payload");
+        let says = match formats.value.is_json() {
+            true => {
+                "arrays at the top and integers beyond 64 bits, at which Debezium's task fails, are delivered. Doubles have the \
+                     fewest digits that name them, as since Java 19; in arrays whose objects have different members, the order of members \
+                     can differ"
+            }
+            false => {
+                "a payload that is expanded is written by StringConverter as Java shows it (Struct{...}), which no consumer reads \
+                      as JSON. With value.converter = JsonConverter it is JSON"
+            }
+        };
+        self.report.different(&expand.written, says);
+    }
+
+    fn nulls(&mut self, section: &mut Section, formats: Formats) {
+        const NAME: &str = "route.tombstone.on.empty.payload";
+        let given = self.take(NAME);
+        let makes_tombstones = given.as_ref().is_some_and(|given| given.is("true"));
+        if let (Some(given), true) = (&given, makes_tombstones) {
+            section.set("null_payload", text("tombstone"), given.written.clone());
+            section.set("empty_payload", text("tombstone"), given.written.clone());
+            self.report
+                .carried(&given.written, "null_payload, empty_payload");
+        } else {
+            if let Some(given) = &given {
+                self.report.without_effect(&given.written);
+            }
+            // JsonConverter writes the four letters null, as Walpost does with that format.
+            if !formats.value.is_json() {
+                let from = format!("the default of {NAME}, with this converter");
+                section.set("null_payload", text("tombstone"), from);
+            }
+        }
+        if formats.null_default {
+            let from = "Debezium delivers a NULL in a column with a DEFAULT as that default. false delivers NULL";
+            section.set("null_default", "true".to_owned(), from);
+        }
+    }
+
+    fn rest(&mut self, has_envelope: bool, formats: Formats) {
+        for name in [
+            "table.field.event.type",
+            "tracing.operation.name",
+            "tracing.with.context.field.only",
+        ] {
+            if let Some(taken) = self.take(name) {
+                self.report.without_effect(&taken.written);
+            }
+        }
+        if let Some(taken) = self.take("table.field.event.schema.version") {
+            // Nothing else has the schema that this is the version of.
+            match has_envelope && formats.value == Format::JsonSchema {
+                true => {
+                    let says = "puts the column into the schema of each value as its version. The schema that Walpost writes has none: \
+                                place the column as a header or in the envelope";
+                    self.report.unsupported(&taken.written, says);
+                }
+                false => self.report.without_effect(&taken.written),
+            }
+        }
+        if let Some(taken) = self.take("table.field.additional.missing") {
+            match taken.is("ignore") {
+                true => {
+                    let says = "has Debezium pass over columns that the table does not have. Walpost refuses to start without a column \
+                                that is named: remove those from headers, envelope and partition; walpost check names them";
+                    self.report.different(&taken.written, says);
+                }
+                false => self.report.without_effect(&taken.written),
+            }
+        }
+        if let Some(taken) = self.take("table.op.invalid.behavior") {
+            match taken.is("fatal") {
+                true => {
+                    let says = "stops Debezium at an UPDATE. Walpost reads inserts alone: forbid UPDATE with the trigger of \
+                                sql/no_update.sql";
+                    self.report.different(&taken.written, says);
+                }
+                false => self.report.without_effect(&taken.written),
+            }
+        }
+    }
+
+    fn unknown(&mut self) {
+        while let Some(name) = self.source.next_of(self.prefix) {
+            let Some(taken) = self.source.raw(&format!("{}{name}", self.prefix)) else {
+                break;
+            };
+            let obsolete = OBSOLETE.iter().find(|(obsolete, _)| *obsolete == name);
+            let meant = obsolete
+                .map(|(_, meant)| *meant)
+                .or_else(|| nearest(&name, KEYS.iter().copied()));
+            let says = match meant {
+                Some(meant) => format!(
+                    "is no property of the outbox event router; did you mean {}{meant}? Debezium takes no notice of it, nor does Walpost",
+                    self.prefix
+                ),
+                None => "is no property of the outbox event router: Debezium takes no notice of it, nor does Walpost".to_owned(),
+            };
+            self.report.unknown(&taken.written, says);
+        }
+    }
+}
+
+/// The regular expression matches every value that can be in the name of a topic, as one group.
+fn takes_all(java: &str) -> bool {
+    let inner = java.strip_prefix('^').unwrap_or(java);
+    let inner = inner.strip_suffix('$').unwrap_or(inner);
+    let group = inner
+        .strip_prefix('(')
+        .and_then(|inner| inner.strip_suffix(')'));
+    let Some(group) = group else {
+        return inner == ".*";
+    };
+    let named = group
+        .strip_prefix("?<")
+        .and_then(|group| group.split_once('>'));
+    named.map_or(group, |(_, rest)| rest) == ".*"
+}
+
+/// The routed value, which every group is, with text around it.
+fn topic_template(parts: &[Part], by: &str) -> Option<String> {
+    let column = column(by)?;
+    let parts = parts.iter().map(|part| match part {
+        Part::Literal(text) => text.replace('{', "{{").replace('}', "}}"),
+        Part::Group(_) => column.clone(),
+    });
+    let text: String = parts.collect();
+    text.parse::<Template>().is_ok().then_some(text)
+}

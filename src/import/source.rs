@@ -1,0 +1,573 @@
+//! The file to import: which of its forms it has, and its properties under the names that Kafka Connect gives them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::properties;
+use super::report::Report;
+
+/// A text that is no configuration to import.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ImportError {
+    #[error(
+        "it is empty; expected the JSON of a Kafka Connect connector, or Debezium Server's application.properties"
+    )]
+    Empty,
+    #[error(
+        "it is neither the JSON of a Kafka Connect connector nor Debezium Server's application.properties: no property is \
+         called connector.class or debezium.source.connector.class"
+    )]
+    Neither,
+    #[error(
+        "it is not JSON: {0}. Expected a connector's configuration, as GET /connectors/NAME/config of Kafka Connect gives it"
+    )]
+    Json(String),
+    #[error("line {0}: \\u is not followed by four hexadecimal digits, which Java refuses too")]
+    Escape(usize),
+    #[error(
+        "property {0} is an array or an object; Kafka Connect takes text, numbers and truth values alone"
+    )]
+    Nested(String),
+    #[error(
+        "it has {found} connectors, and one is imported at a time. Take out the first with: jq '{path}' FILE > connector.json"
+    )]
+    Bundle { found: usize, path: String },
+    #[error(
+        "it is YAML, as a KafkaConnector of Strimzi has it; expected JSON. Get the connector's configuration from Kafka Connect: \
+         curl http://localhost:8083/connectors/NAME"
+    )]
+    Yaml,
+    #[error(
+        "the connector is {0}, and Walpost reads PostgreSQL: expected io.debezium.connector.postgresql.PostgresConnector"
+    )]
+    OtherConnector(String),
+    #[error(
+        "Debezium Server delivers to {0}, and Walpost delivers to Apache Kafka: expected debezium.sink.type = kafka"
+    )]
+    OtherSink(String),
+    #[error(
+        "no transform is io.debezium.transforms.outbox.EventRouter. Walpost delivers the inserts of an outbox table as events, and \
+         is no general change data capture: the changes of other tables stay with Debezium"
+    )]
+    NoRouter,
+}
+
+/// What ran the connector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Connect,
+    Server,
+}
+
+#[derive(Debug)]
+struct Property {
+    written: String,
+    value: String,
+    is_taken: bool,
+}
+
+/// A property that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Its name, as the file has it.
+    pub(super) written: String,
+    pub(super) value: String,
+}
+
+impl Taken {
+    pub(super) fn is(&self, value: &str) -> bool {
+        self.value.trim().eq_ignore_ascii_case(value)
+    }
+
+    /// The members of a list with commas.
+    pub(super) fn list(&self) -> Vec<String> {
+        let members = self.value.split(',').map(str::trim);
+        let members = members.filter(|member| !member.is_empty());
+        members.map(str::to_owned).collect()
+    }
+}
+
+/// The properties. Each is asked for once; what nobody asks for is left.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) kind: Kind,
+    /// The connector's.
+    pub(super) name: Option<String>,
+    properties: BTreeMap<String, Property>,
+}
+
+impl Source {
+    /// # Errors
+    /// The text is none of the forms.
+    pub(super) fn read(text: &str, report: &mut Report) -> Result<Self, ImportError> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_start();
+        if text.is_empty() {
+            return Err(ImportError::Empty);
+        }
+        if text.starts_with(['{', '[']) {
+            let json = serde_json::from_str(text).map_err(|error| {
+                // The error's own text can quote a value.
+                let (line, column) = (error.line(), error.column());
+                ImportError::Json(format!("line {line}, column {column}"))
+            })?;
+            return of_json(json);
+        }
+        of_properties(text, report)
+    }
+
+    /// The worker's properties that stand in for what the connector leaves out.
+    ///
+    /// # Errors
+    /// It is no file of properties.
+    pub(super) fn add_worker(&mut self, text: &str) -> Result<(), ImportError> {
+        for (written, value) in parse(text)? {
+            let name = match written.as_str() {
+                "bootstrap.servers" => "producer.bootstrap.servers",
+                name if name.starts_with("producer.")
+                    || ["key.converter", "value.converter", "header.converter"]
+                        .iter()
+                        .any(|converter| is_of(name, converter)) =>
+                {
+                    name
+                }
+                _ => continue,
+            };
+            // A connector that names a converter has its own settings for it, or the defaults.
+            let converter = name
+                .split(".converter")
+                .next()
+                .filter(|_| name.contains(".converter."));
+            let is_connectors = converter.is_some_and(|of| {
+                let own = self.properties.get(&format!("{of}.converter"));
+                own.is_some_and(|own| !own.written.starts_with(WORKER))
+            });
+            if is_connectors || self.properties.contains_key(name) {
+                continue;
+            }
+            let written = format!("{WORKER}{written}");
+            self.insert(name.to_owned(), written, value);
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, name: String, written: String, value: String) {
+        let property = Property {
+            written,
+            value,
+            is_taken: false,
+        };
+        self.properties.insert(name, property);
+    }
+
+    /// The value as it is, a reference to something else too.
+    pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
+        let property = self.properties.get_mut(name)?;
+        property.is_taken = true;
+        Some(Taken {
+            written: property.written.clone(),
+            value: property.value.clone(),
+        })
+    }
+
+    /// The value. One that only refers to something else is none: a person has to look it up.
+    pub(super) fn take(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
+        let kind = self.kind;
+        let mut taken = self.raw(name)?;
+        if let Some(reference) = reference(kind, &taken.value) {
+            let says = format!(
+                "is {reference}, which Walpost does not look up: write the value itself into walpost.toml"
+            );
+            report.unsupported(&taken.written, says);
+            return None;
+        }
+        taken.value = unescaped(kind, &taken.value);
+        Some(taken)
+    }
+
+    /// The first name that begins with `prefix`, `prefix` left out, that nobody has asked for yet.
+    pub(super) fn next_of(&self, prefix: &str) -> Option<String> {
+        let mut found = self.properties.range(prefix.to_owned()..);
+        let name = found
+            .by_ref()
+            .take_while(|(name, _)| name.starts_with(prefix))
+            .find(|(_, property)| !property.is_taken)?;
+        Some(name.0[prefix.len()..].to_owned())
+    }
+
+    /// What nobody has asked for.
+    pub(super) fn left(&self) -> impl Iterator<Item = (&str, Taken)> {
+        let left = self
+            .properties
+            .iter()
+            .filter(|(_, property)| !property.is_taken);
+        left.map(|(name, property)| {
+            let taken = Taken {
+                written: property.written.clone(),
+                value: property.value.clone(),
+            };
+            (name.as_str(), taken)
+        })
+    }
+
+    #[must_use]
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.properties.contains_key(name)
+    }
+}
+
+/// What names of a worker's properties are shown with.
+const WORKER: &str = "the worker's ";
+
+fn is_of(name: &str, converter: &str) -> bool {
+    let rest = name.strip_prefix(converter);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
+    properties::parse(text).map_err(|error| ImportError::Escape(error.line))
+}
+
+/// What a value refers to, if it does: a config provider of Kafka Connect, or a property or variable of Quarkus.
+pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
+    let mut rest = value;
+    let mut before = None;
+    while let Some(at) = rest.find("${") {
+        let escaped = rest[..at].chars().next_back().or(before);
+        let (inner, after) = rest[at + 2..].split_once('}')?;
+        let refers = match kind {
+            // `${provider:key}`, `${provider:path:key}`.
+            Kind::Connect => inner.contains(':'),
+            Kind::Server => !matches!(escaped, Some('$' | '\\')),
+        };
+        if refers {
+            let kind = match (kind, inner.split(':').next()) {
+                (Kind::Server, _) => "a property expression of Quarkus",
+                (_, Some("env")) => "an environment variable of the Connect worker",
+                (_, Some("file" | "dir" | "directory")) => "a file of the Connect worker",
+                _ => "a secret of a config provider of the Connect worker",
+            };
+            return Some(format!("a reference to {kind}, ${{{inner}}}"));
+        }
+        before = Some('}');
+        rest = after;
+    }
+    None
+}
+
+/// Quarkus' `$${` and `\${` are a `${`.
+pub(super) fn unescaped(kind: Kind, value: &str) -> String {
+    match kind {
+        Kind::Connect => value.to_owned(),
+        Kind::Server => value.replace("$${", "${").replace("\\${", "${"),
+    }
+}
+
+fn of_json(json: Value) -> Result<Source, ImportError> {
+    let map = match json {
+        Value::Object(map) => map,
+        Value::Array(items) => {
+            let (found, path) = (items.len(), ".[0]".to_owned());
+            return Err(ImportError::Bundle { found, path });
+        }
+        _ => return Err(ImportError::Neither),
+    };
+    let text = |map: &Map<String, Value>, key: &str| {
+        map.get(key).and_then(Value::as_str).map(str::to_owned)
+    };
+    if let Some(Value::Object(config)) = map.get("config") {
+        return of_config(config, text(&map, "name"));
+    }
+    match map.get("connectors") {
+        Some(Value::Array(items)) => {
+            let (found, path) = (items.len(), ".connectors[0]".to_owned());
+            return Err(ImportError::Bundle { found, path });
+        }
+        Some(Value::Object(items)) => {
+            let path = ".connectors | to_entries[0].value".to_owned();
+            let found = items.len();
+            return Err(ImportError::Bundle { found, path });
+        }
+        _ => {}
+    }
+    // A KafkaConnector of Strimzi as JSON.
+    if let Some(Value::Object(spec)) = map.get("spec")
+        && let Some(Value::Object(config)) = spec.get("config")
+    {
+        let mut config = config.clone();
+        if let Some(class) = spec.get("class") {
+            config.insert("connector.class".to_owned(), class.clone());
+        }
+        let name = map
+            .get("metadata")
+            .and_then(|of| of.get("name"))
+            .and_then(Value::as_str);
+        return of_config(&config, name.map(str::to_owned));
+    }
+    // GET /connectors?expand=info
+    let is_expanded = |value: &Value| value.get("info").is_some_and(Value::is_object);
+    if !map.is_empty() && map.values().all(is_expanded) {
+        let (found, path) = (map.len(), "to_entries[0].value.info".to_owned());
+        return Err(ImportError::Bundle { found, path });
+    }
+    of_config(&map, None)
+}
+
+fn of_config(config: &Map<String, Value>, name: Option<String>) -> Result<Source, ImportError> {
+    let mut source = Source {
+        kind: Kind::Connect,
+        name,
+        properties: BTreeMap::new(),
+    };
+    for (written, value) in config {
+        let value = match value {
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            Value::Bool(truth) => truth.to_string(),
+            Value::Null => continue,
+            Value::Array(_) | Value::Object(_) => return Err(ImportError::Nested(written.clone())),
+        };
+        source.insert(connect_name(written), written.clone(), value);
+    }
+    if !source.has("connector.class") {
+        return Err(ImportError::Neither);
+    }
+    let own = source.raw("name").map(|name| name.value);
+    source.name = source.name.or(own);
+    Ok(source)
+}
+
+/// Overrides of the producer have the name that Debezium Server's and a worker's have.
+fn connect_name(written: &str) -> String {
+    match written.strip_prefix("producer.override.") {
+        Some(name) => format!("producer.{name}"),
+        None => written.to_owned(),
+    }
+}
+
+fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError> {
+    if text.lines().any(|line| {
+        line.starts_with("apiVersion:") || line.trim_start().starts_with("connector.class: ")
+    }) {
+        return Err(ImportError::Yaml);
+    }
+    let mut source = Source {
+        kind: Kind::Connect,
+        name: None,
+        properties: BTreeMap::new(),
+    };
+    let all = parse(text)?;
+    let is_server = all
+        .iter()
+        .any(|(name, _)| without_profile(name).1.starts_with("debezium."));
+    if !is_server {
+        for (written, value) in all {
+            source.insert(connect_name(&written), written, value);
+        }
+        if !source.has("connector.class") {
+            return Err(ImportError::Neither);
+        }
+        source.name = source.raw("name").map(|name| name.value);
+        return Ok(source);
+    }
+    source.kind = Kind::Server;
+    // A profile's value comes before one without, wherever it stands.
+    let (profiles, plain): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(name, _)| name.starts_with('%'));
+    for (written, value) in plain.into_iter().chain(profiles) {
+        let (profile, name) = without_profile(&written);
+        if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
+            let says = "is of a profile of Quarkus that Debezium Server has only where it is told so (QUARKUS_PROFILE); the values \
+                        of the profile prod are imported";
+            report.different(&written, says);
+            continue;
+        }
+        for name in server_names(name) {
+            source.insert(name, written.clone(), value.clone());
+        }
+    }
+    if !source.has("connector.class") {
+        return Err(ImportError::Neither);
+    }
+    let sink = source.raw("debezium.sink.type");
+    match sink {
+        Some(sink) if !sink.is("kafka") => return Err(ImportError::OtherSink(sink.value)),
+        _ => {}
+    }
+    source.name = source.raw("name").map(|name| name.value);
+    Ok(source)
+}
+
+/// `%prod.name` and `%{dev,prod}.name` as profile and name.
+fn without_profile(written: &str) -> (Option<&str>, &str) {
+    let Some(rest) = written.strip_prefix('%') else {
+        return (None, written);
+    };
+    match rest.split_once('.') {
+        Some((profile, name)) => (Some(profile.trim_matches(['{', '}'])), name),
+        None => (Some(rest), ""),
+    }
+}
+
+/// What Debezium Server gives to its connector, converters and producer for one of its properties.
+fn server_names(name: &str) -> Vec<String> {
+    let converters = ["key", "value", "header"];
+    if let Some(rest) = name.strip_prefix("debezium.format.") {
+        for of in converters {
+            match rest.strip_prefix(of) {
+                Some("") => return vec![format!("debezium.format.{of}")],
+                Some(setting) if setting.starts_with('.') => {
+                    return vec![format!("{of}.converter{setting}")];
+                }
+                _ => {}
+            }
+        }
+        // Of all three, where they have no own one: `take` of a converter looks there.
+        return vec![format!("converter.{rest}")];
+    }
+    for (prefix, to) in [
+        ("debezium.source.", ""),
+        ("debezium.transforms", "transforms"),
+        ("debezium.predicates", "predicates"),
+        ("debezium.sink.kafka.producer.", "producer."),
+    ] {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return vec![format!("{to}{rest}")];
+        }
+    }
+    vec![name.to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Source, ImportError> {
+        Source::read(text, &mut Report::default())
+    }
+
+    fn value(text: &str, name: &str) -> Option<String> {
+        read(text).expect(text).raw(name).map(|taken| taken.value)
+    }
+
+    #[test]
+    fn all_forms_of_a_connector_are_read() {
+        for text in [
+            r#"{"name": "shop", "config": {"connector.class": "C", "slot.name": "s", "tasks.max": 1}}"#,
+            r#"{"connector.class": "C", "slot.name": "s", "name": "shop"}"#,
+            r#"{"metadata": {"name": "shop"}, "spec": {"class": "C", "config": {"slot.name": "s"}}}"#,
+            "name=shop\nconnector.class=C\nslot.name=s\n",
+            "debezium.source.connector.class=C\ndebezium.source.name=shop\ndebezium.source.slot.name=s",
+            "\u{feff}debezium.source.connector.class: C\ndebezium.source.name shop\n%prod.debezium.source.slot.name=s\n\
+             debezium.source.slot.name=other\n%dev.debezium.source.slot.name=dev",
+        ] {
+            assert_eq!(value(text, "slot.name").as_deref(), Some("s"), "{text}");
+            assert_eq!(
+                read(text).expect(text).name.as_deref(),
+                Some("shop"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_them_is_named() {
+        for (text, expected) in [
+            ("", "empty"),
+            (" \n", "empty"),
+            ("{", "not JSON: line 1"),
+            ("{\"a\": 1}", "neither"),
+            ("a=b", "neither"),
+            ("[{}, {}]", "it has 2 connectors"),
+            (r#"{"connectors": [{}]}"#, "jq '.connectors[0]'"),
+            (r#"{"connectors": {"a": {}}}"#, "it has 1 connectors"),
+            (
+                r#"{"a": {"info": {}}, "b": {"info": {}}}"#,
+                "jq 'to_entries[0].value.info'",
+            ),
+            (
+                r#"{"connector.class": "C", "a": []}"#,
+                "property a is an array",
+            ),
+            (
+                "apiVersion: kafka.strimzi.io/v1\nkind: KafkaConnector",
+                "YAML",
+            ),
+            ("a=\\u1", "line 1"),
+            (
+                "debezium.source.connector.class=C\ndebezium.sink.type=kinesis",
+                "delivers to kinesis",
+            ),
+        ] {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_json_is_not_quoted() {
+        let error = read(r#"{"database.password": hunter2}"#).expect_err("no JSON");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn references_are_told_from_values() {
+        let connect = |value: &str| reference(Kind::Connect, value);
+        for value in [
+            "${file:/run/secrets:password}",
+            "x${env:HOST}",
+            "${secretsManager:a:b}",
+        ] {
+            assert!(connect(value).is_some(), "{value}");
+        }
+        for value in ["outbox.event.${routedByValue}", "a$b", "${", "x"] {
+            assert_eq!(connect(value), None, "{value}");
+        }
+        let server = |value: &str| reference(Kind::Server, value);
+        for value in ["${HOST}", "${HOST:localhost}", "$${a}${b}"] {
+            assert!(server(value).is_some(), "{value}");
+        }
+        for value in ["$${routedByValue}", "\\${routedByValue}", "a"] {
+            assert_eq!(server(value), None, "{value}");
+        }
+        assert_eq!(unescaped(Kind::Server, "a.$${b}"), "a.${b}");
+    }
+
+    #[test]
+    fn debezium_servers_names_are_those_of_connect() {
+        let text = "debezium.source.connector.class=C\ndebezium.transforms=o\ndebezium.transforms.o.type=T\n\
+                    debezium.format.key=json\ndebezium.format.key.schemas.enable=false\ndebezium.format.decimal.format=NUMERIC\n\
+                    debezium.sink.kafka.producer.bootstrap.servers=b:1\nquarkus.log.level=INFO";
+        for (name, expected) in [
+            ("connector.class", "C"),
+            ("transforms", "o"),
+            ("transforms.o.type", "T"),
+            ("debezium.format.key", "json"),
+            ("key.converter.schemas.enable", "false"),
+            ("converter.decimal.format", "NUMERIC"),
+            ("producer.bootstrap.servers", "b:1"),
+            ("quarkus.log.level", "INFO"),
+        ] {
+            assert_eq!(value(text, name).as_deref(), Some(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_worker_has_what_the_connector_leaves_out() {
+        let mut source = read(r#"{"connector.class": "C", "key.converter": "K"}"#).expect("JSON");
+        let worker = "bootstrap.servers=b:1\nkey.converter=W\nkey.converter.schemas.enable=false\nvalue.converter=V\n\
+                      value.converter.schemas.enable=false\nproducer.linger.ms=5\ngroup.id=g";
+        source.add_worker(worker).expect("properties");
+        let mut value = |name: &str| source.raw(name).map(|taken| taken.value);
+        assert_eq!(value("key.converter").as_deref(), Some("K"));
+        assert_eq!(value("key.converter.schemas.enable"), None);
+        assert_eq!(value("value.converter").as_deref(), Some("V"));
+        assert_eq!(
+            value("value.converter.schemas.enable").as_deref(),
+            Some("false")
+        );
+        assert_eq!(value("producer.bootstrap.servers").as_deref(), Some("b:1"));
+        assert_eq!(value("producer.linger.ms").as_deref(), Some("5"));
+        assert_eq!(value("group.id"), None);
+    }
+}

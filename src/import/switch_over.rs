@@ -1,0 +1,79 @@
+//! The switch-over without a gap, as commands for one configuration.
+
+use super::connector::encoded;
+use super::source::Kind;
+
+/// What the commands are made of. Slots and pipelines have plain names, URLs are percent-encoded: nothing of them needs
+/// quoting beyond what stands here.
+pub(super) struct SwitchOver<'i> {
+    pub(super) kind: Kind,
+    /// The connector's name, if it is known.
+    pub(super) connector: Option<&'i str>,
+    /// The connection string of somebody who may make what Walpost needs.
+    pub(super) administrator: &'i str,
+    /// Debezium's.
+    pub(super) slot: &'i str,
+    /// Walpost's.
+    pub(super) slots: &'i [String],
+    /// The file says `snapshot = "initial"`.
+    pub(super) is_initial: bool,
+}
+
+impl SwitchOver<'_> {
+    /// Comments; commands are indented.
+    #[must_use]
+    pub(super) fn comments(&self) -> Vec<String> {
+        let administrator = self.administrator;
+        let slot = self.slot;
+        let slots: Vec<_> = self.slots.iter().map(|slot| format!("'{slot}'")).collect();
+        let slots = slots.join(", ");
+        let connector = self.connector.map_or_else(|| "NAME".to_owned(), encoded);
+        let rest = format!("http://localhost:8083/connectors/{connector}");
+        let mut comments = Vec::new();
+        let mut say = |text: &str| comments.push(text.to_owned());
+        say(
+            "The switch-over without a gap, with this file as walpost.toml. docs/debezium.md explains it.",
+        );
+        say("");
+        say(
+            "1. While Debezium runs, make what Walpost needs, as the table's owner or a superuser: from now on both slots have every event.",
+        );
+        say(&format!(
+            "     walpost init --config walpost.toml --postgres '{administrator}'"
+        ));
+        say(
+            "2. Wait until this says t: Debezium has delivered what is older than Walpost's slot. In a quiet database it takes an event.",
+        );
+        say(&format!(
+            "     psql '{administrator}' -Atc \"SELECT bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
+        ));
+        say(
+            "3. Stop Debezium. What it has delivered since step 1 comes a second time, with the same id: keep that time short.",
+        );
+        match self.kind {
+            Kind::Connect => say(&format!("     curl -fsS -X PUT {rest}/stop")),
+            Kind::Server => say("     systemctl stop debezium-server"),
+        }
+        if self.is_initial {
+            say(
+                "4. Debezium has delivered the older rows: leave them out, or all of them come once more.",
+            );
+            say("     sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml");
+        } else {
+            say("4. snapshot = \"never\" leaves the older rows out, which Debezium has delivered.");
+        }
+        say("5. Start Walpost.");
+        say("     walpost check --config walpost.toml");
+        say("     walpost run --config walpost.toml");
+        say(
+            "6. When consumers have what they need: drop Debezium's slot, or the WAL that it retains fills the disk. From here on there is no way back.",
+        );
+        say(&format!(
+            "     psql '{administrator}' -c \"SELECT pg_drop_replication_slot('{slot}')\""
+        ));
+        if self.kind == Kind::Connect {
+            say(&format!("     curl -fsS -X DELETE {rest}"));
+        }
+        comments
+    }
+}
