@@ -87,6 +87,11 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         slots.push(own);
         document.pipelines.push(section.with(&common));
     }
+    if tables.len() > 1 {
+        let says = "are a pipeline each, and within each events are in commit order. Debezium has one order for all of them: where two \
+                    share a topic, their events can change places";
+        report.different("several tables", says);
+    }
     report.different(
         "header walpost-position",
         "is in every record, after those of Debezium",

@@ -67,7 +67,7 @@ pub(super) fn connection(
                 }
                 None => {
                     if !source.has(name) {
-                        report.to_do(name, "is not in this file: write it into postgres");
+                        report.task(name, "is not in this file: write it into postgres");
                     }
                     missing.push(name);
                     default.to_owned()
@@ -160,7 +160,7 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
             "database.password" => PLACES,
             _ => "sslpassword in postgres, in walpost.toml with mode 0600 or in WALPOST_POSTGRES",
         };
-        report.to_do(&taken.written, format!("{what}: give it in {places}"));
+        report.task(&taken.written, format!("{what}: give it in {places}"));
         section.note(format!("{}: give it in {places}", taken.written));
     }
 }
@@ -201,7 +201,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             let says = "is a key as JDBC has it, in DER or PKCS#12, and Walpost reads PEM, as libpq. openssl pkcs8 -inform DER -in FILE.pk8 \
                         -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem: name that file, with mode 0600, as \
                         sslkey in postgres";
-            report.to_do(&taken.written, says);
+            report.task(&taken.written, says);
         } else {
             report.carried(&taken.written, "postgres");
         }
@@ -252,7 +252,7 @@ pub(super) fn tables(
                 "has {schema}.{name}: Debezium takes no notice of capital letters, and in walpost.toml a name in double quotes has \
                  them as they are. Compare it with the table's"
             );
-            report.to_do(&from, says);
+            report.task(&from, says);
         }
         found.push(Table::new(schema, name, from));
     }
@@ -270,7 +270,7 @@ pub(super) fn tables(
                 "is not in this file, so Debezium reads all tables: write the outbox table into table",
             ),
         };
-        report.to_do(from, says);
+        report.task(from, says);
         let comment =
             "CHANGE THIS: the outbox table could not be read from table.include.list".to_owned();
         found.push(Table::new(
@@ -459,7 +459,7 @@ pub(super) fn others(
                 section.set("delivery", text("exactly-once"), taken.written.clone());
                 let says = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, walpost-checkpoints, and needs \
                             the rights for that: docs/exactly-once.md";
-                report.to_do(&taken.written, says);
+                report.task(&taken.written, says);
             }
             false => report.without_effect(&taken.written),
         }
@@ -487,14 +487,14 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
     let number = |taken: &Taken| taken.value.trim().parse::<i32>().ok();
     let Some(partitions) = partitions else {
         if let Some(taken) = replication {
-            report.to_do(&taken.written, "has no number of partitions beside it: write create_topics, or create the topics yourself");
+            report.task(&taken.written, "has no number of partitions beside it: write create_topics, or create the topics yourself");
         }
         return;
     };
     let Some(count) = number(&partitions).filter(|count| *count > 0) else {
         let says = "leaves the number of partitions to the broker, and Walpost's create_topics has a number: write one, or create the \
                     topics yourself";
-        return report.to_do(&partitions.written, says);
+        return report.task(&partitions.written, says);
     };
     let mut entries = vec![("partitions", count.to_string())];
     let mut from = partitions.written.clone();

@@ -49,6 +49,11 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
         found
     };
     let (key, value, header) = (read("key"), read("value"), read("header"));
+    if header.format == Format::String {
+        let says = "writes headers as Java shows their values: times as numbers, and bytea as the name of an object. Walpost writes the \
+                    columns' text; where a header is of such a type, compare it before the switch-over";
+        report.different(&header.from, says);
+    }
     if key.format != Format::String {
         section.set("key_format", text(key.format.name()), key.from);
     }
@@ -115,7 +120,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     if let Some(decimals) = decimals.filter(|decimals| !decimals.is("BASE64")) {
         let says = "writes numbers of type numeric in another way than the default BASE64, and Walpost writes that: compare such columns \
                     before the switch-over";
-        report.to_do(&decimals.written, says);
+        report.task(&decimals.written, says);
     }
     while let Some(name) = source.next_of(&format!("{of}.converter.")) {
         let Some(taken) = source.raw(&format!("{of}.converter.{name}")) else {
@@ -174,7 +179,7 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
     let property = format!("{of}.converter");
     let says = "is not in this file, so that of the Connect worker applies. Kafka's own files for workers have JsonConverter with \
                 schemas, which is written here: give the worker's file with --worker";
-    report.to_do(&property, says);
+    report.task(&property, says);
     taken(&format!("{property}, which the worker sets"), JSON)
 }
 

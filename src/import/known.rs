@@ -442,7 +442,7 @@ fn tell(Known(_, harmless, fate): &Known, taken: &Taken, report: &mut Report) {
         WithoutEffect => report.without_effect(&written),
         _ if is_harmless => report.without_effect(&written),
         Different(says) => report.different(&written, *says),
-        ToDo(says) => report.to_do(&written, *says),
+        ToDo(says) => report.task(&written, *says),
         Unsupported(says) => report.unsupported(&written, *says),
     }
 }

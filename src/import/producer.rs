@@ -170,7 +170,7 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     if !kafka.has(NAME) {
         let says = "is not in this file: Kafka Connect has the brokers in the worker's. Give that with --worker, or write the brokers \
                     into walpost.toml";
-        report.to_do(NAME, says);
+        report.task(NAME, says);
         let comment = "CHANGE THIS: the brokers, and below them what a login and TLS need (docs/configuration.md, \"Kafka\")";
         kafka.set(NAME, text(NO_BROKER), comment);
     }
@@ -247,7 +247,7 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     }
     let says = "has a password, which is not written here: give it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" in [kafka] \
                 with mode 0600";
-    report.to_do(&taken.written, says);
+    report.task(&taken.written, says);
     kafka.note("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
 }
 
@@ -306,7 +306,7 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         "is a Java trust store, and librdkafka reads PEM. Write its certificates into {PEM}: keytool -list -rfc -keystore TRUSTSTORE > \
          {PEM}"
     );
-    report.to_do(&taken.written, says);
+    report.task(&taken.written, says);
     set(kafka, "ssl.ca.location", PEM, &taken, report);
 }
 
@@ -325,7 +325,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
         let says = "is a private key, which is not written here: put it into a file of mode 0600, and name that as \"ssl.key.location\" \
                     in [kafka]";
-        report.to_do(&taken.written, says);
+        report.task(&taken.written, says);
     }
     for (name, property) in [
         ("ssl.keystore.password", "ssl.keystore.password"),
@@ -336,7 +336,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
             let says = format!(
                 "is a secret, which is not written here: give it in WALPOST_KAFKA_{variable}"
             );
-            report.to_do(&taken.written, says);
+            report.task(&taken.written, says);
         }
     }
     let Some(taken) = source.take("producer.ssl.keystore.location", report) else {
@@ -358,7 +358,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
             "is a Java key store, and librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore {PKCS12} \
              -deststoretype PKCS12"
         );
-        report.to_do(&taken.written, says);
+        report.task(&taken.written, says);
         set(kafka, "ssl.keystore.location", PKCS12, &taken, report);
     }
 }

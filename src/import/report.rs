@@ -68,7 +68,7 @@ impl Report {
     }
 
     /// As [`different`](Self::different), and a person has to do what is said.
-    pub(super) fn to_do(&mut self, property: &str, says: impl Into<String>) {
+    pub(super) fn task(&mut self, property: &str, says: impl Into<String>) {
         self.add(Group::Different, property, says, true);
     }
 
