@@ -61,7 +61,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     let mut document = Document::default();
     producer::read(source, &mut document.kafka, report);
     let mut common = Section::default();
-    let administrator = connector::connection(source, &mut common, report);
+    let roles = connector::connection(source, &mut common, report);
     connector::snapshot(source, &mut common, report);
     let formats = converters::read(source, &mut common, report);
     router::read(&chain, source, formats, &mut common, report);
@@ -110,7 +110,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     let switch_over = SwitchOver {
         kind: source.kind,
         connector,
-        administrator: &administrator,
+        roles: &roles,
         slot: &slot,
         slots: &slots,
         is_initial: document.has_line("snapshot", "\"initial\""),

@@ -46,12 +46,17 @@ pub(super) fn take_or_obsolete(
     Some(taken)
 }
 
-/// Writes the connection string. Returns that of an administrator of the same database.
-pub(super) fn connection(
-    source: &mut Source,
-    section: &mut Section,
-    report: &mut Report,
-) -> String {
+/// Who connects.
+#[derive(Debug)]
+pub(super) struct Roles {
+    /// The role of the pipeline.
+    pub(super) user: String,
+    /// The connection string of an administrator of the same database.
+    pub(super) administrator: String,
+}
+
+/// Writes the connection string.
+pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mut Report) -> Roles {
     let mut written = Vec::new();
     let mut missing = Vec::new();
     let mut required =
@@ -133,7 +138,10 @@ pub(super) fn connection(
         );
     }
     section.set("postgres", text(&url), from.trim_end().to_owned());
-    administrator
+    Roles {
+        user,
+        administrator,
+    }
 }
 
 fn host_in_url(host: &str) -> String {

@@ -230,12 +230,13 @@ impl Router<'_> {
                 return self.default_topic(&by, section);
             }
         };
+        let template = takes_all(&regex.value)
+            .then(|| topic_template(&parts, &by.value))
+            .flatten();
         for given in [&by, &regex, &replacement] {
-            self.carried(given, "topic");
+            self.carried(given, if template.is_some() { "topic" } else { "route" });
         }
-        if takes_all(&regex.value)
-            && let Some(template) = topic_template(&parts, &by.value)
-        {
+        if let Some(template) = template {
             return section.set("topic", text(&template), from);
         }
         let entries = [

@@ -1,16 +1,15 @@
 //! The switch-over without a gap, as commands for one configuration.
 
-use super::connector::encoded;
+use super::connector::{Roles, encoded};
 use super::source::Kind;
 
-/// What the commands are made of. Slots and pipelines have plain names, URLs are percent-encoded: nothing of them needs
-/// quoting beyond what stands here.
+/// What the commands are made of. Slots and pipelines have plain names, URLs are percent-encoded: of what is from outside, the
+/// role alone needs the shell's quotes.
 pub(super) struct SwitchOver<'i> {
     pub(super) kind: Kind,
     /// The connector's name, if it is known.
     pub(super) connector: Option<&'i str>,
-    /// The connection string of somebody who may make what Walpost needs.
-    pub(super) administrator: &'i str,
+    pub(super) roles: &'i Roles,
     /// Debezium's.
     pub(super) slot: &'i str,
     /// Walpost's.
@@ -23,7 +22,8 @@ impl SwitchOver<'_> {
     /// Comments; commands are indented.
     #[must_use]
     pub(super) fn comments(&self) -> Vec<String> {
-        let administrator = self.administrator;
+        let administrator = &self.roles.administrator;
+        let role = quoted(&self.roles.user);
         let slot = self.slot;
         let slots: Vec<_> = self.slots.iter().map(|slot| format!("'{slot}'")).collect();
         let slots = slots.join(", ");
@@ -39,7 +39,7 @@ impl SwitchOver<'_> {
             "1. While Debezium runs, make what Walpost needs, as the table's owner or a superuser: from now on both slots have every event.",
         );
         say(&format!(
-            "     walpost init --config walpost.toml --postgres '{administrator}'"
+            "     walpost init --config walpost.toml --role {role} --postgres '{administrator}'"
         ));
         say(
             "2. Wait until this says t: Debezium has delivered what is older than Walpost's slot. In a quiet database it takes an event.",
@@ -76,4 +76,9 @@ impl SwitchOver<'_> {
         }
         comments
     }
+}
+
+/// As one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
 }

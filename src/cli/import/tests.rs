@@ -1024,7 +1024,7 @@ fn the_switch_over_has_the_names_of_this_configuration() {
         ("database.port", "5433"),
     ]));
     for command in [
-        "#      walpost init --config walpost.toml --postgres 'postgresql://postgres@db.example.com:5433/shop'\n",
+        "#      walpost init --config walpost.toml --role 'debezium' --postgres 'postgresql://postgres@db.example.com:5433/shop'\n",
         "WHERE debezium.slot_name = 'dbz_shop' AND walpost.slot_name IN ('walpost_shop_outbox')\"\n",
         "#      curl -fsS -X PUT http://localhost:8083/connectors/shop-outbox/stop\n",
         "#      sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml\n",
@@ -1045,6 +1045,12 @@ fn the_switch_over_has_the_names_of_this_configuration() {
     );
     let never = import(&connector(&[("snapshot.mode", "never")]));
     assert!(!never.toml.contains("sed -i"), "{}", never.toml);
+    let quoted = import(&connector(&[("database.user", "it's")]));
+    assert!(
+        quoted.toml.contains(r"--role 'it'\''s' "),
+        "{}",
+        quoted.toml
+    );
     // Its own name and Debezium's are never the same.
     let same = import(&connector(&[("slot.name", "walpost_shop_outbox")]));
     assert_eq!(
