@@ -292,9 +292,14 @@ impl ValueForm {
         }
     }
 
-    /// Null has a form of its own, and is not no value.
-    pub(super) fn writes_null(&self) -> bool {
-        self.form == Form::Json || self.envelope.is_some()
+    /// Null has a word of its own, and is not no value.
+    pub(super) fn is_json(&self) -> bool {
+        self.form == Form::Json
+    }
+
+    /// The payload is a member of the value.
+    pub(super) fn has_envelope(&self) -> bool {
+        self.envelope.is_some()
     }
 
     /// Appends the value for the payload, and says where it is; nothing where that is the payload's own text or bytes.

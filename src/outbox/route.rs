@@ -204,11 +204,12 @@ pub(super) fn payload<'r>(
         return Ok(Payload::None);
     }
     let form = mapping.value_form.as_deref();
-    if text.is_none() {
+    // In an envelope it is a member that is null.
+    if text.is_none() && !form.is_some_and(ValueForm::has_envelope) {
         match mapping.null_payload {
             NullPayload::Tombstone => return Ok(Payload::None),
             NullPayload::Empty => return Ok(Payload::InRow(&[])),
-            NullPayload::Formatted if !form.is_some_and(ValueForm::writes_null) => {
+            NullPayload::Formatted if !form.is_some_and(ValueForm::is_json) => {
                 return Ok(Payload::None);
             }
             NullPayload::Formatted => {}
@@ -416,6 +417,22 @@ mod tests {
             payload(NullPayload::Tombstone, &EVENT).as_deref(),
             Some("\"{}\"")
         );
+    }
+
+    #[test]
+    fn null_in_an_envelope_is_a_member_unless_empty_payloads_are_tombstones() {
+        let payload = |empty_payload| {
+            let change = |s: &mut OutboxSettings| {
+                s.value_format = Format::Json;
+                s.envelope = vec![("aggregateid".to_owned(), "of".to_owned())];
+                s.null_payload = NullPayload::Tombstone;
+                s.empty_payload = empty_payload;
+            };
+            route(change, &EVENT[..3]).expect("routes").4
+        };
+        let object = "{\"payload\":null,\"of\":\"o-1\"}";
+        assert_eq!(payload(EmptyPayload::Value).as_deref(), Some(object));
+        assert_eq!(payload(EmptyPayload::Tombstone), None);
     }
 
     #[test]
