@@ -346,9 +346,7 @@ fn connect_name(written: &str) -> String {
 }
 
 fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError> {
-    if text.lines().any(|line| {
-        line.starts_with("apiVersion:") || line.trim_start().starts_with("connector.class: ")
-    }) {
+    if text.lines().any(|line| line.starts_with("apiVersion:")) {
         return Err(ImportError::Yaml);
     }
     let mut source = Source {
@@ -457,6 +455,7 @@ mod tests {
             r#"{"connector.class": "C", "slot.name": "s", "name": "shop"}"#,
             r#"{"metadata": {"name": "shop"}, "spec": {"class": "C", "config": {"slot.name": "s"}}}"#,
             "name=shop\nconnector.class=C\nslot.name=s\n",
+            "name: shop\nconnector.class: C\nslot.name: s\n",
             "debezium.source.connector.class=C\ndebezium.source.name=shop\ndebezium.source.slot.name=s",
             "\u{feff}debezium.source.connector.class: C\ndebezium.source.name shop\n%prod.debezium.source.slot.name=s\n\
              debezium.source.slot.name=other\n%dev.debezium.source.slot.name=dev",
