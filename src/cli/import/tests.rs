@@ -7,47 +7,8 @@ use crate::import::report::Group;
 use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
 
-/// Keys that make other bytes than text. They are looked at as TOML here, since the reader of the file need not know all
-/// of them yet.
-const OF_BYTES: &[&str] = &[
-    "key_format",
-    "value_format",
-    "header_format",
-    "expand_payload",
-    "expand_null",
-    "expand_empty_array",
-    "empty_payload",
-    "envelope",
-    "route",
-    "debezium_headers",
-    "tracing_span_context",
-    "null_default",
-];
-
 /// What the configuration's own reader makes of the text.
-fn settings(toml: &str) -> Result<Vec<PipelineSettings>, String> {
-    let mut text = toml.to_owned();
-    let pairs = "[[pipeline]]\nheaders = [[\"a\", \"b\"]]\n";
-    if read_config(pairs).is_err_and(|error| error.contains("invalid type")) {
-        let lines = text
-            .lines()
-            .filter(|line| !line.starts_with("headers = [["));
-        text = lines.map(|line| format!("{line}\n")).collect();
-    }
-    for key in OF_BYTES {
-        let probe = format!("[[pipeline]]\n{key} = 0\n");
-        let is_unknown = |error: String| error.contains("unknown field");
-        if read_config(&probe).is_err_and(is_unknown) {
-            let lines = text
-                .lines()
-                .filter(|line| !line.starts_with(&format!("{key} = ")));
-            text = lines.map(|line| format!("{line}\n")).collect();
-        }
-    }
-    read_config(&text)
-}
-
-fn read_config(text: &str) -> Result<Vec<PipelineSettings>, String> {
+fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
     fs::write(&path, text).expect("written");
