@@ -196,9 +196,7 @@ pub(crate) async fn pass(
     };
     let client = catalog.client();
     look::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
-    let mut problems = catalog.look(target).await?.problems(target);
-    // The owner of the table needs no slot of its own.
-    problems.retain(|problem| !matches!(problem, Problem::NotReplicating { .. }));
+    let problems = catalog.look(target).await?.problems(target);
     let problem = problems.into_iter().next();
     let outbox = match look::outbox(client, table).await? {
         Some(outbox) => outbox,

@@ -224,12 +224,12 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
             buffer(&connection, report);
         }
         Err(mut error) => {
-            let mut is_full = false;
+            let mut is_explained = false;
             if let Some(error) = error.server_mut() {
-                catalog.name_users(error).await;
-                is_full = error.code.starts_with("53");
+                catalog.explain_refusal(error).await;
+                is_explained = error.hint.is_some();
             }
-            let needs = match is_full {
+            let needs = match is_explained {
                 true => "",
                 false => ". The role needs REPLICATION, and pg_hba.conf a line for its database",
             };

@@ -110,8 +110,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
 
-    /// Says of an error that the server gives for want of walsenders or slots who has them.
-    fn name_users(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
+    /// Says of an error with which the server refuses a connection for replication what fixes it.
+    fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
@@ -202,8 +202,8 @@ impl CatalogQueries for Catalog {
         Catalog::is_accounted_for(self, target, confirmed, found).await
     }
 
-    async fn name_users(&self, error: &mut ServerError) {
-        Catalog::name_users(self, error).await;
+    async fn explain_refusal(&self, error: &mut ServerError) {
+        Catalog::explain_refusal(self, error).await;
     }
 
     async fn closed(&mut self) {

@@ -176,7 +176,6 @@ pub(crate) fn of_problem(problem: &Problem) -> Remedy {
         Problem::InRecovery { .. } | Problem::HeldByOther { .. } => Remedy::Reconnect,
         Problem::Version { .. }
         | Problem::WalLevel { .. }
-        | Problem::NotReplicating { .. }
         | Problem::NoTable { .. }
         | Problem::NotATable { .. }
         | Problem::Unlogged { .. }

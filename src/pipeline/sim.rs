@@ -154,7 +154,6 @@ impl CatalogQueries for SimDatabase {
             database: "sim".to_owned(),
             user: "sim".to_owned(),
             application_name: "walpost".to_owned(),
-            may_replicate: true,
             wal_level: "logical".to_owned(),
             in_recovery: false,
             slot_wal_keep: None,
@@ -284,7 +283,7 @@ impl CatalogQueries for SimDatabase {
         Ok(false)
     }
 
-    async fn name_users(&self, _: &mut ServerError) {}
+    async fn explain_refusal(&self, _: &mut ServerError) {}
 
     async fn closed(&mut self) {
         std::future::pending().await

@@ -31,6 +31,7 @@ pub(crate) mod journal;
 mod limits;
 mod observed;
 pub(crate) mod peek;
+mod refusal;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
 mod snapshot_history;
@@ -245,7 +246,6 @@ impl Catalog {
             .query_one(
                 "SELECT current_setting('server_version_num')::int4, current_database()::text, \
                  current_user::text, current_setting('wal_level'), \
-                 (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), \
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
                  current_setting('application_name')",
                 &[],
@@ -256,10 +256,9 @@ impl Catalog {
             database: server.try_get(1)?,
             user: server.try_get(2)?,
             wal_level: server.try_get(3)?,
-            may_replicate: server.try_get::<_, Option<bool>>(4)?.unwrap_or(false),
-            slot_wal_keep: server.try_get(5)?,
-            in_recovery: server.try_get(6)?,
-            application_name: server.try_get(7)?,
+            slot_wal_keep: server.try_get(4)?,
+            in_recovery: server.try_get(5)?,
+            application_name: server.try_get(6)?,
             table: match &target.outbox {
                 Outbox::Table(table) => self.table(table).await?,
                 Outbox::Messages { .. } => None,

@@ -32,9 +32,7 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.look(target).await?;
-    let mut problems = observed.problems(target).into_iter();
-    // Whoever sends rows need not be who streams.
-    let problem = problems.find(|problem| !matches!(problem, Problem::NotReplicating { .. }));
+    let problem = observed.problems(target).into_iter().next();
     let slot = match (problem, observed.slot) {
         (None, Some(slot)) => slot,
         // What commits before there is a slot would be missing still.

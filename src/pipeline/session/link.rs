@@ -36,7 +36,7 @@ impl Link {
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = match database.connect(limit, row_bytes).await {
             Ok(connection) => connection,
-            Err(error) => return Err(with_users(error, catalog).await.into()),
+            Err(error) => return Err(explained(error, catalog).await.into()),
         };
         session_state.access.granted();
         let identity = connection.identify().await?;
@@ -102,13 +102,14 @@ pub(super) async fn hold(
     }
 }
 
-/// The error, with who has the walsenders or slots if the server has no more.
-pub(super) async fn with_users(
+/// The error, with what fixes it as far as the catalog knows: who has the walsenders or slots if the server has no more,
+/// and the right that the role lacks.
+pub(super) async fn explained(
     mut error: ConnectionError,
     catalog: &impl CatalogQueries,
 ) -> ConnectionError {
     if let Some(error) = error.server_mut() {
-        catalog.name_users(error).await;
+        catalog.explain_refusal(error).await;
     }
     error
 }

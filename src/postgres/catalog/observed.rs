@@ -21,8 +21,6 @@ pub(crate) struct Observed {
     pub user: String,
     /// `application_name` of this session, and of every other one of ours.
     pub application_name: String,
-    /// The role may use slots (`rolreplication`, or a superuser).
-    pub may_replicate: bool,
     /// `wal_level`
     pub wal_level: String,
     /// The server is a standby that was not promoted (`pg_is_in_recovery`).
@@ -161,15 +159,6 @@ pub(crate) enum Problem {
         slot: String,
         /// What of it.
         found: &'static str,
-    },
-    /// The role has no right to use slots.
-    #[error(
-        "role {user:?} has no REPLICATION attribute, which reading a slot needs. Grant it: ALTER ROLE {role} REPLICATION",
-        role = identifier(.user)
-    )]
-    NotReplicating {
-        /// The role.
-        user: String,
     },
     /// No such table.
     #[error(
@@ -370,11 +359,6 @@ impl Observed {
                 found: self.wal_level.clone(),
             });
         }
-        if !self.may_replicate {
-            problems.push(Problem::NotReplicating {
-                user: self.user.clone(),
-            });
-        }
         problems.extend(self.table_problem(target));
         problems.extend(self.publication_problem(target));
         problems.extend(self.slot_problem(target));
@@ -523,7 +507,6 @@ mod tests {
             version: 150_018,
             database: text("shop"),
             user: text("walpost"),
-            may_replicate: true,
             application_name: text("walpost"),
             wal_level: text("logical"),
             in_recovery: false,
@@ -613,7 +596,6 @@ mod tests {
             |o| o.wal_level = "replica".to_owned(),
             &["\"replica\"", "ALTER SYSTEM"],
         );
-        check(|o| o.may_replicate = false, &["\"walpost\"", "ALTER ROLE"]);
         check(
             |o| o.table = None,
             &["public.outbox", "\"shop\"", "walpost init"],

@@ -7,7 +7,7 @@ use crate::model::lifecycle::SnapshotPhase;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
-use crate::pipeline::session::link::{Link, with_users};
+use crate::pipeline::session::link::{Link, explained};
 use crate::pipeline::snapshot::error::SnapshotError;
 use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
@@ -64,7 +64,7 @@ impl<C: CatalogQueries> Connected<C> {
                 {
                     Ok(snapshot) => OlderRows::Copy(snapshot),
                     Err(SnapshotError::Connection(error)) => {
-                        return Err(with_users(error, catalog).await.into());
+                        return Err(explained(error, catalog).await.into());
                     }
                     Err(error) => return Err(error.into()),
                 }

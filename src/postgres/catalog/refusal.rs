@@ -1,0 +1,60 @@
+//! Why the server does not open a connection for replication. That it opens one is the only proof that the role may
+//! replicate: on Amazon RDS it may as a member of a role, and its attribute is not set.
+
+use super::Catalog;
+use crate::postgres::connect::dial::ServerError;
+use crate::postgres::table::identifier;
+
+/// Whether the role has the attribute, and whether the server gives the right as a membership.
+const ATTRIBUTE: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
+     EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
+
+impl Catalog {
+    /// Says of an error with which the server refuses a connection for replication what fixes it, as far as the
+    /// catalog knows.
+    pub(crate) async fn explain_refusal(&self, error: &mut ServerError) {
+        self.name_users(error).await;
+        // insufficient_privilege. The message is in the server's language.
+        if error.code != "42501" {
+            return;
+        }
+        // Without an answer the error is what it was.
+        let Ok(row) = self.client.query_one(ATTRIBUTE, &[]).await else {
+            return;
+        };
+        if let (Ok(has_attribute), Ok(is_membership)) = (row.try_get(0), row.try_get(1))
+            && let Some(grant) = grant(&self.user, has_attribute, is_membership)
+        {
+            error.hint = Some(grant);
+        }
+    }
+}
+
+/// The statement that lets the role replicate, where it lacks that.
+fn grant(role: &str, has_attribute: bool, is_membership: bool) -> Option<String> {
+    let role = identifier(role);
+    match (has_attribute, is_membership) {
+        (true, _) => None,
+        (false, true) => Some(format!("GRANT rds_replication TO {role}")),
+        (false, false) => Some(format!("ALTER ROLE {role} REPLICATION")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statement_is_the_one_that_the_server_has_for_the_right() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            grant("a b", false, false),
+            some("ALTER ROLE \"a b\" REPLICATION")
+        );
+        assert_eq!(
+            grant("a b", false, true),
+            some("GRANT rds_replication TO \"a b\"")
+        );
+        assert_eq!(grant("a b", true, true), None);
+    }
+}
