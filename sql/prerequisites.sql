@@ -30,10 +30,21 @@ BEGIN
             RAISE EXCEPTION 'this server is a standby in recovery, and slot % is made on the primary', name
                 USING HINT = 'Connect to the primary.';
         END IF;
-        IF current_setting('wal_level') <> 'logical' THEN
+        -- From PostgreSQL 19 on the first logical slot raises effective_wal_level, for which replica is enough.
+        IF current_setting('wal_level') <> 'logical' AND (current_setting('wal_level') = 'minimal'
+            OR current_setting('effective_wal_level', true) IS NULL) THEN
             RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
-                USING HINT = 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again. On a managed '
-                    'service it is a parameter of the provider, such as rds.logical_replication or cloudsql.logical_decoding.';
+                USING HINT = CASE
+                    WHEN current_setting('rds.logical_replication', true) IS NOT NULL THEN 'This is Amazon RDS or Aurora: set '
+                        'rds.logical_replication = 1 in the parameter group, of the cluster for Aurora; then reboot, and run '
+                        'this again.'
+                    WHEN current_setting('cloudsql.logical_decoding', true) IS NOT NULL THEN 'This is Cloud SQL: set the flag '
+                        'cloudsql.logical_decoding = on, which restarts the instance; then run this again.'
+                    WHEN current_setting('alloydb.logical_decoding', true) IS NOT NULL THEN 'This is AlloyDB: set the flag '
+                        'alloydb.logical_decoding = on, which restarts the instance; then run this again.'
+                    WHEN current_setting('azure.extensions', true) IS NOT NULL THEN 'This is Azure Database: set the server '
+                        'parameter wal_level = logical; then restart the server, and run this again.'
+                    ELSE 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again.' END;
         END IF;
         IF (SELECT count(*) FROM pg_replication_slots) >= slots_max THEN
             RAISE EXCEPTION 'all replication slots are in use, and slot % needs one', name
@@ -46,14 +57,18 @@ BEGIN
                 USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_stat_replication; '
                     'or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
-        -- On RDS and Aurora it is a membership.
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolreplication))
-            AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(oid, 'MEMBER')) THEN
-            RAISE EXCEPTION 'role % has no REPLICATION, and can''t make slot %', quote_ident(current_user), name
-                USING ERRCODE = 'insufficient_privilege',
-                    HINT = format('ALTER ROLE %I REPLICATION; or on RDS and Aurora: GRANT rds_replication TO %I;',
-                        current_user, current_user);
-        END IF;
+        -- The role's attribute proves nothing: on RDS and Aurora the right is a membership. There is no place 0/0 in WAL, so that
+        -- this is always an error and moves no slot: whether one may use slots is looked at first.
+        BEGIN
+            PERFORM pg_replication_slot_advance(name, '0/0');
+        EXCEPTION
+            WHEN insufficient_privilege THEN
+                RAISE EXCEPTION 'role % has no REPLICATION, and can''t make slot %', quote_ident(current_user), name
+                    USING ERRCODE = 'insufficient_privilege', HINT = format(CASE
+                        WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication') THEN 'GRANT rds_replication TO %I;'
+                        ELSE 'ALTER ROLE %I REPLICATION;' END, current_user);
+            WHEN OTHERS THEN NULL;
+        END;
         RETURN;
     END IF;
 

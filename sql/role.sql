@@ -2,9 +2,12 @@
 --
 --   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
 --
--- Run by: a superuser (up to PostgreSQL 15 nobody else may give REPLICATION), or from 16 on a role with CREATEROLE and
--- REPLICATION that may grant CONNECT, and owns outbox and journal; after journal.sql. Twice without harm. The role gets
--- no password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
+-- Run by: a superuser, or who owns outbox and journal and has CREATEROLE and REPLICATION; after journal.sql. Up to PostgreSQL
+-- 15 a superuser alone may give REPLICATION: where the role is there already and has it, the owner can run the rest. Twice
+-- without harm. The role gets no password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
+--
+-- On Amazon RDS and Aurora there is a role rds_replication, and who is a member of it may replicate: there the role becomes one,
+-- and its attribute stays unset.
 --
 -- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from WAL. Let
 -- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
@@ -43,14 +46,29 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
+    -- On RDS and Aurora alone.
+    replicators oid := (SELECT oid FROM pg_roles WHERE rolname = 'rds_replication');
+    make text := format(CASE WHEN replicators IS NULL THEN 'CREATE ROLE %1$I LOGIN REPLICATION'
+        ELSE 'CREATE ROLE %1$I LOGIN; GRANT rds_replication TO %1$I' END, name);
+    change text := format(CASE WHEN replicators IS NULL THEN 'ALTER ROLE %1$I LOGIN REPLICATION;'
+        ELSE 'ALTER ROLE %1$I LOGIN; GRANT rds_replication TO %1$I;' END, name);
     members text;
 BEGIN
     SELECT * INTO found FROM pg_roles WHERE rolname = name;
     IF found IS NULL THEN
-        EXECUTE format('CREATE ROLE %I LOGIN REPLICATION', name);
-    ELSIF NOT (found.rolcanlogin AND (found.rolreplication OR found.rolsuper)) THEN
-        RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name)
-            USING HINT = format('ALTER ROLE %I LOGIN REPLICATION;', name);
+        BEGIN
+            EXECUTE make;
+        EXCEPTION WHEN insufficient_privilege THEN
+            RAISE EXCEPTION 'role % can''t make role %, which is to read all of WAL: %', quote_ident(current_user), quote_ident(name),
+                SQLERRM USING ERRCODE = 'insufficient_privilege', HINT = format('%s, run by %s; then run this again, which '
+                    'does the rest.', make, CASE
+                        WHEN replicators IS NOT NULL THEN 'a member of rds_superuser'
+                        WHEN current_setting('server_version_num')::int < 160000 THEN 'a superuser'
+                        ELSE 'a superuser or a role with CREATEROLE and REPLICATION' END);
+        END;
+    ELSIF NOT (found.rolcanlogin AND (found.rolreplication OR found.rolsuper
+        OR (replicators IS NOT NULL AND pg_has_role(found.oid, replicators, 'MEMBER')))) THEN
+        RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name) USING HINT = change;
     END IF;
     -- Whoever is a member of it can do what it can: read all of WAL.
     SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
@@ -59,7 +77,18 @@ BEGIN
         RAISE WARNING 'role % has members, who can act as it and read all of WAL. Unless they are to: REVOKE % FROM %',
             quote_ident(name), quote_ident(name), members;
     END IF;
-    EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
+    -- PUBLIC has it unless it was revoked: who may not grant it need not.
+    IF has_database_privilege(current_user, current_database(), 'CONNECT WITH GRANT OPTION')
+        OR NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
+        -- Who has the right, and may not pass it on, is only warned.
+        IF NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
+            RAISE EXCEPTION 'role % can''t be let connect to database % by role %', quote_ident(name),
+                quote_ident(current_database()), quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('As the owner of the database, or a superuser: GRANT CONNECT ON DATABASE %I TO %I;',
+                        current_database(), name);
+        END IF;
+    END IF;
     IF to_regclass('walpost.journal') IS NULL THEN
         RAISE EXCEPTION 'table walpost.journal does not exist' USING HINT = 'Run sql/journal.sql first.';
     END IF;
@@ -80,6 +109,11 @@ BEGIN
     END IF;
     IF NOT has_schema_privilege(name, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
+        IF NOT has_schema_privilege(name, in_schema, 'USAGE') THEN
+            RAISE EXCEPTION 'role % can''t be let use schema % by role %', quote_ident(name), quote_ident(in_schema),
+                quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
+        END IF;
     END IF;
     IF NOT has_table_privilege(name, outbox, 'SELECT') THEN
         EXECUTE format('GRANT SELECT ON %s TO %I', outbox, name);

@@ -110,6 +110,7 @@ mod readme;
 mod reconnects;
 mod refused;
 mod relation;
+mod rented;
 mod replay;
 mod restored;
 mod retention;

@@ -1,0 +1,57 @@
+//! PostgreSQL that somebody else administers: nobody is a superuser, and some things are called otherwise.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::Server;
+use crate::support::scene::Scene;
+
+/// As on Amazon RDS: whoever is a member of the role may replicate, and the attribute says that nobody may. In this database
+/// alone.
+const HIDE: &str = "SET allow_system_table_mods = on;
+    CREATE OR REPLACE VIEW pg_catalog.pg_roles AS SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin,
+        false AS rolreplication, rolconnlimit, '********'::text AS rolpassword, rolvaliduntil, rolbypassrls,
+        setconfig AS rolconfig, pg_authid.oid
+    FROM pg_authid LEFT JOIN pg_db_role_setting s ON pg_authid.oid = s.setrole AND s.setdatabase = 0;
+    RESET allow_system_table_mods";
+
+#[test]
+fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_right() {
+    let server = Server::private(16, "");
+    let scene = Scene::bare_on(&server, Broker::shared());
+    let (db, name) = (&scene.db, &scene.name);
+    db.run(&format!(
+        "CREATE ROLE rds_replication; CREATE ROLE dba LOGIN CREATEROLE; GRANT rds_replication TO dba WITH ADMIN OPTION;
+         ALTER DATABASE {name} OWNER TO dba; {HIDE}"
+    ));
+    let dba = scene.conninfo_as("dba");
+    let init = || {
+        let init = scene.at(&dba).invoke("init");
+        init.args(["--role", "walpost"]).finish()
+    };
+    // What the membership gives there, an ordinary server gives by the attribute.
+    init().expect_code(3).expect_says(&[
+        "role dba has no REPLICATION",
+        "GRANT rds_replication TO dba",
+        "Nothing was changed",
+    ]);
+    db.run("ALTER ROLE dba REPLICATION");
+    init().expect_code(0);
+    init().expect_code(0);
+    let made = "SELECT rolcanlogin AND NOT rolreplication AND pg_has_role(oid, 'rds_replication', 'MEMBER')
+        FROM pg_authid WHERE rolname = 'walpost'";
+    assert_eq!(db.value(made).as_deref(), Some("t"));
+
+    let walpost = scene.conninfo_as("walpost");
+    let check = || scene.at(&walpost).check().finish();
+    let remedy = "GRANT rds_replication TO walpost";
+    let refused = check().expect_code(3);
+    refused.expect_says(&["FAILED", "replication: ", remedy]);
+    let halted = scene.at(&walpost).run().finish().expect_code(3);
+    halted.expect_says(&["halted", remedy]);
+
+    db.run("ALTER ROLE walpost REPLICATION");
+    check().expect_code(0);
+    let streams = scene.at(&walpost).run().start_streaming();
+    scene.insert(&scene.aggregate(1), "k");
+    scene.wait_for_records(1);
+    streams.terminate().expect_code(0);
+}
