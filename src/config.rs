@@ -5,6 +5,7 @@
 pub(crate) mod args;
 pub(crate) mod file;
 pub(crate) mod retired;
+mod trust;
 pub(crate) mod values;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::pipeline::wal_budget::budget::{OnMax, WalBudget};
 use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
+use crate::program::Program;
 
 use self::file::{
     DeliveryName, File, FileEmptyArray, FileHeaders, FileNull, FilePipeline, OutboxName, SinkName,
@@ -112,6 +114,23 @@ pub(crate) enum ConfigError {
         "flags or WALPOST_* variables for one pipeline are given, but the configuration file has several: {0}. Choose one with --pipeline NAME, or put the values into the file"
     )]
     Several(String),
+    /// The file has a program in it, and somebody else could have written that.
+    #[error(
+        "pipeline {pipeline:?}: {key}: {place} can be written by others ({found}), who could have programs run with all rights of \
+         walpost. Nothing was run. See what is in it, and then: {remedy}"
+    )]
+    Writable {
+        /// The pipeline.
+        pipeline: String,
+        /// The key.
+        key: &'static str,
+        /// What others can write.
+        place: String,
+        /// Its owner and mode.
+        found: String,
+        /// The command that keeps them from it.
+        remedy: String,
+    },
     /// An environment variable or flag for Kafka that can't be read.
     #[error("{0}")]
     Flag(String),
@@ -126,6 +145,10 @@ pub(crate) struct Given<'a> {
     /// `--sink`, where the command has it.
     pub sink: Option<SinkName>,
 }
+
+/// The keys that name a program.
+const PASSWORD_COMMAND: &str = "password_command";
+const TOKEN_COMMAND: &str = "kafka_token_command";
 
 type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
@@ -144,6 +167,9 @@ pub(crate) fn load(
         && let Some(exposed) = file::exposed(path, file)
     {
         tracing::warn!("{exposed}");
+    }
+    if let (Some(path), Some(file)) = (path, &file) {
+        trust::check(path, file)?;
     }
     of_file(path.zip(file), given, env, env_vars)
 }
@@ -403,6 +429,16 @@ fn settings(
         && given.connection.postgres.is_none()
     {
         postgres = kept(postgres, path, &name);
+    }
+    // Whoever names another connection on the command line has its password too.
+    if let Some(argv) = &file.password_command
+        && given.connection.postgres.is_none()
+    {
+        let error = |reason: String| reader.error(PASSWORD_COMMAND, reason);
+        let program = Program::new(argv).map_err(error)?;
+        let place = format!("{PASSWORD_COMMAND} of pipeline {name:?}");
+        let with = postgres.with_password_command(program, &place);
+        postgres = with.map_err(|reason| error(reason.to_owned()))?;
     }
     let target = target(&reader, &file)?;
     let outbox = outbox(&reader, &file)?;
@@ -872,11 +908,55 @@ fn sink(
             "expected at least 1 partition and 1 replica",
         ));
     }
+    let credentials = match token_command(reader, file, &properties)? {
+        Some(program) => {
+            let (pipeline, path) = (&reader.pipeline, program.path());
+            let origin = format!("{TOKEN_COMMAND} of pipeline {pipeline:?}: {path}");
+            Credentials::of_program(origin, program)
+        }
+        None => credentials(path, &reader.pipeline, over),
+    };
     Ok(SinkSettings::Kafka {
         properties,
         create_topics: file.create_topics,
-        credentials: credentials(path, &reader.pipeline, over),
+        credentials,
     })
+}
+
+/// The program that prints tokens for SASL/OAUTHBEARER: there is one if, and only if, that is the mechanism.
+fn token_command(
+    reader: &Reader,
+    file: &FilePipeline,
+    properties: &Properties,
+) -> Result<Option<Program>, ConfigError> {
+    let error = |reason: String| reader.error(TOKEN_COMMAND, reason);
+    let property = |names: &[&str]| {
+        let mut found = names.iter().filter_map(|name| properties.get(*name));
+        found.next().map_or("", |value| value.trim())
+    };
+    let mechanism = property(&["sasl.mechanisms", "sasl.mechanism"]);
+    let protocol = property(&["security.protocol"]).to_ascii_lowercase();
+    let is_used = mechanism == "OAUTHBEARER" && protocol.starts_with("sasl_");
+    let Some(argv) = &file.kafka_token_command else {
+        // librdkafka's own ways to a token.
+        let has_other_way = properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt")
+            || properties.contains_key("sasl.oauthbearer.method");
+        if is_used && !has_other_way {
+            return Err(error(
+                "sasl.mechanisms is OAUTHBEARER, and nothing gives a token: name a program that prints one, as \
+                 [\"/usr/bin/...\", \"...\"]"
+                    .to_owned(),
+            ));
+        }
+        return Ok(None);
+    };
+    if !is_used {
+        return Err(error(format!(
+            "tokens are for SASL/OAUTHBEARER, and sasl.mechanisms is {mechanism:?} with security.protocol {protocol:?}. Set \
+             \"sasl.mechanisms\" = \"OAUTHBEARER\" and \"security.protocol\" = \"sasl_ssl\"; or leave it out"
+        )));
+    }
+    Program::new(argv).map(Some).map_err(error)
 }
 
 /// Properties that the file has for a pipeline.

@@ -50,7 +50,8 @@
 //! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
 //! - [`model`]: values that all rooms speak of.
 //! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
-//!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. Both import nothing of ours.
+//!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. [`program`]: runs a program that prints a
+//!   password or a token. They import nothing of ours.
 //! - [`facade`]: what the program, its tests and its benchmarks name. All else is seen by this crate alone, so that the
 //!   compiler finds what nobody uses.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
@@ -130,6 +131,7 @@ mod observe;
 mod outbox;
 mod pipeline;
 mod postgres;
+mod program;
 mod progress;
 mod replay;
 mod retention;

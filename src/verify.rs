@@ -182,11 +182,16 @@ pub(crate) fn verify(
     let Some(table) = settings.target.outbox.table() else {
         return Err(VerifyError::NoTable);
     };
-    let SinkSettings::Kafka { properties, .. } = &settings.sink else {
+    let SinkSettings::Kafka {
+        properties,
+        credentials,
+        ..
+    } = &settings.sink
+    else {
         return Err(VerifyError::NoTopics);
     };
-    let reader = TopicReader::new(properties, &format!("walpost-verify-{}", settings.name))
-        .map_err(ReadError::from)?;
+    let name = format!("walpost-verify-{}", settings.name);
+    let reader = TopicReader::new(properties, credentials, &name).map_err(ReadError::from)?;
     let mut reporter = Reporter {
         counts: Counts::default(),
         notes: Vec::new(),

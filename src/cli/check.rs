@@ -11,7 +11,7 @@ use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::limits::compaction_warning;
 use crate::kafka::probe::{self, BrokerFinding};
-use crate::kafka::properties::describe;
+use crate::kafka::properties::{describe, unsuitable};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
@@ -21,7 +21,7 @@ use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
 };
-use crate::postgres::replication::{BUFFER_WANTED, Connection};
+use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::target::Outbox;
 use crate::retention;
 use crate::retention::RetentionError;
@@ -211,13 +211,14 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         Ok(opened) => opened,
         Err(error) => return report.add("connection", of(recovery::of_catalog(&error)), error),
     };
-    match Connection::open(
-        &settings.postgres,
-        settings.link_timeout,
-        settings.row_bytes_max,
-    )
-    .await
-    {
+    // A pooler can accept the connection, and not have passed on what it is for.
+    let opened = async {
+        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+        let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+        connection.identify().await?;
+        Ok::<_, ConnectionError>(connection)
+    };
+    match opened.await {
         Ok(connection) => {
             let message = "a replication connection is accepted";
             report.add("replication", Outcome::Ok, message);
@@ -560,14 +561,17 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
     let SinkSettings::Kafka {
         properties,
         create_topics,
-        ..
+        credentials,
     } = &settings.sink
     else {
         return false;
     };
+    if let Some(unsuitable) = unsuitable(properties) {
+        report.add("kafka compression", Outcome::Failure, unsuitable);
+    }
     // A template without columns names the one topic there is; others are known with their rows.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
-    let found = probe::look(properties, topic).await;
+    let found = probe::look(properties, credentials, topic).await;
     let is_there = !matches!(
         found,
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
@@ -576,7 +580,7 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
     broker_finding("kafka", found, creates, settings, report);
     if is_there && settings.dead_letters.are_sent() {
         let topic = settings.dead_letters.topic.clone();
-        let found = probe::look(properties, Some(topic)).await;
+        let found = probe::look(properties, credentials, Some(topic)).await;
         match found {
             // Nothing waits for it before somebody writes a message that is no event.
             BrokerFinding::NoTopic(error) if !creates && !settings.dead_letters.are_of_events() => {

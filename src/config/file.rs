@@ -39,6 +39,7 @@ pub(crate) struct File {
 pub(crate) struct FilePipeline {
     pub name: Option<String>,
     pub postgres: Option<String>,
+    pub password_command: Option<Vec<String>>,
     pub outbox: Option<OutboxName>,
     pub table: Option<String>,
     pub prefix: Option<String>,
@@ -83,6 +84,7 @@ pub(crate) struct FilePipeline {
     pub wal_budget: Option<FileWalBudget>,
     pub create_topics: Option<CreateTopics>,
     pub kafka: Option<BTreeMap<String, Scalar>>,
+    pub kafka_token_command: Option<Vec<String>>,
 }
 
 /// Where events are.

@@ -12,6 +12,7 @@ use tracing::{debug, error, info, warn};
 use super::credentials::{Credentials, Login};
 use super::grants::Grants;
 use super::statistics;
+use super::token::Tokens;
 use crate::delivery::failure::{DeliveryFailure, RefusedRecord};
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lifecycle::ErrorKind;
@@ -20,6 +21,12 @@ use crate::model::rounded::Elapsed;
 
 /// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
 const REFUSED: Duration = Duration::from_secs(15);
+
+/// What librdkafka says first of a token that it was not given.
+const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
+
+/// In what librdkafka says of brokers that don't support what every producer of ours asks for.
+const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
 /// Hears of the events of one producer.
 pub(crate) struct Context {
@@ -75,6 +82,21 @@ impl Context {
         self.credentials = credentials;
         self.login = Mutex::new(login);
         self
+    }
+
+    /// Where the producer's tokens come from, if it has any.
+    pub(super) fn tokens(&self) -> Option<&Tokens> {
+        self.credentials.tokens()
+    }
+
+    /// There is no token for the producer; it is asked for again.
+    pub(super) fn no_token(&self, reason: &str) {
+        let is_valid = |tokens: &Tokens| tokens.are_valid();
+        match self.tokens().is_some_and(is_valid) {
+            // Connections go on until the last one expires.
+            true => self.broker_failed(reason),
+            false => self.unreachable(reason),
+        }
     }
 
     /// The pipeline's name.
@@ -252,6 +274,8 @@ impl Context {
         use RDKafkaErrorCode as Code;
         match code {
             Code::AllBrokersDown => self.unreachable(reason),
+            // That was told when the program had failed. It is no refusal: no broker was asked.
+            Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
@@ -261,6 +285,18 @@ impl Context {
             // about first; without any, the next one is refused.
             Code::Fatal => {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
+                if reason.contains(NOT_IDEMPOTENT) {
+                    // The next producer would be told the same.
+                    self.deliveries.failed_with(DeliveryFailure {
+                        reason: format!(
+                            "Kafka: {reason}. Walpost produces with enable.idempotence = true, without which a retry can repeat \
+                             and reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on"
+                        ),
+                        permanent: true,
+                        refused: None,
+                        refused_until: None,
+                    });
+                }
             }
             _ => self.broker_failed(reason),
         }
@@ -313,6 +349,11 @@ impl Context {
                 ". Create the topic: kafka-topics.sh --create --topic {topic} --partitions 12 \
                  --replication-factor 3"
             ),
+            Code::UnsupportedCompressionType | Code::UnsupportedForMessageFormat => {
+                ". Compress batches as these brokers accept it, in [kafka]: \"compression.type\" = \"gzip\", or \"none\". Azure \
+                 Event Hubs accepts nothing else"
+                    .to_owned()
+            }
             Code::UnknownPartition => {
                 ". Add partitions to the topic, or correct what writes the partition column"
                     .to_owned()
@@ -327,17 +368,18 @@ impl Context {
             return;
         }
         let (pipeline, origin) = (&self.pipeline, self.credentials.origin());
+        let secret = self.tokens().map_or("password", |_| "token");
         match lock(&self.refused).failed(Instant::now()) {
             Say::Begins => warn!(
                 pipeline,
                 reason,
-                "Kafka refuses the connection that it accepted earlier; trying again. The password comes from {origin}"
+                "Kafka refuses the connection that it accepted earlier; trying again. The {secret} comes from {origin}"
             ),
             Say::Lasts(lasts, _) => warn!(
                 pipeline,
                 reason,
                 elapsed = %Elapsed(lasts),
-                "Kafka still refuses the connection; trying again. The password comes from {origin}"
+                "Kafka still refuses the connection; trying again. The {secret} comes from {origin}"
             ),
             Say::Nothing => {}
         }

@@ -4,10 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::ClientConfig;
 use tracing::warn;
 
+use super::oauthbearer;
 use super::properties::{Properties, is_secret};
+use super::token::{TokenError, Tokens};
+use crate::program::Program;
 
 /// Where the properties come from that prove who we are. Clones are about the same brokers.
 #[derive(Clone, Default)]
@@ -18,6 +22,7 @@ struct Source {
     /// For a person who has to change the password there.
     origin: String,
     read: Option<Box<Read>>,
+    tokens: Option<Tokens>,
     was_accepted: AtomicBool,
 }
 
@@ -60,6 +65,43 @@ impl Credentials {
             read: Some(Box::new(read)),
             ..Source::default()
         }))
+    }
+
+    /// Tokens for SASL/OAUTHBEARER, which the program prints; `origin` says for a person where it is named.
+    pub(crate) fn of_program(origin: String, program: Program) -> Self {
+        Self(Arc::new(Source {
+            origin,
+            tokens: Some(Tokens::of(program)),
+            ..Source::default()
+        }))
+    }
+
+    /// Where tokens come from, if there are any.
+    pub(super) fn tokens(&self) -> Option<&Tokens> {
+        self.0.tokens.as_ref()
+    }
+
+    /// Gives a client that nobody hears a token. One that is in use for longer needs another one then. Blocks while the
+    /// program runs that prints it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn equip<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
+        let Some(tokens) = self.tokens() else {
+            return Ok(());
+        };
+        let token = tokens.get()?;
+        match oauthbearer::set_token(client, &token) {
+            true => Ok(()),
+            false => Err(tokens.unusable()),
+        }
+    }
+
+    /// As [`Self::equip`], where a client without a token finds no broker, which is told of by who asks it.
+    pub(super) fn equip_or_warn<C: ClientContext>(&self, client: &Client<C>) {
+        if let Err(error) = self.equip(client) {
+            warn!("{error}");
+        }
     }
 
     /// Whether the property is a part of them.

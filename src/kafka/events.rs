@@ -10,11 +10,13 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread;
 
 use rdkafka::bindings::{
-    RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG, RD_KAFKA_EVENT_STATS,
-    RD_KAFKA_OFFSET_INVALID, rd_kafka_error_destroy, rd_kafka_event_destroy, rd_kafka_event_error,
+    RD_KAFKA_EVENT_DR, RD_KAFKA_EVENT_ERROR, RD_KAFKA_EVENT_LOG,
+    RD_KAFKA_EVENT_OAUTHBEARER_TOKEN_REFRESH, RD_KAFKA_EVENT_STATS, RD_KAFKA_OFFSET_INVALID,
+    rd_kafka_error_destroy, rd_kafka_event_destroy, rd_kafka_event_error,
     rd_kafka_event_error_string, rd_kafka_event_log, rd_kafka_event_message_next,
     rd_kafka_event_stats, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
     rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_main, rd_kafka_queue_poll,
@@ -26,6 +28,8 @@ use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
 use super::context::{Context, Refused, is_refusal};
 use super::credentials::Login;
+use super::oauthbearer;
+use super::token::Tokens;
 use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
 use crate::outbox::headers::POSITION_HEADER;
@@ -80,7 +84,7 @@ impl Drop for Events {
 struct Event(NonNull<rd_kafka_event_t>);
 
 impl Event {
-    fn tell(mut self, producer: &BaseProducer<Context>) {
+    fn tell(mut self, producer: &Arc<BaseProducer<Context>>) {
         let context = producer.context();
         // SAFETY: the event is there.
         match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
@@ -95,10 +99,18 @@ impl Event {
                 };
                 let code = code.into();
                 context.error(code, reason.trim());
-                if is_refusal(code)
-                    && let Some(login) = context.new_login()
-                {
-                    log_in(producer, &login);
+                if is_refusal(code) {
+                    if let Some(login) = context.new_login() {
+                        log_in(producer, &login);
+                    }
+                    if let Some(tokens) = context.tokens().filter(|tokens| tokens.refused()) {
+                        renew(producer, tokens);
+                    }
+                }
+            }
+            RD_KAFKA_EVENT_OAUTHBEARER_TOKEN_REFRESH => {
+                if let Some(tokens) = context.tokens() {
+                    renew(producer, tokens);
                 }
             }
             RD_KAFKA_EVENT_LOG => {
@@ -149,6 +161,34 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is this one's own.
         unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
+    }
+}
+
+/// Gives the producer another token, or says why there is none. The program that prints it has seconds for that, in which
+/// deliveries are to be heard.
+fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
+    // The producer goes when it is dropped, and not when the program has ended.
+    let (of_thread, tokens) = (Arc::downgrade(producer), tokens.clone());
+    let renew = move || {
+        let got = tokens.get();
+        let Some(producer) = Weak::upgrade(&of_thread) else {
+            return;
+        };
+        let set = got.and_then(|token| {
+            let is_set = oauthbearer::set_token(producer.client(), &token);
+            is_set.then_some(()).ok_or_else(|| tokens.unusable())
+        });
+        if let Err(error) = set {
+            let reason = error.to_string();
+            producer.context().no_token(&reason);
+            oauthbearer::no_token(producer.client(), &reason);
+        }
+    };
+    let started = thread::Builder::new()
+        .name("kafka-token".to_owned())
+        .spawn(renew);
+    if let Err(error) = started {
+        oauthbearer::no_token(producer.client(), &error.to_string());
     }
 }
 

@@ -39,7 +39,7 @@ impl Checkpoints {
         let shape = asked
             .await
             .map_err(|_| KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut))??;
-        let admin = self.topics().admin()?;
+        let admin = self.topics().admin().await?;
         let no_broker = KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerNotAvailable);
         let mut wanted = vec![ResourceSpecifier::Broker(shape.broker.ok_or(no_broker)?)];
         if shape.replicas.is_some() {

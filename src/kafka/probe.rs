@@ -9,6 +9,7 @@ use rdkafka::producer::{BaseProducer, Producer};
 use tokio::time::{sleep, timeout};
 
 use super::context::Context;
+use super::credentials::Credentials;
 use super::grants::Grants;
 use super::limits::Limits;
 use super::poller::Poller;
@@ -52,16 +53,23 @@ pub(crate) enum BrokerFinding {
 }
 
 /// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
-pub(crate) async fn look(properties: &Properties, topic: Option<String>) -> BrokerFinding {
+pub(crate) async fn look(
+    properties: &Properties,
+    credentials: &Credentials,
+    topic: Option<String>,
+) -> BrokerFinding {
     let producer = client_config(properties, "walpost-check");
     let mut config = leave_producers(producer.clone());
     // A consumer's question does not create the topic.
     config.set("allow.auto.create.topics", "false");
     let brokers = Topics::new(config.clone(), None).brokers();
     let grants = Grants::of(&config);
-    let (asking, named) = (config.clone(), brokers.clone());
+    let (asking, named, proving) = (config.clone(), brokers.clone(), credentials.clone());
     let asked = tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = asking.create()?;
+        if let Err(error) = proving.equip(consumer.client()) {
+            return Ok(BrokerFinding::Unreachable(error.to_string()));
+        }
         let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA)?;
         let Some(topic) = topic else {
             let brokers = metadata.brokers().len();
@@ -96,7 +104,7 @@ pub(crate) async fn look(properties: &Properties, topic: Option<String>) -> Brok
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
-        trouble = trouble(config, METADATA) => match trouble {
+        trouble = trouble(config, credentials, METADATA) => match trouble {
             Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
             Trouble::Down => unreachable("all of them are down".to_owned()),
         },
@@ -113,8 +121,8 @@ enum Trouble {
 
 /// Why the brokers don't accept who we are, or we not who they are, if that is why they don't
 /// answer.
-pub(super) async fn refusal(config: ClientConfig) -> Option<String> {
-    match timeout(REFUSAL, trouble(config, REFUSAL)).await {
+pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
+    match timeout(REFUSAL, trouble(config, credentials, REFUSAL)).await {
         Ok(Trouble::Refused(reason)) => Some(reason),
         Ok(Trouble::Down) | Err(_) => None,
     }
@@ -122,13 +130,14 @@ pub(super) async fn refusal(config: ClientConfig) -> Option<String> {
 
 /// Resolves with what keeps brokers from answering, if that is told within `limit`. Only a producer's
 /// events tell it.
-async fn trouble(config: ClientConfig, limit: Duration) -> Trouble {
+async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duration) -> Trouble {
     let nothing = Window {
         records: 1,
         bytes: 1,
     };
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
-    let context = Context::new("check", Grants::of(&config), deliveries);
+    let context =
+        Context::new("check", Grants::of(&config), deliveries).proving(credentials.clone(), None);
     let made: Result<BaseProducer<Context>, _> = config.create_with_context(context);
     let poller = made.ok().and_then(|producer| {
         let producer = Arc::new(producer);

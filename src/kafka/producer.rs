@@ -736,6 +736,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn compression_that_the_brokers_refuse_is_told_with_what_they_accept() {
+        for code in [
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_COMPRESSION_TYPE,
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ] {
+            let (_cluster, _sink, watermark) = first_is_refused_with(code, &[], |_| {}).await;
+            let failure = watermark.deliveries().failure().expect("a failure");
+            assert!(failure.permanent, "{failure:?}");
+            let remedy = "\"compression.type\" = \"gzip\"";
+            assert!(failure.reason.contains(remedy), "{failure:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn brokers_without_idempotent_producers_end_the_pipeline() {
+        let (_cluster, sink, watermark) = sink(|_| {});
+        let context = sink.producer.context();
+        context.error(RDKafkaErrorCode::Fatal, "Local: Fatal error");
+        assert_eq!(watermark.deliveries().failure(), None);
+        let reason = "Idempotent producer not supported by any of the 3 connected broker(s)";
+        context.error(RDKafkaErrorCode::Fatal, reason);
+        let failure = watermark.deliveries().failure().expect("a failure");
+        assert!(failure.permanent, "{failure:?}");
+        assert!(failure.reason.contains("enable.idempotence"), "{failure:?}");
+    }
+
+    #[tokio::test]
     async fn a_record_that_was_refused_for_now_comes_before_those_behind_it() {
         let (cluster, _sink, watermark) = first_is_refused(|_| {}).await;
         assert_eq!(watermark.deliveries().failure(), None);

@@ -152,8 +152,10 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     // The Java client's partitioner, so that a key stays in its partition when Walpost takes over
     // from Debezium.
     config.set("partitioner", "murmur2_random");
-    // A third of the bytes for next to no time, and every client can read it.
-    config.set("compression.type", "lz4");
+    if !properties.contains_key("compression.codec") {
+        // A third of the bytes for next to no time, and every client can read it.
+        config.set("compression.type", "lz4");
+    }
     if leaves_linger(properties) {
         // For busy times; in quiet ones Walpost flushes.
         config.set("linger.ms", "10");
@@ -295,6 +297,37 @@ pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
         "security.protocol = {protocol}: whoever is on the network between walpost and {broker} can pass for a \
          broker, and have {what}. Set security.protocol = {better}"
     )]
+}
+
+/// What the brokers are known not to take of the properties, with its remedy.
+#[must_use]
+pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
+    const EVENT_HUBS: [&str; 4] = [
+        ".servicebus.windows.net",
+        ".servicebus.chinacloudapi.cn",
+        ".servicebus.usgovcloudapi.net",
+        ".servicebus.cloudapi.de",
+    ];
+    let config = client_config(properties, "walpost");
+    let brokers = brokers(&config).to_ascii_lowercase();
+    let mut hosts = brokers.split(',').map(|broker| {
+        broker
+            .trim()
+            .rsplit_once(':')
+            .map_or(broker, |(host, _)| host)
+    });
+    if !hosts.any(|host| EVENT_HUBS.iter().any(|domain| host.ends_with(domain))) {
+        return None;
+    }
+    let native = config.create_native_config().ok()?;
+    // As librdkafka reads it, under whichever of its names it was given.
+    let compression = native.get("compression.codec").ok()?;
+    (!["gzip", "none"].contains(&compression.as_str())).then(|| {
+        format!(
+            "compression.type is {compression}, and these brokers, Azure Event Hubs, accept batches that are compressed with gzip \
+             or not at all. Set it in [kafka]: \"compression.type\" = \"gzip\", or \"none\" in the tiers that lack it"
+        )
+    })
 }
 
 /// Whether a broker, as `bootstrap.servers` has it, is on this machine. A name that would have to be
@@ -506,6 +539,29 @@ mod tests {
             for text in expected {
                 assert!(warned.contains(text), "{given:?}: {warned}");
             }
+        }
+    }
+
+    #[test]
+    fn compression_that_event_hubs_refuses_is_named() {
+        let hubs = ("bootstrap.servers", "shop.servicebus.windows.net:9093");
+        for (given, is_refused) in [
+            (&[hubs][..], true),
+            (&[hubs, ("compression.type", "zstd")], true),
+            (&[hubs, ("compression.codec", "snappy")], true),
+            (&[hubs, ("compression.type", "gzip")], false),
+            (&[hubs, ("compression.codec", "none")], false),
+            (&[("bootstrap.servers", "kafka.example.com:9093")], false),
+            (
+                &[(
+                    "bootstrap.servers",
+                    "shop.servicebus.windows.net.example.com:9093",
+                )],
+                false,
+            ),
+        ] {
+            let found = unsuitable(&properties(given));
+            assert_eq!(found.is_some(), is_refused, "{given:?}: {found:?}");
         }
     }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
@@ -14,6 +15,7 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use tracing::debug;
 
+use super::credentials::Credentials;
 use super::end::{self, Ends};
 use super::grants::Grants;
 use super::probe;
@@ -26,6 +28,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long no record may come, though there are some.
 const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often they are looked at for a token: the same one until its time is nearly over.
+const TOKEN: Duration = Duration::from_secs(1);
 
 /// Reads topics.
 pub(crate) struct TopicReader {
@@ -33,6 +37,9 @@ pub(crate) struct TopicReader {
     consumer: BaseConsumer<Quiet>,
     /// Sees what is behind open transactions too.
     uncommitted: BaseConsumer<Quiet>,
+    credentials: Credentials,
+    /// When both were given a token last.
+    equipped: Mutex<Option<Instant>>,
 }
 
 /// What of a partition there is to read.
@@ -119,7 +126,11 @@ impl TopicReader {
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
-    pub(crate) fn new(properties: &Properties, name: &str) -> Result<Self, SinkError> {
+    pub(crate) fn new(
+        properties: &Properties,
+        credentials: &Credentials,
+        name: &str,
+    ) -> Result<Self, SinkError> {
         let config = client_config(properties, name);
         let consumer = |isolation: &str| {
             end::read_from_leaders(leave_producers(config.clone()))
@@ -142,7 +153,22 @@ impl TopicReader {
             consumer: consumer("read_committed")?,
             uncommitted: consumer("read_uncommitted")?,
             config,
+            credentials: credentials.clone(),
+            equipped: Mutex::default(),
         })
+    }
+
+    /// Gives the consumers another token now and then: their queues tell nobody that they need one.
+    fn equip(&self) {
+        if self.credentials.tokens().is_none() {
+            return;
+        }
+        let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
+        if equipped.is_none_or(|at| at.elapsed() >= TOKEN) {
+            *equipped = Some(Instant::now());
+            self.credentials.equip_or_warn(self.consumer.client());
+            self.credentials.equip_or_warn(self.uncommitted.client());
+        }
     }
 
     /// The topic's partitions; nothing where there is no such topic.
@@ -150,6 +176,7 @@ impl TopicReader {
     /// # Errors
     /// No broker answers, or we may not know.
     pub(crate) fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
+        self.equip();
         let metadata = self
             .consumer
             .fetch_metadata(Some(topic), ANSWER)
@@ -179,6 +206,7 @@ impl TopicReader {
     ) -> Result<Vec<Span>, SinkError> {
         let broken = |error: KafkaError| self.broken(topic, &error);
         let marks = |of: &BaseConsumer<Quiet>, partition| {
+            self.equip();
             of.fetch_watermarks(topic, partition, ANSWER)
                 .map_err(broken)
         };
@@ -261,6 +289,7 @@ impl TopicReader {
         let mut heard = Instant::now();
         let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
+            self.equip();
             match self.consumer.poll(PAUSE) {
                 Some(Ok(record)) => {
                     heard = Instant::now();
@@ -321,7 +350,8 @@ impl TopicReader {
         let ReadError::Sink(SinkError::Broken(_)) = &error else {
             return error;
         };
-        match probe::refusal(leave_producers(self.config.clone())).await {
+        let config = leave_producers(self.config.clone());
+        match probe::refusal(config, &self.credentials).await {
             Some(reason) => ReadError::Sink(SinkError::Refused {
                 brokers: brokers(&self.config),
                 reason,

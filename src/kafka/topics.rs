@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::error::{KafkaResult, RDKafkaErrorCode as Code};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code};
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
@@ -213,10 +213,24 @@ impl Topics {
     }
 
     /// A client for what is no record.
-    pub(super) fn admin(&self) -> KafkaResult<Aside<AdminClient<DefaultClientContext>>> {
-        let mut config = leave_producers(self.config.clone());
-        self.credentials.renew(&mut config);
-        config.create().map(Aside::new)
+    pub(super) async fn admin(&self) -> KafkaResult<Aside<AdminClient<DefaultClientContext>>> {
+        let config = leave_producers(self.config.clone());
+        let credentials = self.credentials.clone();
+        let make = move || {
+            let mut config = config;
+            credentials.renew(&mut config);
+            let client: AdminClient<_> = config.create()?;
+            credentials.equip_or_warn(client.inner());
+            Ok(Aside::new(client))
+        };
+        match self.credentials.tokens() {
+            None => make(),
+            // The program that prints one takes its time.
+            Some(_) => match tokio::task::spawn_blocking(make).await {
+                Ok(made) => made,
+                Err(error) => Err(KafkaError::ClientCreation(error.to_string())),
+            },
+        }
     }
 
     /// Makes a topic, and with the same request `others`, whatever comes of those. That another instance was
@@ -238,7 +252,7 @@ impl Topics {
                 reason,
             }),
         };
-        let admin = match self.admin() {
+        let admin = match self.admin().await {
             Ok(admin) => admin,
             Err(error) => return failed(None, describe(&error)),
         };

@@ -120,7 +120,7 @@ impl Checkpoints {
     /// The topic can't be read, or what is there is none.
     pub async fn look(self) -> Result<Option<Checkpoint>, SinkError> {
         let config = leave_producers(self.config.clone());
-        let brokers = self.topics().brokers();
+        let (brokers, credentials) = (self.topics().brokers(), self.credentials.clone());
         let found = blocking(move || match self.lookup()? {
             Some((Lookup::Missing, _)) => Ok(None),
             Some((Lookup::Denied(reason), _)) => Err(self.denied(reason)),
@@ -129,10 +129,12 @@ impl Checkpoints {
         })
         .await;
         match found {
-            Err(SinkError::Broken(reason)) => Err(match probe::refusal(config).await {
-                Some(reason) => SinkError::Refused { brokers, reason },
-                None => SinkError::Broken(reason),
-            }),
+            Err(SinkError::Broken(reason)) => {
+                Err(match probe::refusal(config, &credentials).await {
+                    Some(reason) => SinkError::Refused { brokers, reason },
+                    None => SinkError::Broken(reason),
+                })
+            }
             found => found,
         }
     }
@@ -292,7 +294,9 @@ impl Checkpoints {
             .set("auto.offset.reset", "error")
             .set("isolation.level", isolation);
         configure(&mut config);
-        config.create_with_context(Reader).map(Aside::new)
+        let client: BaseConsumer<Reader> = config.create_with_context(Reader)?;
+        self.credentials.equip_or_warn(client.client());
+        Ok(Aside::new(client))
     }
 
     /// The cluster's topics.
@@ -320,7 +324,8 @@ impl Checkpoints {
                 self.topic()
             ))
         };
-        let admin = topics.admin().map_err(|error| unknown(describe(&error)))?;
+        let admin = topics.admin().await;
+        let admin = admin.map_err(|error| unknown(describe(&error)))?;
         let began = Instant::now();
         let policy = loop {
             let found = admin

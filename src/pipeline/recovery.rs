@@ -200,9 +200,12 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::Connect { .. }
         | DialError::Timeout { .. }
         | DialError::Io { .. }
+        // What it asks can be away for a while too.
+        | DialError::PasswordCommand { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
         // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
+        DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
         DialError::Server { error, .. } => of_server(error),
         DialError::Tls { .. }
         | DialError::TlsFile { .. }
@@ -345,6 +348,7 @@ fn jittered(delay: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::connect::conninfo::Conninfo;
 
     #[test]
     fn delays_double_up_to_a_bound_and_are_jittered() {
@@ -382,5 +386,33 @@ mod tests {
         check("28P01", Remedy::Halt); // invalid_password
         check("3D000", Remedy::Halt); // invalid_catalog_name
         check("", Remedy::Halt);
+    }
+
+    #[test]
+    fn pooler_is_a_pooler_for_ever() {
+        for (code, message) in [
+            ("08P01", "unsupported startup parameter: replication"),
+            (
+                "0A000",
+                "Feature not supported: RDS Proxy currently doesn't support the option replication.",
+            ),
+            ("XX000", "Tenant or user not found"),
+            (
+                "58000",
+                "No pool configured for database: \"shop\", user: \"walpost\"",
+            ),
+        ] {
+            let error = Box::new(ServerError {
+                code: code.to_owned(),
+                message: message.to_owned(),
+                ..ServerError::default()
+            });
+            let host = "db:6432".to_owned();
+            let conninfo = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
+            let error = DialError::Server { host, error }.with_remedy(&conninfo);
+            assert_eq!(of_dial(&error), Remedy::Halt, "{message}");
+            let text = error.to_string();
+            assert!(text.contains("This is a connection pooler ("), "{text}");
+        }
     }
 }

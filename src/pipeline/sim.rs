@@ -155,6 +155,8 @@ impl CatalogQueries for SimDatabase {
             user: "sim".to_owned(),
             application_name: "walpost".to_owned(),
             wal_level: "logical".to_owned(),
+            effective_wal_level: None,
+            provider: None,
             in_recovery: false,
             slot_wal_keep: None,
             table: Some(ObservedTable {

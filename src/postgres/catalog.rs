@@ -18,6 +18,7 @@ use crate::outbox::connect::ColumnFacts;
 
 pub(crate) use self::everybody::Everybody;
 pub(crate) use self::limits::Limit;
+use self::observed::Provider;
 pub(crate) use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
 };
@@ -247,11 +248,11 @@ impl Catalog {
                 "SELECT current_setting('server_version_num')::int4, current_database()::text, \
                  current_user::text, current_setting('wal_level'), \
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
-                 current_setting('application_name')",
+                 current_setting('application_name'), current_setting('effective_wal_level', true)",
                 &[],
             )
             .await?;
-        Ok(Observed {
+        let mut observed = Observed {
             version: server.try_get(0)?,
             database: server.try_get(1)?,
             user: server.try_get(2)?,
@@ -259,6 +260,8 @@ impl Catalog {
             slot_wal_keep: server.try_get(4)?,
             in_recovery: server.try_get(5)?,
             application_name: server.try_get(6)?,
+            effective_wal_level: server.try_get(7)?,
+            provider: None,
             table: match &target.outbox {
                 Outbox::Table(table) => self.table(table).await?,
                 Outbox::Messages { .. } => None,
@@ -271,7 +274,23 @@ impl Catalog {
             has_slot_state: self.has_own_table("slot_state").await?,
             publication: self.publication(target, server.try_get(0)?).await?,
             slot: self.slot(&target.slot).await?,
-        })
+        };
+        if !observed.has_logical_decoding() {
+            observed.provider = self.provider().await;
+        }
+        Ok(observed)
+    }
+
+    /// Who rents the server out, by a setting that others do not have; none where that can't be asked.
+    async fn provider(&self) -> Option<Provider> {
+        for (provider, setting) in Provider::SETTINGS {
+            let question = "SELECT current_setting($1, true) IS NOT NULL";
+            let found = self.client.query_one(question, &[&setting]).await.ok()?;
+            if found.try_get(0).ok()? {
+                return Some(provider);
+            }
+        }
+        None
     }
 
     /// What has the slot, if that is no Walpost.

@@ -36,6 +36,10 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const CLOSE: Duration = Duration::from_secs(2);
 /// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
 const PUBLICATION_SKIPPED: &str = "55000";
+/// SQLSTATE of what a session that is not for replication answers to its commands.
+const SYNTAX_ERROR: &str = "42601";
+const NO_REPLICATION: &str = "This session is not one for replication: a connection pooler (as PgCat or Supavisor) is between, and does \
+     not pass on what the session was asked for. Connect to PostgreSQL's own address and port";
 
 /// A replication connection that failed.
 #[derive(Debug, thiserror::Error)]
@@ -205,7 +209,14 @@ impl Connection {
     /// # Errors
     /// The connection fails, or the answer can't be read.
     pub async fn identify(&mut self) -> Result<Identity, ConnectionError> {
-        let row = self.command("IDENTIFY_SYSTEM").await?;
+        let mut row = self.command("IDENTIFY_SYSTEM").await;
+        if let Err(ConnectionError::Server(error)) = &mut row
+            && error.code == SYNTAX_ERROR
+        {
+            // A pooler has left out of the startup message what it does not know.
+            error.hint = Some(NO_REPLICATION.to_owned());
+        }
+        let row = row?;
         let field = |at: usize| row.get(at).cloned().flatten();
         let identity = || {
             Some(Identity {

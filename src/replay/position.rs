@@ -33,7 +33,12 @@ pub(super) async fn id(
         flag,
         why,
     };
-    let SinkSettings::Kafka { properties, .. } = &settings.sink else {
+    let SinkSettings::Kafka {
+        properties,
+        credentials,
+        ..
+    } = &settings.sink
+    else {
         return Err(none("the sink is stdout, and has no records".to_owned()));
     };
     let Some((header, _)) = settings.outbox.id_header() else {
@@ -41,7 +46,7 @@ pub(super) async fn id(
     };
     let topics = topics(catalog, table, &settings.outbox).await?;
     let name = format!("walpost-replay-{}", settings.name);
-    let reader = TopicReader::new(properties, &name).map_err(ReadError::from)?;
+    let reader = TopicReader::new(properties, credentials, &name).map_err(ReadError::from)?;
     let search = Search {
         reader: Arc::new(reader),
         header: header.to_owned(),

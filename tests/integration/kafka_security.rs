@@ -371,3 +371,50 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
         }
     }
 }
+
+/// Whoever may write the file, or the program, would have it run as Walpost.
+#[test]
+fn program_that_others_can_write_is_run_by_no_command() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = reaper::folder("config");
+    let [file, program, mark] =
+        ["walpost.toml", "program.sh", "mark"].map(|name| folder.join(name));
+    let script = format!("#!/bin/sh\ntouch {}\necho x\n", mark.display());
+    write_private(&program, script.as_bytes());
+    let set = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let tokens =
+        "\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n";
+    for (key, properties) in [("password_command", ""), ("kafka_token_command", tokens)] {
+        let text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n{properties}[[pipeline]]\n\
+             postgres = \"host=localhost port=1 user=u dbname=d\"\n{key} = [\"{}\"]\n",
+            program.display()
+        );
+        write_private(&file, text.as_bytes());
+        for (path, safe, open) in [
+            (&file, 0o600, 0o602),
+            (&file, 0o600, 0o620),
+            (&program, 0o700, 0o722),
+            (&folder, 0o755, 0o777),
+        ] {
+            set(&program, 0o700);
+            set(path, open);
+            for words in [
+                &["check"][..],
+                &["run"],
+                &["init", "--no-role"],
+                &["maintain"],
+                &["verify"],
+            ] {
+                let refused = Invocation::new(words).arg("--config").arg(&file).finish();
+                let place = path.display().to_string();
+                let says = [key, &place, "can be written by others", "chmod go-w"];
+                refused.expect_code(2).expect_says(&says);
+            }
+            set(path, safe);
+            assert!(!mark.exists(), "{key}: {} {open:o}", path.display());
+        }
+    }
+}

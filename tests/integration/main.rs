@@ -126,6 +126,7 @@ mod status;
 mod stdout;
 mod supervisor;
 mod systemd;
+mod tokens;
 mod topics;
 mod upgrade;
 mod verify;

@@ -91,10 +91,7 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
     place.refused("postgres", 1, &[], &[all, "max_wal_senders is 0"]);
     place.set("max_wal_senders = 5");
 
-    let says = [
-        "role dba has no REPLICATION",
-        "ALTER ROLE dba REPLICATION",
-    ];
+    let says = ["role dba has no REPLICATION", "ALTER ROLE dba REPLICATION"];
     place.refused("dba", 3, &["--no-role"], &says);
     place.db().run("ALTER ROLE dba REPLICATION");
     // What is found when much is made already.

@@ -144,6 +144,56 @@ fn password_in_the_configuration_file_is_read_again() {
     });
 }
 
+/// As tokens that expire within minutes are. The program is away once, too.
+#[test]
+fn program_that_prints_the_password_is_run_for_each_connection() {
+    let guarded = Guarded::new(false);
+    let scene = &guarded.scene;
+    let folder = reaper::folder("program");
+    let script = folder.join("password.sh");
+    let prints = |lines: &str| {
+        replace(
+            &script,
+            &format!("echo >> {}/calls\n{lines}", folder.display()),
+        )
+    };
+    let calls = || fs::read(folder.join("calls")).map_or(0, |calls| calls.len());
+    let echo = |number| format!("echo '{}'\necho more\n", password(number));
+    prints(&echo(0));
+    let file = folder.join("walpost.toml");
+    let text = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
+         password_command = [\"/bin/sh\", \"{}\"]\n",
+        scene.broker.address(),
+        scene.name,
+        guarded.conninfo(),
+        script.display()
+    );
+    replace(&file, &text);
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(&file)
+        // What is for others is not used.
+        .env("PGPASSWORD", password(9))
+        .start_streaming();
+    scene.insert(&guarded.aggregate, "before");
+    scene.wait_until_confirmed();
+    assert!(calls() >= 2, "a catalog connection, and a walsender");
+    prints(&format!(
+        "echo nobody is logged in >&2\necho '{}'\nexit 3\n",
+        password(0)
+    ));
+    wait_until("a walsender to end", || scene.end_walsender());
+    let line = walpost.wait_for_log("password_command /bin/sh has ended with exit status: 3");
+    for text in ["nobody is logged in", "localhost"] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    guarded.change_password(1);
+    prints(&echo(1));
+    walpost.wait_for_logs("streaming", 2);
+    scene.insert(&guarded.aggregate, "after");
+    scene.settle(walpost, &[], scene.resends(1));
+}
+
 /// What stands by is not needed now, and has to be there when it is.
 #[test]
 fn instance_that_stands_by_waits_for_the_new_password_too() {

@@ -18,6 +18,7 @@ use super::process::{freeze, signal, thaw, wait_for_exit};
 use super::proxy::Proxy;
 use super::reaper::{self, Ending};
 use super::secrets::SECRET;
+use super::tokens::KEYS;
 use super::wait::{PATIENCE, wait_for};
 
 mod admin;
@@ -226,6 +227,13 @@ impl Broker {
         );
         if !self.jvm.iter().any(|option| option.starts_with(ARCHIVE)) {
             command.arg(shared_classes());
+        }
+        if self.is_shared() {
+            // Else a broker reads no keys.
+            let keys = format!("file://{}", KEYS.display());
+            command.arg(format!(
+                "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}"
+            ));
         }
         command
             .arg("kafka.Kafka")

@@ -39,6 +39,7 @@ pub(crate) mod records;
 pub(crate) mod scene;
 pub(crate) mod secrets;
 pub(crate) mod session;
+pub(crate) mod tokens;
 pub(crate) mod under_load;
 pub(crate) mod wait;
 pub(crate) mod walpost;

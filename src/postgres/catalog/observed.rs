@@ -10,6 +10,46 @@ use crate::postgres::target::{Outbox, Target};
 /// The oldest supported version, as `server_version_num` has it.
 const VERSION_MIN: i32 = 140_000;
 
+/// Who rents a server out. There is no ALTER SYSTEM then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Provider {
+    /// Amazon RDS and Aurora.
+    Rds,
+    CloudSql,
+    AlloyDb,
+    /// Azure Database, Flexible Server.
+    Azure,
+}
+
+impl Provider {
+    /// Each with a setting that its servers alone have.
+    pub(super) const SETTINGS: [(Self, &str); 4] = [
+        (Self::Rds, "rds.logical_replication"),
+        (Self::CloudSql, "cloudsql.logical_decoding"),
+        (Self::AlloyDb, "alloydb.logical_decoding"),
+        (Self::Azure, "azure.extensions"),
+    ];
+
+    /// How its servers get logical decoding.
+    fn logical_decoding(self) -> &'static str {
+        match self {
+            Self::Rds => {
+                "This is Amazon RDS or Aurora: set rds.logical_replication = 1 in the parameter group, of the cluster for Aurora, \
+                 and reboot"
+            }
+            Self::CloudSql => {
+                "This is Cloud SQL: set the flag cloudsql.logical_decoding = on, which restarts the instance"
+            }
+            Self::AlloyDb => {
+                "This is AlloyDB: set the flag alloydb.logical_decoding = on, which restarts the instance"
+            }
+            Self::Azure => {
+                "This is Azure Database: set the server parameter wal_level = logical, and restart the server"
+            }
+        }
+    }
+}
+
 /// What the catalog says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
@@ -23,6 +63,10 @@ pub(crate) struct Observed {
     pub application_name: String,
     /// `wal_level`
     pub wal_level: String,
+    /// `effective_wal_level`, from PostgreSQL 19 on: the first logical slot raises it.
+    pub effective_wal_level: Option<String>,
+    /// Who rents the server out, if it shows that; asked where `wal_level` is not enough.
+    pub provider: Option<Provider>,
     /// The server is a standby that was not promoted (`pg_is_in_recovery`).
     pub in_recovery: bool,
     /// `max_slot_wal_keep_size`; -1 is without bound.
@@ -143,12 +187,12 @@ pub(crate) enum Problem {
         found: i32,
     },
     /// No logical decoding.
-    #[error(
-        "wal_level is {found:?}, expected \"logical\". Set it and restart the server: ALTER SYSTEM SET wal_level = logical"
-    )]
+    #[error("wal_level is {found:?}, expected \"logical\". {remedy}")]
     WalLevel {
         /// The setting.
         found: String,
+        /// Where and how it is set.
+        remedy: &'static str,
     },
     /// Nothing can be streamed before the server is promoted.
     #[error(
@@ -354,15 +398,30 @@ impl Observed {
             problems.push(problem);
             return problems;
         }
-        if self.wal_level != "logical" {
+        if !self.has_logical_decoding() {
             problems.push(Problem::WalLevel {
                 found: self.wal_level.clone(),
+                remedy: self.provider.map_or(
+                    "Set it and restart the server: ALTER SYSTEM SET wal_level = logical",
+                    Provider::logical_decoding,
+                ),
             });
         }
         problems.extend(self.table_problem(target));
         problems.extend(self.publication_problem(target));
         problems.extend(self.slot_problem(target));
         problems
+    }
+
+    /// WAL has, or will have with the slot, what logical decoding needs.
+    #[must_use]
+    pub(super) fn has_logical_decoding(&self) -> bool {
+        match self.effective_wal_level.as_deref() {
+            None => self.wal_level == "logical",
+            Some("logical") => true,
+            // Nobody has asked for more yet.
+            Some(_) => self.wal_level != "minimal" && self.slot.is_none(),
+        }
     }
 
     /// From PostgreSQL 16 on a standby can have a slot of its own, and stream from it.
@@ -509,6 +568,8 @@ mod tests {
             user: text("walpost"),
             application_name: text("walpost"),
             wal_level: text("logical"),
+            effective_wal_level: None,
+            provider: None,
             in_recovery: false,
             slot_wal_keep: Some(text("-1")),
             has_publish: false,
@@ -543,6 +604,49 @@ mod tests {
             ..sound()
         };
         assert_eq!(standby.problems(&target()), [], "with a slot of its own");
+    }
+
+    #[test]
+    fn effective_wal_level_counts_where_there_is_one() {
+        let lacks = |level: &str, effective: Option<&str>, has_slot: bool| {
+            let mut observed = Observed {
+                wal_level: level.to_owned(),
+                effective_wal_level: effective.map(str::to_owned),
+                ..sound()
+            };
+            observed.slot = observed.slot.filter(|_| has_slot);
+            let problems = observed.problems(&target());
+            problems
+                .iter()
+                .any(|problem| matches!(problem, Problem::WalLevel { .. }))
+        };
+        assert!(lacks("replica", None, true));
+        assert!(lacks("replica", None, false));
+        assert!(!lacks("replica", Some("logical"), true));
+        assert!(
+            !lacks("replica", Some("replica"), false),
+            "the slot raises it"
+        );
+        assert!(lacks("replica", Some("replica"), true));
+        assert!(lacks("minimal", Some("minimal"), false));
+    }
+
+    #[test]
+    fn remedy_is_the_one_of_the_provider() {
+        for (provider, setting) in Provider::SETTINGS {
+            let observed = Observed {
+                wal_level: "replica".to_owned(),
+                provider: Some(provider),
+                ..sound()
+            };
+            let text = observed.problems(&target())[0].to_string();
+            let setting = match provider {
+                Provider::Azure => "server parameter wal_level",
+                _ => setting,
+            };
+            assert!(text.contains(setting), "{text}");
+            assert!(!text.contains("ALTER SYSTEM"), "{text}");
+        }
     }
 
     fn held_by(slot: &mut ObservedSlot, application_name: &str) {

@@ -23,6 +23,8 @@ pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
 use exposure::Exposures;
 use settings::Settings;
 
+use crate::program::{self, Program, ProgramError};
+
 mod error;
 pub(in crate::postgres) mod exposure;
 #[cfg(any(test, fuzzing))]
@@ -63,6 +65,15 @@ pub struct Conninfo {
     password_variable: Option<&'static str>,
     passfile: Option<PathBuf>,
     kept: Option<Kept>,
+    password_command: Option<PasswordCommand>,
+}
+
+/// A program that prints the password, for each connection.
+#[derive(Clone, Debug)]
+pub(crate) struct PasswordCommand {
+    pub(crate) program: Program,
+    /// What messages call the place that names it.
+    place: Arc<str>,
 }
 
 /// A file that has the connection string in it.
@@ -215,6 +226,38 @@ pub(crate) struct Tls {
     pub(crate) version_max: Option<TlsVersion>,
 }
 
+impl PasswordCommand {
+    /// Runs it: the password is the first line that it prints. Blocks.
+    ///
+    /// # Errors
+    /// It fails, or that line is empty or no password.
+    pub(in crate::postgres) fn run(&self) -> Result<Secret, PasswordError> {
+        let output = self.program.run(program::LIMIT)?;
+        let line = output.split(|byte| *byte == b'\n').next();
+        let line = line.unwrap_or_default();
+        let password = line.strip_suffix(b"\r").unwrap_or(line);
+        match password {
+            b"" => Err(PasswordError::Empty),
+            password if password.contains(&0) => Err(PasswordError::Nul),
+            password => Ok(Secret(password.to_vec())),
+        }
+    }
+}
+
+/// The program gave no password.
+#[derive(Debug, thiserror::Error)]
+pub enum PasswordError {
+    /// It failed.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The first line has nothing in it.
+    #[error("has printed an empty line first, expected the password")]
+    Empty,
+    /// PostgreSQL takes none with it.
+    #[error("has printed a line with a NUL in it, expected the password")]
+    Nul,
+}
+
 /// Bytes that no log shows.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) Vec<u8>);
@@ -331,7 +374,40 @@ impl Conninfo {
                 .map(PathBuf::from)
                 .or_else(|| in_home(".pgpass")),
             kept: None,
+            password_command: None,
         })
+    }
+
+    /// Has the password be what the program prints, for each connection anew; `place` is what messages call the place that
+    /// names it.
+    ///
+    /// # Errors
+    /// The connection string has a password in it, so that there are two.
+    pub(crate) fn with_password_command(
+        mut self,
+        program: Program,
+        place: &str,
+    ) -> Result<Self, &'static str> {
+        if self.password.is_some() && self.password_variable.is_none() {
+            return Err("postgres has a password in it; leave one of both out");
+        }
+        let place = place.into();
+        self.password_command = Some(PasswordCommand { program, place });
+        Ok(self)
+    }
+
+    /// The program that prints the password, if one does.
+    pub(in crate::postgres) fn password_command(&self) -> Option<&PasswordCommand> {
+        self.password_command.as_ref()
+    }
+
+    /// How long an attempt to connect may take, with the time of that program.
+    pub(in crate::postgres) fn attempt_limit(&self) -> Option<Duration> {
+        let program = match self.password_command {
+            Some(_) => program::LIMIT,
+            None => Duration::ZERO,
+        };
+        self.connect_timeout.map(|limit| limit + program)
     }
 
     /// Has the password be read again for each connection, by `read`, from the file that the string comes
@@ -407,6 +483,12 @@ impl Conninfo {
     /// Where the password comes from, for a person who has to change it there.
     #[must_use]
     pub fn password_origin(&self) -> String {
+        if let Some(PasswordCommand { program, place }) = &self.password_command {
+            return format!(
+                "{place}: {}, which is run for each connection",
+                program.path()
+            );
+        }
         let again = self.read_again();
         let now = again.as_ref().unwrap_or(self);
         match (&now.password, now.password_variable, &self.kept) {

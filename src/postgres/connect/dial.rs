@@ -223,7 +223,7 @@ async fn within<T>(
     label: &str,
     step: impl Future<Output = T>,
 ) -> Result<T, DialError> {
-    match conninfo.connect_timeout {
+    match conninfo.attempt_limit() {
         None => Ok(step.await),
         Some(limit) => tokio::time::timeout(limit, step)
             .await

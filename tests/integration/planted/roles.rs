@@ -47,12 +47,17 @@ fn what_the_role_that_may_make_roles_owns_is_used() {
              GRANT CREATE ON SCHEMA public TO {dba}",
             shop.mallory
         ));
-        let init = || shop.command_as(&dba, &["init", "--role", &shop.walpost]).finish();
+        let init = || {
+            shop.command_as(&dba, &["init", "--role", &shop.walpost])
+                .finish()
+        };
         // Up to 15 a superuser alone can give REPLICATION.
         if major < 16 {
             let make = format!("CREATE ROLE {} LOGIN REPLICATION", shop.walpost);
             let by = format!("{make}, run by a superuser");
-            init().expect_code(3).expect_says(&[&by, "Nothing was changed"]);
+            init()
+                .expect_code(3)
+                .expect_says(&[&by, "Nothing was changed"]);
             shop.scene.db.run(&make);
         }
         init().expect_code(0);

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use super::super::certificates::Validity;
 use super::super::postgres::AUTHORITY;
 use super::super::reaper;
+use super::super::tokens::{AUDIENCE, KEYS};
 use super::java::{JVM, java};
 use super::nodes::{Ports, Seat};
 use super::{SASL_USER, sasl_password};
@@ -77,6 +78,23 @@ fn key_stores_in(folder: &Path) -> String {
     properties.concat()
 }
 
+/// The listener for SASL takes tokens too. They are looked at again when they expire.
+fn tokens() -> String {
+    let module = "org.apache.kafka.common.security.oauthbearer";
+    let keys = KEYS.display();
+    let settings = [
+        format!("sasl.jaas.config={module}.OAuthBearerLoginModule required;"),
+        format!("sasl.server.callback.handler.class={module}.OAuthBearerValidatorCallbackHandler"),
+        format!("sasl.oauthbearer.jwks.endpoint.url=file://{keys}"),
+        format!("sasl.oauthbearer.expected.audience={AUDIENCE}"),
+        "connections.max.reauth.ms=3600000".to_owned(),
+    ];
+    let prefix = "listener.name.sasl_plaintext.oauthbearer";
+    settings
+        .map(|setting| format!("{prefix}.{setting}\n"))
+        .concat()
+}
+
 pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let Ports {
         plain,
@@ -92,13 +110,15 @@ pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let in_sync = nodes.div_ceil(2);
     let data = folder.join("data");
     let (mut listeners, mut advertised, mut protocols, mut key_stores) = Default::default();
+    let mut mechanisms = "";
     if seat.has_tls {
         listeners = format!(
             ",SSL://127.0.0.1:{tls},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early}"
         );
         advertised = listeners.replace("127.0.0.1", "localhost");
         protocols = ",SSL:SSL,EXPIRED:SSL,EARLY:SSL";
-        key_stores = key_stores_in(folder);
+        key_stores = key_stores_in(folder) + &tokens();
+        mechanisms = ",OAUTHBEARER";
     }
     let password = sasl_password();
     let module = "org.apache.kafka.common.security";
@@ -114,7 +134,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{s
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256{mechanisms}
 listener.name.sasl_plaintext.plain.sasl.jaas.config={module}.plain.PlainLoginModule required user_{SASL_USER}=\"{password}\";
 listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config={module}.scram.ScramLoginModule required;
 {key_stores}log.dirs={}

@@ -501,3 +501,44 @@ fn require_auth_allows_what_libpq_would() {
         }
     }
 }
+
+#[test]
+fn program_gives_the_first_line_that_it_prints_as_the_password() {
+    let with = |text: &str, script: &str| {
+        let argv = ["/bin/sh", "-c", script].map(str::to_owned);
+        let program = Program::new(&argv).expect("a program");
+        let password = |name: &str| (name == "PGPASSWORD").then(|| "of another".to_owned());
+        let conninfo = Conninfo::parse(text, &password).expect("conninfo");
+        conninfo.with_password_command(program, "password_command of pipeline \"x\"")
+    };
+    let run = |script: &str| {
+        let conninfo = with("host=db user=u", script).expect("one password");
+        let ran = conninfo.password_command().expect("a program").run();
+        ran.map(|Secret(password)| String::from_utf8_lossy(&password).into_owned())
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(run("printf 'one\\ntwo\\n'"), Ok("one".to_owned()));
+    assert_eq!(run("printf 'o ne \\r\\n'"), Ok("o ne ".to_owned()));
+    assert_eq!(run("printf one"), Ok("one".to_owned()));
+    for (script, expected) in [
+        ("echo; echo one", "an empty line first"),
+        ("printf 'o\\0ne\\n'", "a NUL in it"),
+        ("true", "has printed nothing"),
+    ] {
+        let error = run(script).expect_err(script);
+        assert!(error.contains(expected), "{error}");
+    }
+
+    let conninfo = with("host=db user=u", "true").expect("one password");
+    let origin = conninfo.password_origin();
+    assert!(
+        origin.starts_with("password_command of pipeline \"x\": /bin/sh"),
+        "{origin}"
+    );
+    let limit = conninfo.attempt_limit().expect("a limit");
+    assert!(
+        limit > conninfo.connect_timeout.expect("a limit"),
+        "the program takes its time"
+    );
+    with("host=db user=u password=p", "true").expect_err("two passwords");
+}

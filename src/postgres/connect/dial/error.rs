@@ -9,7 +9,7 @@ use postgres_protocol::message::backend::ErrorFields;
 use tokio_postgres::error::DbError;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
-use crate::postgres::connect::conninfo::{Conninfo, SslMode};
+use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 
 /// An ErrorResponse or NoticeResponse of the server.
@@ -55,15 +55,47 @@ impl ServerError {
         Ok(error)
     }
 
+    /// The pooler that has said this, where it is one by its words: PostgreSQL has none like them.
+    #[must_use]
+    pub(crate) fn pooler(&self) -> Option<Pooler> {
+        let says = |words: &str| self.message.contains(words);
+        let (name, instead) = match self.code.as_str() {
+            // Of what it does not pass on: replication, or a setting that every session of ours has.
+            "08P01" if says("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
+            "0A000" if says("RDS Proxy") => {
+                ("RDS Proxy", "the endpoint of the instance or the cluster")
+            }
+            // Supavisor knows projects by the name that the user ends with.
+            "XX000" if says("Tenant or user not found") || says("tenant/user") => (
+                "Supavisor",
+                "the project's own host, as db.PROJECT.supabase.co, port 5432, with the user's name alone",
+            ),
+            "58000" if says("No pool configured for database") => ("PgCat", OWN_ADDRESS),
+            _ => return None,
+        };
+        Some(Pooler { name, instead })
+    }
+
     /// Whether the same question can have another answer in a while: the server starts, stops, is
     /// full or lost a peer.
     fn passes(&self) -> bool {
         // What the other side does not understand it will not understand next time.
         self.code != "08P01"
+            && self.pooler().is_none()
             && ["08", "53", "57"]
                 .iter()
                 .any(|class| self.code.starts_with(class))
     }
+}
+
+const OWN_ADDRESS: &str = "its own address and port";
+
+/// A program between, which shares connections and has no session of one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pooler {
+    pub(crate) name: &'static str,
+    /// What to connect to instead.
+    instead: &'static str,
 }
 
 impl From<&DbError> for ServerError {
@@ -178,6 +210,16 @@ pub enum DialError {
         /// Who was asked.
         user: String,
     },
+    /// The program that prints the password gave none.
+    #[error("{host}: the server asks for a password, and password_command {program} {error}")]
+    PasswordCommand {
+        /// The host tried.
+        host: String,
+        /// The program's path.
+        program: String,
+        /// What came of it.
+        error: PasswordError,
+    },
     /// The server asks for a method that Walpost does not have.
     #[error(
         "{host}: the server asks for {method} authentication; walpost has trust, password, md5, \
@@ -272,17 +314,17 @@ fn list(failures: &[DialError]) -> String {
 fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
     let says = |words: &str| error.message.contains(words);
+    if let Some(Pooler { name, instead }) = error.pooler() {
+        return Some(format!(
+            "This is a connection pooler ({name}, by its words). Replication and the settings of a session need PostgreSQL \
+             itself: connect to {instead}"
+        ));
+    }
     match error.code.as_str() {
         "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
-        // PgBouncer, of what it does not pass on: replication, or a setting that every session of ours has.
-        "08P01" if says("unsupported startup parameter") => Some(
-            "This is a connection pooler. Replication and the settings of a session need PostgreSQL itself: connect to its \
-             own address and port"
-                .to_owned(),
-        ),
         "53300" if says("max_wal_senders") => Some(
             "Each pipeline has a walsender. SELECT pid, application_name, client_addr FROM pg_stat_replication shows who has \
              them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
@@ -354,6 +396,7 @@ impl DialError {
             | DialError::Timeout { .. }
             | DialError::Io { .. }
             | DialError::Resolve { .. }
+            | DialError::PasswordCommand { .. }
             | DialError::NotReadWrite { .. } => 2,
             DialError::Server { error, .. } if error.passes() => 2,
             DialError::Server { .. } => 1,

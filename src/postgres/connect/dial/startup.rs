@@ -168,14 +168,14 @@ impl<'a> Wire<'a> {
             Message::AuthenticationSasl(body) => self.scram(conninfo, host, &body).await,
             Message::AuthenticationCleartextPassword => {
                 self.may_send(conninfo, AuthMethod::Password)?;
-                let Secret(password) = self.password(conninfo, host)?;
+                let Secret(password) = self.password(conninfo, host).await?;
                 self.send(|buffer| frontend::password_message(&password, buffer))
                     .await?;
                 self.expect_ok().await
             }
             Message::AuthenticationMd5Password(body) => {
                 self.may_send(conninfo, AuthMethod::Md5)?;
-                let Secret(password) = self.password(conninfo, host)?;
+                let Secret(password) = self.password(conninfo, host).await?;
                 let hash = md5_hash(conninfo.user.as_bytes(), &password, body.salt());
                 self.send(|buffer| frontend::password_message(hash.as_bytes(), buffer))
                     .await?;
@@ -253,7 +253,7 @@ impl<'a> Wire<'a> {
             });
         }
 
-        let Secret(password) = self.password(conninfo, host)?;
+        let Secret(password) = self.password(conninfo, host).await?;
         let mut proof = sasl::ScramSha256::new(&password, binding);
         let failed = |error: io::Error| DialError::Scram {
             host: self.host.to_owned(),
@@ -282,7 +282,18 @@ impl<'a> Wire<'a> {
         self.expect_ok().await
     }
 
-    fn password(&self, conninfo: &Conninfo, host: &Host) -> Result<Secret, DialError> {
+    async fn password(&self, conninfo: &Conninfo, host: &Host) -> Result<Secret, DialError> {
+        if let Some(command) = conninfo.password_command() {
+            let (running, host) = (command.clone(), self.host.to_owned());
+            let ran = tokio::task::spawn_blocking(move || running.run()).await;
+            // It can't fail but by a panic.
+            let ran = ran.map_err(|error| self.protocol(error))?;
+            return ran.map_err(|error| DialError::PasswordCommand {
+                host,
+                program: command.program.path().to_owned(),
+                error,
+            });
+        }
         conninfo
             .password(host)
             .ok_or_else(|| DialError::NoPassword {

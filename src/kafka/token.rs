@@ -1,0 +1,537 @@
+//! Tokens for SASL/OAUTHBEARER, from a program that the configuration names.
+//!
+//! librdkafka asks for another one on the queue of the client that needs it. A client whose queue nobody reads is given one
+//! when it is made.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::model::time::unix_micros;
+use crate::program::{LIMIT, Program, ProgramError};
+
+/// So much of a token's time has to be left for it to be given to another client.
+const LEFT_MIN: f64 = 0.5;
+/// How long the program is not run again after it has failed, or has given a token that brokers refuse.
+const PAUSE: Duration = Duration::from_secs(5);
+/// A number above it is of milliseconds: as seconds it would be a time in the year 5138.
+const SECONDS_MAX: f64 = 1e11;
+
+/// A token that brokers take for who we are.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) value: String,
+    /// When it expires, in milliseconds since 1970.
+    pub(super) expires_millis: i64,
+    /// Whose it is. Brokers read it in the token; librdkafka wants to be told.
+    pub(super) principal: String,
+    /// What is sent with it, by name.
+    pub(super) extensions: Vec<(String, String)>,
+}
+
+/// There is no token. No variant has a part of what was printed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TokenError {
+    #[error("kafka_token_command: {program} {error}")]
+    Program {
+        program: String,
+        error: ProgramError,
+    },
+    #[error("kafka_token_command: {program} has printed {found}")]
+    Output { program: String, found: OutputError },
+}
+
+/// What was printed is no token.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum OutputError {
+    #[error("bytes that are not UTF-8, expected a token")]
+    Encoding,
+    #[error("JSON that can't be read, at line {line}, column {column}")]
+    Json { line: usize, column: usize },
+    #[error("JSON without a text \"token\" (or \"access_token\")")]
+    NoToken,
+    #[error(
+        "several words, expected one token, or JSON: {{\"token\": \"...\", \"expires_at\": ...}}"
+    )]
+    Words,
+    #[error(
+        "a token that does not say when it expires: it is no JWT with \"exp\". Have it printed as JSON: {{\"token\": \"...\", \
+         \"expires_at\": ...}}, with seconds since 1970 or a time like 2026-11-25T09:05:00Z, or \"lifetime\" with seconds"
+    )]
+    NoExpiry,
+    #[error(
+        "a value of {0:?} that is not understood: expected a number of seconds, or for expires_at a time with its offset"
+    )]
+    Value(&'static str),
+    #[error(
+        "\"extensions\" that are no texts of ASCII by names of letters, or have the name \"auth\""
+    )]
+    Extensions,
+    #[error(
+        "a token that expired {0} s ago. Compare the clock of this machine with that of the issuer"
+    )]
+    Expired(i64),
+    #[error("a token with other characters than visible ones of ASCII")]
+    Characters,
+    /// librdkafka's own words repeat the token.
+    #[error("a token that librdkafka does not take: it has expired meanwhile")]
+    Unusable,
+}
+
+/// The names that a member of the JSON goes by: ours, that of OAuth 2.0 (RFC 6749, 5.1), and that of Azure's program.
+const TOKEN: [&str; 3] = ["token", "access_token", "accessToken"];
+const EXPIRES_AT: [&str; 2] = ["expires_at", "expires_on"];
+const LIFETIME: [&str; 2] = ["lifetime", "expires_in"];
+
+impl Token {
+    /// Reads what was printed: a JWT, or JSON with a token in it.
+    pub(super) fn parse(output: &[u8], now_millis: i64) -> Result<Self, OutputError> {
+        let text = std::str::from_utf8(output).map_err(|_| OutputError::Encoding)?;
+        let text = text.trim();
+        let token = match text.starts_with('{') {
+            true => Self::of_json(text, now_millis)?,
+            false => Self::of_word(text)?,
+        };
+        // librdkafka looks at it too, and repeats what it refuses.
+        let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_visible(&token.value) || token.principal.contains('\0') {
+            return Err(OutputError::Characters);
+        }
+        let is_name = |name: &str| {
+            let is_word = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphabetic());
+            is_word && name != "auth"
+        };
+        let is_value = |text: &str| {
+            text.bytes()
+                .all(|byte| byte.is_ascii_graphic() || byte == b' ')
+        };
+        let mut extensions = token.extensions.iter();
+        if !extensions.all(|(name, value)| is_name(name) && is_value(value)) {
+            return Err(OutputError::Extensions);
+        }
+        if token.expires_millis <= now_millis {
+            let seconds = (now_millis - token.expires_millis) / 1000;
+            return Err(OutputError::Expired(seconds));
+        }
+        Ok(token)
+    }
+
+    /// What librdkafka is told of when it expires. It asks for another one when four fifths of that time are over, once a
+    /// second looks whether they are, and the program takes its time. The broker wants another one when nine tenths of the real
+    /// time are over.
+    pub(super) fn told_expiry_millis(&self, now_millis: i64) -> i64 {
+        let left = self.expires_millis.saturating_sub(now_millis);
+        now_millis.saturating_add(left - left / 4)
+    }
+
+    fn of_word(text: &str) -> Result<Self, OutputError> {
+        if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(OutputError::Words);
+        }
+        let claims = Claims::of(text);
+        Ok(Self {
+            expires_millis: claims.expires_millis().ok_or(OutputError::NoExpiry)?,
+            principal: claims.principal(),
+            value: text.to_owned(),
+            extensions: Vec::new(),
+        })
+    }
+
+    fn of_json(text: &str, now_millis: i64) -> Result<Self, OutputError> {
+        let members: Map<String, Value> =
+            serde_json::from_str(text).map_err(|error| OutputError::Json {
+                line: error.line(),
+                column: error.column(),
+            })?;
+        let member = |names: &[&'static str]| {
+            let mut found = names.iter().filter_map(|name| {
+                let value = members.get(*name)?;
+                (!value.is_null()).then_some((*name, value))
+            });
+            found.next()
+        };
+        let value = member(&TOKEN).and_then(|(_, value)| value.as_str());
+        let value = value.map(str::trim).filter(|value| !value.is_empty());
+        let value = value.ok_or(OutputError::NoToken)?;
+        let claims = Claims::of(value);
+        let expires_millis = if let Some((name, at)) = member(&EXPIRES_AT) {
+            moment(at).ok_or(OutputError::Value(name))?
+        } else if let Some((name, lifetime)) = member(&LIFETIME) {
+            let seconds = number(lifetime).filter(|seconds| seconds.is_finite());
+            let seconds = seconds.ok_or(OutputError::Value(name))?;
+            now_millis.saturating_add(millis(seconds * 1000.0))
+        } else {
+            claims.expires_millis().ok_or(OutputError::NoExpiry)?
+        };
+        let principal = member(&["principal"]).and_then(|(_, principal)| principal.as_str());
+        let extensions = match member(&["extensions"]) {
+            None => Vec::new(),
+            Some((_, Value::Object(extensions))) => extensions
+                .iter()
+                .map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .collect::<Option<_>>()
+                .ok_or(OutputError::Extensions)?,
+            Some(_) => return Err(OutputError::Extensions),
+        };
+        Ok(Self {
+            value: value.to_owned(),
+            expires_millis,
+            principal: principal.map_or_else(|| claims.principal(), str::to_owned),
+            extensions,
+        })
+    }
+}
+
+/// A number, also as a text.
+fn number(value: &Value) -> Option<f64> {
+    value
+        .as_f64()
+        .or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+/// A moment in milliseconds since 1970: seconds or milliseconds since then, or a time with its offset.
+fn moment(value: &Value) -> Option<i64> {
+    if let Some(number) = number(value).filter(|number| number.is_finite()) {
+        return Some(match number > SECONDS_MAX {
+            true => millis(number),
+            false => millis(number * 1000.0),
+        });
+    }
+    let time: jiff::Timestamp = value.as_str()?.trim().parse().ok()?;
+    Some(time.as_millisecond())
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "what is out of range becomes the end of the range"
+)]
+fn millis(number: f64) -> i64 {
+    number as i64
+}
+
+/// What a JWT says of itself (RFC 7519, 4.1); nothing where it is none.
+#[derive(Default, Deserialize)]
+struct Claims {
+    exp: Option<f64>,
+    sub: Option<String>,
+}
+
+impl Claims {
+    fn of(token: &str) -> Self {
+        let mut parts = token.split('.');
+        let (Some(_), Some(claims), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
+            return Self::default();
+        };
+        let decoded = URL_SAFE_NO_PAD.decode(claims.trim_end_matches('='));
+        let claims = decoded
+            .ok()
+            .and_then(|json| serde_json::from_slice(&json).ok());
+        claims.unwrap_or_default()
+    }
+
+    fn expires_millis(&self) -> Option<i64> {
+        self.exp.map(|seconds| millis(seconds * 1000.0))
+    }
+
+    fn principal(&self) -> String {
+        self.sub.clone().unwrap_or_else(|| "walpost".to_owned())
+    }
+}
+
+/// Where tokens come from. Clones have them in common.
+#[derive(Clone)]
+pub(super) struct Tokens(Arc<Shared>);
+
+struct Shared {
+    program: Program,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<Got>,
+    failed: Option<(Instant, TokenError)>,
+}
+
+/// A token, and when it was given.
+struct Got {
+    token: Arc<Token>,
+    at: Instant,
+    at_millis: i64,
+}
+
+impl Got {
+    /// Enough of its time is left.
+    fn is_fresh(&self, now_millis: i64) -> bool {
+        let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
+        let left = self.token.expires_millis.saturating_sub(now_millis);
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a part of a lifetime need not be exact"
+        )]
+        let part = left as f64 / lifetime.max(1) as f64;
+        part > LEFT_MIN
+    }
+}
+
+impl Tokens {
+    pub(super) fn of(program: Program) -> Self {
+        Self(Arc::new(Shared {
+            program,
+            state: Mutex::default(),
+        }))
+    }
+
+    /// The program's path.
+    pub(super) fn program(&self) -> &str {
+        self.0.program.path()
+    }
+
+    /// A token that will do for a while. Blocks while the program runs: whoever else asks meanwhile has the same one.
+    ///
+    /// # Errors
+    /// The program gives none.
+    pub(super) fn get(&self) -> Result<Arc<Token>, TokenError> {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = state
+            .last
+            .as_ref()
+            .filter(|last| last.is_fresh(now_millis()))
+        {
+            return Ok(Arc::clone(&last.token));
+        }
+        if let Some((_, error)) = state.failed.as_ref().filter(|(at, _)| at.elapsed() < PAUSE) {
+            return Err(error.clone());
+        }
+        match self.run() {
+            Ok(token) => {
+                let token = Arc::new(token);
+                state.failed = None;
+                state.last = Some(Got {
+                    token: Arc::clone(&token),
+                    at: Instant::now(),
+                    at_millis: now_millis(),
+                });
+                Ok(token)
+            }
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// The error of a token that librdkafka does not take.
+    pub(super) fn unusable(&self) -> TokenError {
+        TokenError::Output {
+            program: self.program().to_owned(),
+            found: OutputError::Unusable,
+        }
+    }
+
+    /// Brokers refuse the last token: it is given to nobody any more, unless it is so new that another one would be
+    /// the same. Says whether that is so.
+    pub(super) fn refused(&self) -> bool {
+        // While the program runs, another one comes anyhow.
+        let Ok(mut state) = self.0.state.try_lock() else {
+            return false;
+        };
+        let is_old = |got: &Got| got.at.elapsed() > PAUSE;
+        match state.last.as_ref().is_some_and(is_old) {
+            true => state.last.take().is_some(),
+            false => false,
+        }
+    }
+
+    /// The last token is still good for those who have it.
+    pub(super) fn are_valid(&self) -> bool {
+        let Ok(state) = self.0.state.try_lock() else {
+            return true;
+        };
+        let now = now_millis();
+        let is_valid = |got: &Got| got.token.expires_millis > now;
+        state.last.as_ref().is_some_and(is_valid)
+    }
+
+    fn run(&self) -> Result<Token, TokenError> {
+        let program = self.program().to_owned();
+        match self.0.program.run(LIMIT) {
+            Ok(output) => Token::parse(&output, now_millis())
+                .map_err(|found| TokenError::Output { program, found }),
+            Err(error) => Err(TokenError::Program { program, error }),
+        }
+    }
+}
+
+pub(super) fn now_millis() -> i64 {
+    i64::try_from(unix_micros() / 1000).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_795_575_600_000;
+
+    fn jwt(claims: &str) -> String {
+        format!(
+            "eyJhbGciOiJub25lIn0.{}.c2ln",
+            URL_SAFE_NO_PAD.encode(claims)
+        )
+    }
+
+    fn parse(output: &str) -> Result<Token, OutputError> {
+        Token::parse(output.as_bytes(), NOW)
+    }
+
+    #[test]
+    fn token_says_when_it_expires_itself_or_in_the_json_around_it() {
+        let later = NOW / 1000 + 900;
+        let token = jwt(&format!("{{\"sub\": \"shop\", \"exp\": {later}}}"));
+        let check = |output: &str, expires_millis, principal: &str| {
+            let found = parse(output).unwrap_or_else(|error| panic!("{output}: {error}"));
+            let expected = (expires_millis, principal);
+            assert_eq!(
+                (found.expires_millis, &*found.principal),
+                expected,
+                "{output}"
+            );
+        };
+        check(&format!("{token}\n"), later * 1000, "shop");
+        check(
+            &format!("{{\"access_token\": \"{token}\"}}"),
+            later * 1000,
+            "shop",
+        );
+        for (expiry, expected) in [
+            (format!("\"expires_at\": {later}"), later * 1000),
+            (format!("\"expires_at\": {}", later * 1000), later * 1000),
+            (format!("\"expires_on\": \"{later}\""), later * 1000),
+            (
+                "\"expires_at\": \"2026-11-25T09:05:00+01:00\"".to_owned(),
+                1_795_593_900_000,
+            ),
+            ("\"lifetime\": 60".to_owned(), NOW + 60_000),
+            (
+                "\"token_type\": \"Bearer\", \"expires_in\": 3599".to_owned(),
+                NOW + 3_599_000,
+            ),
+        ] {
+            check(
+                &format!("{{\"token\": \"opaque\", {expiry}}}"),
+                expected,
+                "walpost",
+            );
+        }
+        let all = format!(
+            "{{\"token\": \"{token}\", \"principal\": \"other\", \"lifetime\": 1, \"extensions\": {{\"logicalCluster\": \"lkc-1\"}}}}"
+        );
+        let found = parse(&all).expect("a token");
+        assert_eq!(found.value, token);
+        assert_eq!(found.principal, "other");
+        let extension = ("logicalCluster".to_owned(), "lkc-1".to_owned());
+        assert_eq!(found.extensions, [extension]);
+    }
+
+    #[test]
+    fn what_is_no_token_is_told_without_a_part_of_it() {
+        let past = jwt(&format!("{{\"exp\": {}}}", NOW / 1000 - 7));
+        for (output, expected) in [
+            ("hunter2 hunter2", "several words"),
+            (
+                "{\"token\": \"hunter2\\u00e9\", \"lifetime\": 7}",
+                "visible ones of ASCII",
+            ),
+            (
+                "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"a\": \"hunter2\\n\"}}",
+                "extensions",
+            ),
+            (
+                "{\"token\": \"x\", \"lifetime\": 9, \"extensions\": {\"auth\": \"hunter2\"}}",
+                "extensions",
+            ),
+            ("hunter2", "does not say when it expires"),
+            ("hunter2.hunter2.hunter2", "does not say when it expires"),
+            ("{\"token\": \"hunter2\"}", "does not say when it expires"),
+            ("{\"token\": hunter2}", "can't be read, at line 1, column"),
+            ("{\"tokn\": \"hunter2\"}", "without a text \"token\""),
+            (
+                "{\"token\": 7, \"lifetime\": 7}",
+                "without a text \"token\"",
+            ),
+            (
+                "{\"token\": \"hunter2\", \"lifetime\": \"hunter2\"}",
+                "value of \"lifetime\"",
+            ),
+            (
+                "{\"token\": \"hunter2\", \"expires_at\": \"hunter2\"}",
+                "value of \"expires_at\"",
+            ),
+            (
+                "{\"token\": \"hunter2\", \"lifetime\": 9, \"extensions\": [\"hunter2\"]}",
+                "extensions",
+            ),
+            (
+                "{\"token\": \"hunter2\", \"lifetime\": -9}",
+                "expired 9 s ago",
+            ),
+            (&past, "expired 7 s ago"),
+        ] {
+            let error = parse(output).err().unwrap_or_else(|| panic!("{output}"));
+            let text = error.to_string();
+            assert!(text.contains(expected), "{output}: {text}");
+            assert!(!text.contains("hunter2"), "{output}: {text}");
+        }
+        assert_eq!(
+            Token::parse(b"\xff\xfe", NOW).err(),
+            Some(OutputError::Encoding)
+        );
+    }
+
+    fn tokens(script: &str) -> Tokens {
+        let argv = ["/bin/sh", "-c", script].map(str::to_owned);
+        Tokens::of(Program::new(&argv).expect("a program"))
+    }
+
+    #[test]
+    fn clients_share_a_token_until_half_of_its_time_is_over() {
+        let got = Got {
+            token: Arc::new(parse("{\"token\": \"x\", \"lifetime\": 100}").expect("a token")),
+            at: Instant::now(),
+            at_millis: NOW,
+        };
+        assert!(got.is_fresh(NOW + 49_000));
+        assert!(!got.is_fresh(NOW + 51_000));
+        // So what librdkafka asks for at four fifths of that is another one.
+        assert_eq!(got.token.told_expiry_millis(NOW), NOW + 75_000);
+
+        let lasting = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
+        let first = lasting.get().expect("a token").value.clone();
+        assert_eq!(lasting.get().expect("a token").value, first);
+        // Another one would hardly be accepted either.
+        assert!(!lasting.refused());
+        assert!(lasting.are_valid());
+    }
+
+    #[test]
+    fn program_that_fails_is_told_by_its_path_and_not_run_again_at_once() {
+        let failing = tokens("echo no metadata server >&2; exit 7");
+        assert!(!failing.are_valid());
+        let error = failing.get().err().expect("it fails");
+        let text = error.to_string();
+        assert_eq!(
+            text,
+            "kafka_token_command: /bin/sh has ended with exit status: 7. It said: no metadata server"
+        );
+        let state = failing.0.state.lock().expect("nobody has panicked");
+        let first = state.failed.as_ref().map(|(at, _)| *at);
+        drop(state);
+        assert_eq!(failing.get().err(), Some(error));
+        let state = failing.0.state.lock().expect("nobody has panicked");
+        assert_eq!(state.failed.as_ref().map(|(at, _)| *at), first);
+    }
+}
