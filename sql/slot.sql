@@ -9,6 +9,8 @@
 -- publication meets changes from before it, which up to PostgreSQL 17 is an error for ever.
 -- Making a slot waits until every transaction that is open at that moment has ended. With lock_timeout it gives up
 -- instead, and leaves nothing behind.
+-- From PostgreSQL 17 on, -v failover=', failover => true' has a standby keep a copy of the slot, so that it follows a failover;
+-- docs/standby.md has what else that takes. `walpost init` does it unless --no-failover is given.
 -- From here on the server retains WAL until Walpost has confirmed it: bound that with max_slot_wal_keep_size, and
 -- drop the slot with teardown.sql when Walpost is to go for good.
 \set ON_ERROR_STOP on
@@ -19,6 +21,10 @@
 \if :{?slot}
 \else
 \set slot walpost_outbox
+\endif
+\if :{?failover}
+\else
+\set failover ''
 \endif
 
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
@@ -45,5 +51,5 @@ $walpost$;
 
 -- Not inside the DO block: while a slot waits for its starting point it replays other sessions' catalog changes, and
 -- PL/pgSQL can then fail with "snapshot reference is not owned by resource owner", leaving the slot behind.
-SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput')
+SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput':failover)
     WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');

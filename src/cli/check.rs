@@ -17,6 +17,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
 use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
+use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
@@ -275,6 +276,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
         }
     }
     risks(settings, &observed, report);
+    failover(settings, &catalog, report).await;
     moved(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
@@ -420,6 +422,22 @@ async fn moved(
         // It runs without, and says so.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
         Err(error) => report.add("slot state", of(recovery::of_catalog(&error)), error),
+    }
+}
+
+/// Whether the slot survives the server, and those who do not read it.
+async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
+    let slot = &settings.target.slot;
+    match catalog.failover(slot).await {
+        Ok(found) => {
+            for note in found.notes(slot, settings.postgres.dbname()) {
+                match note {
+                    Note::Ok(message) => report.add("failover", Outcome::Ok, message),
+                    Note::Warning(message) => report.add("failover", Outcome::Warning, message),
+                }
+            }
+        }
+        Err(error) => report.add("failover", of(recovery::of_catalog(&error)), error),
     }
 }
 

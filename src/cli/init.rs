@@ -47,6 +47,12 @@ pub(crate) struct InitArgs {
         value_delimiter = ','
     )]
     writer: Vec<String>,
+    /// Have the slot follow a failover of PostgreSQL 17 and later [default: where the server can]
+    #[arg(long, conflicts_with = "no_failover")]
+    failover: bool,
+    /// Make a slot that stays with the server
+    #[arg(long)]
+    no_failover: bool,
     /// How long a statement may wait for a lock. A slot also waits for running transactions
     #[arg(
         long,
@@ -107,6 +113,11 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             role: (!args.no_role).then(|| args.role.clone()),
             owner: owner.clone(),
             writers: writers.clone(),
+            failover: match (args.failover, args.no_failover) {
+                (true, _) => Some(true),
+                (_, true) => Some(false),
+                _ => None,
+            },
             lock_timeout,
         };
         if args.print {

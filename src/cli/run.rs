@@ -70,6 +70,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
                 role: None,
                 owner: None,
                 writers: Vec::new(),
+                failover: None,
                 lock_timeout: LOCK_TIMEOUT,
             };
             if let Err(exit) = init::apply(settings, &provision) {

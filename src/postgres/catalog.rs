@@ -28,6 +28,7 @@ pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
 mod everybody;
+pub(crate) mod failover;
 pub(crate) mod journal;
 mod limits;
 mod observed;
@@ -279,6 +280,15 @@ impl Catalog {
             observed.provider = self.provider().await;
         }
         Ok(observed)
+    }
+
+    /// `server_version_num`
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(super) async fn version(&self) -> Result<i32, CatalogError> {
+        let question = "SELECT current_setting('server_version_num')::int4";
+        Ok(self.client.query_one(question, &[]).await?.try_get(0)?)
     }
 
     /// Who rents the server out, by a setting that others do not have; none where that can't be asked.

@@ -18,6 +18,9 @@ const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
 const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 
+/// The `server_version_num` that has slots that follow a failover.
+const FAILOVER_SINCE: i32 = 170_000;
+
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub(crate) struct Provision {
@@ -33,6 +36,8 @@ pub(crate) struct Provision {
     pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
+    /// The slot follows a failover: yes, no, or where the server has such slots.
+    pub failover: Option<bool>,
     /// How long each statement may wait for a lock; a slot waits for running transactions too.
     pub lock_timeout: Duration,
 }
@@ -104,6 +109,11 @@ impl Provision {
     /// and the publication comes before the slot, after which nothing is older than it.
     #[must_use]
     pub(crate) fn scripts(&self) -> Scripts {
+        self.scripts_for(0)
+    }
+
+    /// As [`Self::scripts`], for a server with this `server_version_num`.
+    fn scripts_for(&self, version: i32) -> Scripts {
         let Target {
             outbox,
             publication,
@@ -162,7 +172,11 @@ impl Provision {
         }
         let slot = Script {
             makes: format!("slot {slot}"),
-            sql: self.fill_in(SLOT),
+            sql: Variables {
+                failover: self.failover.unwrap_or(version >= FAILOVER_SINCE),
+                ..self.variables()
+            }
+            .fill_in(SLOT),
         };
         let note = Script {
             makes: "journal entry about rows older than the slot".to_owned(),
@@ -202,7 +216,15 @@ impl Provision {
         let is_new = found
             .map_err(failed(&format!("slot {slot}"), Left::Nothing))?
             .is_none();
-        let Scripts { together, after } = self.scripts();
+        let version = catalog.version().await;
+        let version = version.map_err(failed("version of the server", Left::Nothing))?;
+        if self.failover == Some(true) && version < FAILOVER_SINCE {
+            let reason = CatalogError::Unexpected(format!(
+                "server_version_num is {version}, and slots follow a failover from PostgreSQL 17 on. Leave out --failover"
+            ));
+            return Err(failed(&format!("slot {slot}"), Left::Nothing)(reason));
+        }
+        let Scripts { together, after } = self.scripts_for(version);
         run("transaction", "BEGIN".to_owned(), Left::Nothing).await?;
         for Script { makes, sql } in together {
             tracing::info!("checking or creating {makes}");
@@ -246,6 +268,7 @@ impl Provision {
             role: self.role.as_deref(),
             owner: self.owner.as_deref(),
             writer: None,
+            failover: false,
         }
     }
 }
@@ -266,6 +289,7 @@ mod tests {
             role: Some("carrier".to_owned()),
             owner: Some("it's an owner".to_owned()),
             writers: vec!["it's a shop".to_owned()],
+            failover: None,
             lock_timeout: Duration::from_secs(1),
         }
     }
@@ -376,6 +400,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn slot_follows_a_failover_where_the_server_has_such_slots_unless_it_is_not_to() {
+        let follows = |failover, version| {
+            let provision = Provision {
+                failover,
+                ..provision()
+            };
+            let slot = provision.scripts_for(version).after.remove(0);
+            let has_it = slot.sql.contains("'slot', 'pgoutput', failover => true)");
+            assert_ne!(
+                has_it,
+                slot.sql.contains("'slot', 'pgoutput')"),
+                "{}",
+                slot.sql
+            );
+            has_it
+        };
+        assert!(follows(None, 170_000));
+        assert!(!follows(None, 160_009));
+        assert!(!follows(None, 0), "not known");
+        assert!(!follows(Some(false), 180_000));
+        assert!(follows(Some(true), 0));
     }
 
     #[test]

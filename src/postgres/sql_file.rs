@@ -13,6 +13,9 @@ pub(super) const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 pub(super) const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
 
+/// An argument of `pg_create_logical_replication_slot`, from PostgreSQL 17 on.
+const FAILOVER: &str = ", failover => true";
+
 /// What the variables in a file stand for. A file that names one which is not there keeps its name, which no server takes.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'v> {
@@ -21,6 +24,8 @@ pub(super) struct Variables<'v> {
     pub(super) role: Option<&'v str>,
     pub(super) owner: Option<&'v str>,
     pub(super) writer: Option<&'v str>,
+    /// The slot is to follow a failover.
+    pub(super) failover: bool,
 }
 
 impl Variables<'_> {
@@ -95,8 +100,12 @@ impl Variables<'_> {
         out.push('\n');
     }
 
-    /// Reads `:'name'` or `:"name"` off the front of `text`.
+    /// Reads `:'name'` or `:"name"` off the front of `text`, or the one variable that is SQL.
     fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
+        if let Some(rest) = text.strip_prefix(":failover") {
+            let argument = if self.failover { FAILOVER } else { "" };
+            return Some((argument.to_owned(), rest));
+        }
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
@@ -130,6 +139,7 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         role: None,
         owner: None,
         writer: None,
+        failover: false,
     };
     variables.fill_in_with(EXAMINE, examine)
 }

@@ -26,8 +26,15 @@ synchronized_standby_slots = ''
 /// Both modes, with slots that follow a failover.
 fn scenes(primary: &Server) -> [Scene<'_>; 2] {
     let scenes = [(); 2].map(|()| Scene::on(primary, Broker::shared()));
-    // `walpost init` makes a slot without failover. A standby takes a slot over only if it needs
-    // nothing from before the standby, and a slot needs what any other needs that was there first.
+    for scene in &scenes {
+        let follows = format!(
+            "SELECT failover FROM pg_replication_slots WHERE slot_name = '{}'",
+            scene.slot()
+        );
+        assert_eq!(scene.db.value(&follows).as_deref(), Some("t"));
+    }
+    // A standby takes a slot over only if it needs nothing from before the standby, and a slot needs what any other needs
+    // that was there first. Those that `walpost init` has made need what it has written behind them, until Walpost reads.
     primary
         .session("postgres")
         .run("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
@@ -185,6 +192,11 @@ fn standby_is_waited_for_until_it_is_promoted() {
     let mut running = Vec::new();
     for scene in &mut scenes {
         scene.reconnect();
+        let synchronized = format!("synchronized_standby_slots = '{STANDBY}'");
+        scene
+            .check()
+            .finish()
+            .expect_says(&["WARNING", &synchronized]);
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "before");
         let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();

@@ -1,0 +1,269 @@
+//! Whether the slot follows a failover of the server, and what else ends it while nobody reads it.
+
+use super::{Catalog, CatalogError};
+use crate::postgres::table::identifier;
+
+/// Settings that servers of some version do not have are null.
+const QUESTION: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
+     (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
+     coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \
+         WHERE slot_type = 'physical' AND NOT temporary), '{}'), \
+     current_setting('synchronized_standby_slots', true), current_setting('sync_replication_slots', true), \
+     current_setting('hot_standby_feedback', true), current_setting('primary_slot_name', true), \
+     (SELECT nullif(setting::int8, 0) FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), \
+     (SELECT nullif(reset_val, '0') FROM pg_settings WHERE name = 'transaction_timeout')";
+
+/// What the server says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failover {
+    version: i32,
+    in_recovery: bool,
+    /// The slot's own; none where there is no slot.
+    follows: Option<bool>,
+    /// The slots of standbys.
+    standbys: Vec<String>,
+    synchronized_standby_slots: Option<String>,
+    sync_replication_slots: Option<String>,
+    hot_standby_feedback: Option<String>,
+    primary_slot_name: Option<String>,
+    /// `idle_replication_slot_timeout`, if there is one, in seconds.
+    idle_timeout: Option<i64>,
+    /// What sessions have that do not set it, in milliseconds.
+    transaction_timeout: Option<String>,
+}
+
+/// What a person should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// All is well.
+    Ok(String),
+    /// Events can be lost some day.
+    Warning(String),
+}
+
+impl Catalog {
+    /// Asks whether the slot follows a failover.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn failover(&self, slot: &str) -> Result<Failover, CatalogError> {
+        let row = self.client.query_one(QUESTION, &[&slot]).await?;
+        Ok(Failover {
+            version: row.try_get(0)?,
+            in_recovery: row.try_get(1)?,
+            follows: row.try_get(2)?,
+            standbys: row.try_get(3)?,
+            synchronized_standby_slots: row.try_get(4)?,
+            sync_replication_slots: row.try_get(5)?,
+            hot_standby_feedback: row.try_get(6)?,
+            primary_slot_name: row.try_get(7)?,
+            idle_timeout: row.try_get(8)?,
+            transaction_timeout: row.try_get(9)?,
+        })
+    }
+}
+
+impl Failover {
+    /// What is to be known of it, for this slot in this database.
+    #[must_use]
+    pub(crate) fn notes(&self, slot: &str, database: &str) -> Vec<Note> {
+        let mut notes = Vec::new();
+        // Before, no standby has a copy of a slot.
+        if self.version >= 170_000 {
+            match self.in_recovery {
+                true => self.on_standby(&mut notes),
+                false => self.on_primary(slot, database, &mut notes),
+            }
+        }
+        if let Some(seconds) = self.idle_timeout {
+            notes.push(Note::Warning(format!(
+                "idle_replication_slot_timeout is {seconds} s: the server invalidates slot {slot:?} when nobody has read it for so \
+                 long, and what was not delivered is not in a new one. Turn it off, and bound WAL with max_slot_wal_keep_size: \
+                 ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
+            )));
+        }
+        if let Some(millis) = &self.transaction_timeout {
+            notes.push(Note::Ok(format!(
+                "transaction_timeout is {millis} ms, and off in Walpost's own sessions: a walsender waits for as long as Kafka is away"
+            )));
+        }
+        notes
+    }
+
+    fn on_primary(&self, slot: &str, database: &str, notes: &mut Vec<Note>) {
+        let standbys = self.standbys.join(", ");
+        let is_empty =
+            |setting: &Option<String>| setting.as_deref().unwrap_or_default().trim().is_empty();
+        match self.follows {
+            // It is made yet, or was told elsewhere.
+            None => {}
+            Some(false) if self.standbys.is_empty() => {}
+            Some(false) => notes.push(Note::Warning(format!(
+                "slot {slot:?} does not follow a failover, and there are standbys ({standbys}): a promoted one has no such slot, and \
+                 Walpost halts. While no Walpost reads it: psql 'dbname={database} replication=database' -c \
+                 'ALTER_REPLICATION_SLOT {name} (FAILOVER true)'",
+                name = identifier(slot)
+            ))),
+            Some(true) if !self.standbys.is_empty() && is_empty(&self.synchronized_standby_slots) => {
+                notes.push(Note::Warning(format!(
+                    "slot {slot:?} follows a failover, and synchronized_standby_slots is empty: what a standby lacks may be in Kafka \
+                     already when that is promoted. Name the slots of the standbys to wait for: ALTER SYSTEM SET \
+                     synchronized_standby_slots = '{standbys}'; SELECT pg_reload_conf()"
+                )));
+            }
+            Some(true) => notes.push(Note::Ok(format!(
+                "slot {slot:?} follows a failover to a standby with sync_replication_slots = on"
+            ))),
+        }
+    }
+
+    fn on_standby(&self, notes: &mut Vec<Note>) {
+        for (name, setting) in [
+            ("sync_replication_slots", &self.sync_replication_slots),
+            ("hot_standby_feedback", &self.hot_standby_feedback),
+        ] {
+            if setting.as_deref() != Some("on") {
+                notes.push(Note::Warning(format!(
+                    "{name} is off on this standby, so it has no copy of the slot when it is promoted: ALTER SYSTEM SET {name} = on; \
+                     SELECT pg_reload_conf()"
+                )));
+            }
+        }
+        if self
+            .primary_slot_name
+            .as_deref()
+            .unwrap_or_default()
+            .is_empty()
+        {
+            notes.push(Note::Warning(
+                "primary_slot_name is empty on this standby, and without a slot of its own it has no copy of others: ALTER SYSTEM SET \
+                 primary_slot_name = '...'; SELECT pg_reload_conf()"
+                    .to_owned(),
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    fn primary() -> Failover {
+        Failover {
+            version: 180_000,
+            follows: Some(true),
+            standbys: vec!["a".to_owned(), "b".to_owned()],
+            synchronized_standby_slots: on("a"),
+            ..Failover::default()
+        }
+    }
+
+    fn standby() -> Failover {
+        Failover {
+            version: 170_004,
+            in_recovery: true,
+            sync_replication_slots: on("on"),
+            hot_standby_feedback: on("on"),
+            primary_slot_name: on("a"),
+            ..Failover::default()
+        }
+    }
+
+    fn warnings(found: &Failover) -> Vec<String> {
+        let notes = found.notes("my_slot", "shop").into_iter();
+        let warnings = notes.filter_map(|note| match note {
+            Note::Ok(_) => None,
+            Note::Warning(text) => Some(text),
+        });
+        warnings.collect()
+    }
+
+    #[test]
+    fn what_keeps_a_slot_from_following_a_failover_is_named_with_its_remedy() {
+        let check = |found: Failover, words: &[&str]| {
+            let found = warnings(&found);
+            assert_eq!(found.len(), 1, "{found:?}");
+            for word in words {
+                assert!(found[0].contains(word), "{word} in {found:?}");
+            }
+        };
+        assert_eq!(warnings(&primary()), [""; 0]);
+        assert_eq!(warnings(&standby()), [""; 0]);
+        let follows = Some(false);
+        check(
+            Failover {
+                follows,
+                ..primary()
+            },
+            &[
+                "(a, b)",
+                "ALTER_REPLICATION_SLOT my_slot (FAILOVER true)",
+                "dbname=shop",
+            ],
+        );
+        let synchronized_standby_slots = on("");
+        check(
+            Failover {
+                synchronized_standby_slots,
+                ..primary()
+            },
+            &["SET synchronized_standby_slots = 'a, b'"],
+        );
+        let hot_standby_feedback = on("off");
+        check(
+            Failover {
+                hot_standby_feedback,
+                ..standby()
+            },
+            &["SET hot_standby_feedback = on"],
+        );
+        let sync_replication_slots = on("off");
+        check(
+            Failover {
+                sync_replication_slots,
+                ..standby()
+            },
+            &["SET sync_replication_slots = on"],
+        );
+        let primary_slot_name = on("");
+        check(
+            Failover {
+                primary_slot_name,
+                ..standby()
+            },
+            &["SET primary_slot_name"],
+        );
+        let idle_timeout = Some(3600);
+        check(
+            Failover {
+                idle_timeout,
+                ..primary()
+            },
+            &["is 3600 s", "idle_replication_slot_timeout = 0"],
+        );
+    }
+
+    #[test]
+    fn server_that_has_no_such_slots_or_no_standby_is_not_warned_of() {
+        let version = 160_009;
+        let follows = None;
+        assert_eq!(
+            warnings(&Failover {
+                version,
+                follows,
+                ..primary()
+            }),
+            [""; 0]
+        );
+        let alone = Failover {
+            follows: Some(false),
+            standbys: Vec::new(),
+            ..primary()
+        };
+        assert_eq!(warnings(&alone), [""; 0]);
+    }
+}
