@@ -73,9 +73,8 @@ const KNOWN: &[Known] = &[
     Known(
         "slot.failover",
         &["false"],
-        ToDo(
-            "has to be true of Walpost's slot as well, if a standby may be promoted. Make the slot before walpost init, which keeps it: \
-         SELECT pg_create_logical_replication_slot(SLOT, 'pgoutput', failover => true)",
+        Different(
+            "is what walpost init does from PostgreSQL 17 on, if it is not told --no-failover",
         ),
     ),
     Known("slot.stream.params", &[], WithoutEffect),

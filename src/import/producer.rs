@@ -25,8 +25,10 @@ const WAITS: Rule = Different(
 );
 const CODE: Rule = Unsupported("is a class of Java, and Walpost loads none");
 const TOKENS: Rule = Unsupported(
-    "is of a login with tokens or Kerberos by classes of Java: find the mechanism and its properties in docs/configuration.md and \
-     librdkafka's CONFIGURATION.md",
+    "is of a login with tokens by classes of Java: kafka_token_command names a program that prints one, see docs/managed.md",
+);
+const KERBEROS: Rule = Unsupported(
+    "is of a login with Kerberos, which Walpost is not built with: give it a listener with SCRAM, tokens or certificates",
 );
 
 /// By name; a `*` at the end stands for all that begin so.
@@ -81,7 +83,7 @@ const RULES: &[(&str, Rule)] = &[
     ("sasl.client.callback.handler.class", TOKENS),
     ("sasl.login.*", TOKENS),
     ("sasl.oauthbearer.*", TOKENS),
-    ("sasl.kerberos.*", TOKENS),
+    ("sasl.kerberos.*", KERBEROS),
     (
         "partitioner.ignore.keys",
         Unsupported(
