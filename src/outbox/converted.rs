@@ -318,7 +318,7 @@ impl ValueForm {
             _ => None,
         };
         let expanded = match (self.expand, text) {
-            (Some(keep), Some(text)) => expander.read(text, keep),
+            (Some(keep), Some(text)) => expander.read(text, keep, self.with_schema),
             _ => None,
         };
         if self.form == Form::Java && expanded.is_none() && self.envelope.is_none() {

@@ -14,8 +14,14 @@ use super::json;
 const DEPTH_MAX: usize = 1000;
 /// A number of more characters is not read: Jackson's own limit.
 const NUMBER_MAX: usize = 1000;
-/// With so many members or more, names that come twice are looked up in a table.
+/// With so many members or more, names are looked up in a table.
 const MEMBERS_FEW: usize = 16;
+/// Room for texts above this is given back before the next one.
+const TEXTS_KEPT_BYTES: usize = 1 << 20;
+/// What may be written, and looked at, for each byte of the text, and for a text of none. Objects of one array get the
+/// members of all of them: of a text of some megabytes it could be terabytes.
+const WORK_PER_BYTE: usize = 32;
+const WORK_LEAST: usize = 1 << 20;
 
 /// What becomes of members that say nothing of their type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,12 +85,19 @@ pub(super) struct Expanded<'e> {
 
 impl Expander {
     /// Reads the text. Nothing for what is not expanded: what is no JSON object, and objects in which values of one
-    /// array have different types, a number is beyond Connect's, or an array's first value says nothing of its type.
-    pub(super) fn read(&mut self, text: &str, keep: Keep) -> Option<Expanded<'_>> {
+    /// array have different types, a number is beyond Connect's, or an array's first value says nothing of its type; and
+    /// what would become many times as long. The schema is part of that where it is written.
+    pub(super) fn read(
+        &mut self,
+        text: &str,
+        keep: Keep,
+        with_schema: bool,
+    ) -> Option<Expanded<'_>> {
         if !text.starts_with('{') {
             return None;
         }
         self.texts.clear();
+        self.texts.shrink_to(TEXTS_KEPT_BYTES);
         let mut reader = Reader {
             bytes: text.as_bytes(),
             text,
@@ -98,14 +111,38 @@ impl Expander {
             return None;
         }
         let texts = self.texts.as_slice();
-        let is_typed = node.is_typed(keep);
-        let shape = node.shape(texts, keep).filter(|_| is_typed)?;
-        Some(Expanded {
+        if !node.is_typed(keep) {
+            return None;
+        }
+        let mut work = Work {
+            left: text
+                .len()
+                .saturating_mul(WORK_PER_BYTE)
+                .saturating_add(WORK_LEAST),
+        };
+        let shape = node.shape(texts, keep, &mut work)?;
+        let expanded = Expanded {
             texts,
             keep,
             node,
             shape,
-        })
+        };
+        expanded.weigh(&expanded.node, &expanded.shape, &mut work);
+        if with_schema {
+            expanded.weigh_schema(&expanded.shape, 0, &mut work);
+        }
+        (work.left > 0).then_some(expanded)
+    }
+}
+
+/// What may still be done for a text: about a byte that is written or a name that is compared.
+struct Work {
+    left: usize,
+}
+
+impl Work {
+    fn spend(&mut self, count: usize) {
+        self.left = self.left.saturating_sub(count);
     }
 }
 
@@ -351,7 +388,7 @@ impl Node {
     }
 
     /// What it says of values in its place; nothing where values of one array contradict each other.
-    fn shape(&self, texts: &[u8], keep: Keep) -> Option<Shape> {
+    fn shape(&self, texts: &[u8], keep: Keep, work: &mut Work) -> Option<Shape> {
         Some(match self {
             Self::Null => Shape::Null,
             Self::Boolean(_) => Shape::Boolean,
@@ -364,11 +401,14 @@ impl Node {
                 let mut joined = Shape::Null;
                 let mut differ = false;
                 for item in items {
-                    let shape = item.shape(texts, keep)?;
-                    differ |= joined != Shape::Null
-                        && shape != Shape::Null
-                        && !joined.is_same(&shape, texts, keep);
-                    joined = joined.joined(shape, texts)?;
+                    let shape = item.shape(texts, keep, work)?;
+                    let are_both =
+                        !matches!((&joined, &shape), (Shape::Null, _) | (_, Shape::Null));
+                    differ = differ || are_both && !joined.is_same(&shape, texts, keep, work);
+                    joined = joined.joined(shape, texts, work)?;
+                    if work.left == 0 {
+                        return None;
+                    }
                 }
                 if let Shape::Struct { is_joined, .. } = &mut joined {
                     *is_joined = differ;
@@ -381,7 +421,7 @@ impl Node {
             Self::Object(members) => {
                 let shapes = members
                     .iter()
-                    .map(|(name, value)| Some((name.clone(), value.shape(texts, keep)?)));
+                    .map(|(name, value)| Some((name.clone(), value.shape(texts, keep, work)?)));
                 Shape::Struct {
                     fields: shapes.collect::<Option<_>>()?,
                     is_joined: false,
@@ -393,7 +433,7 @@ impl Node {
 
 impl Shape {
     /// What fits both.
-    fn joined(self, other: Self, texts: &[u8]) -> Option<Self> {
+    fn joined(self, other: Self, texts: &[u8], work: &mut Work) -> Option<Self> {
         Some(match (self, other) {
             (Self::Null, shape) | (shape, Self::Null) => shape,
             (
@@ -403,7 +443,7 @@ impl Shape {
                     is_empty: is_other_empty,
                 },
             ) => Self::Array {
-                items: Box::new(items.joined(*others, texts)?),
+                items: Box::new(items.joined(*others, texts, work)?),
                 is_empty: is_empty && is_other_empty,
             },
             (
@@ -413,7 +453,7 @@ impl Shape {
                     is_joined: is_other_joined,
                 },
             ) => Self::Struct {
-                fields: joined_fields(fields, others, texts)?,
+                fields: joined_fields(fields, others, texts, work)?,
                 is_joined: is_joined || is_other_joined,
             },
             (shape, other) if shape == other => shape,
@@ -422,22 +462,18 @@ impl Shape {
     }
 
     /// Whether both have the same schema.
-    fn is_same(&self, other: &Self, texts: &[u8], keep: Keep) -> bool {
+    fn is_same(&self, other: &Self, texts: &[u8], keep: Keep, work: &mut Work) -> bool {
         match (self, other) {
             (Self::Struct { fields, .. }, Self::Struct { fields: others, .. }) => {
-                let known = |fields: &'_ [(Range<usize>, Self)]| {
-                    let known = fields.iter().filter(|(_, shape)| shape.is_known(keep));
-                    known.cloned().collect::<Vec<_>>()
-                };
-                let (fields, others) = (known(fields), known(others));
-                fields.len() == others.len()
-                    && fields
-                        .iter()
-                        .zip(&others)
-                        .all(|((name, shape), (other, other_shape))| {
-                            texts.get(name.clone()) == texts.get(other.clone())
-                                && shape.is_same(other_shape, texts, keep)
-                        })
+                work.spend(fields.len() + others.len());
+                let is_known = |(_, shape): &&(Range<usize>, Self)| shape.is_known(keep);
+                let mut others = others.iter().filter(is_known);
+                fields.iter().filter(is_known).all(|(name, shape)| {
+                    others.next().is_some_and(|(other, other_shape)| {
+                        texts.get(name.clone()) == texts.get(other.clone())
+                            && shape.is_same(other_shape, texts, keep, work)
+                    })
+                }) && others.next().is_none()
             }
             (
                 Self::Array { items, is_empty },
@@ -445,7 +481,10 @@ impl Shape {
                     items: others,
                     is_empty: is_other_empty,
                 },
-            ) => is_empty == is_other_empty && (*is_empty || items.is_same(others, texts, keep)),
+            ) => {
+                is_empty == is_other_empty
+                    && (*is_empty || items.is_same(others, texts, keep, work))
+            }
             (shape, other) => shape == other,
         }
     }
@@ -464,11 +503,13 @@ fn joined_fields(
     mut fields: Vec<(Range<usize>, Shape)>,
     others: Vec<(Range<usize>, Shape)>,
     texts: &[u8],
+    work: &mut Work,
 ) -> Option<Vec<(Range<usize>, Shape)>> {
     let name = |range: &Range<usize>| texts.get(range.clone()).unwrap_or_default();
     let mut places: HashMap<&[u8], usize> = HashMap::new();
     let is_large = others.len() >= MEMBERS_FEW;
     if is_large {
+        work.spend(fields.len());
         places.extend(
             fields
                 .iter()
@@ -482,12 +523,15 @@ fn joined_fields(
         let place = match fields.get(at).is_some_and(is_it) {
             true => Some(at),
             false if is_large => places.get(name(&range)).copied(),
-            false => fields.iter().position(is_it),
+            false => {
+                work.spend(fields.len());
+                fields.iter().position(is_it)
+            }
         };
         match place {
             Some(place) => {
                 let before = std::mem::replace(&mut fields[place].1, Shape::Null);
-                fields[place].1 = before.joined(shape, texts)?;
+                fields[place].1 = before.joined(shape, texts, work)?;
             }
             None => {
                 if is_large {
@@ -501,6 +545,69 @@ fn joined_fields(
 }
 
 impl Expanded<'_> {
+    /// Spends what [`Expanded::push`] will write of names, and of nulls that the text does not have.
+    fn weigh(&self, node: &Node, shape: &Shape, work: &mut Work) {
+        match (node, shape) {
+            (Node::Array(items), Shape::Array { items: shape, .. }) => {
+                for item in items {
+                    self.weigh(item, shape, work);
+                }
+            }
+            (Node::Object(members), Shape::Struct { fields, .. }) if work.left > 0 => {
+                self.each(members, fields, |name, value, shape| {
+                    work.spend(name.len() + "\"\":null,".len());
+                    self.weigh(value, shape, work);
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Spends what [`Expanded::push_schema`] will write, in a struct whose name has so many bytes.
+    fn weigh_schema(&self, shape: &Shape, name: usize, work: &mut Work) {
+        const FIELD: &str = "{\"type\":\"boolean\",\"optional\":true,\"field\":\"\"},";
+        match shape {
+            Shape::Array { items, .. } => self.weigh_schema(items, name, work),
+            Shape::Struct { fields, .. } if work.left > 0 => {
+                work.spend(name);
+                for (field, shape) in self.known(fields) {
+                    work.spend(field.len() + FIELD.len());
+                    self.weigh_schema(shape, name + ".".len() + field.len(), work);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The fields that are written of an object, with the value of each: null where it has none.
+    fn each<'s>(
+        &'s self,
+        members: &'s [(Range<usize>, Node)],
+        fields: &'s [(Range<usize>, Shape)],
+        mut of: impl FnMut(&'s [u8], &'s Node, &'s Shape),
+    ) {
+        let mut next = 0;
+        let mut places: HashMap<&[u8], usize> = HashMap::new();
+        for (name, shape) in self.known(fields) {
+            let is_it = |member: &(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
+            // Mostly in the same order.
+            let place = match members.get(next).is_some_and(is_it) {
+                true => Some(next),
+                false if members.len() < MEMBERS_FEW => members.iter().position(is_it),
+                false => {
+                    if places.is_empty() {
+                        let names = members.iter().map(|(name, _)| &self.texts[name.clone()]);
+                        places.extend(names.zip(0..));
+                    }
+                    places.get(name).copied()
+                }
+            };
+            next = place.map_or(next, |place| place + 1);
+            let value = place.map_or(&Node::Null, |place| &members[place].1);
+            of(name, value, shape);
+        }
+    }
+
     /// Appends the schema, without the brace that closes it; `name` is that of the struct, escaped.
     pub(super) fn push_schema(&self, out: &mut Vec<u8>, name: &[u8]) {
         self.push_schema_of(&self.shape, out, name);
@@ -609,22 +716,9 @@ impl Expanded<'_> {
         let is_java = form == Form::Java;
         out.extend_from_slice(if is_java { b"Struct{" } else { b"{" });
         let mut is_first = true;
-        let mut next = 0;
-        for (name, shape) in self.known(fields) {
-            // Mostly in the same order.
-            let is_it = |member: &&(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
-            let mut member = members[next..].iter().take(1).find(is_it);
-            if member.is_none() {
-                let at = members.iter().position(|member| is_it(&member));
-                next = at.unwrap_or(next);
-                member = at.map(|at| &members[at]);
-            }
-            if member.is_some() {
-                next = (next + 1).min(members.len());
-            }
-            let value = member.map_or(&Node::Null, |(_, value)| value);
+        self.each(members, fields, |name, value, shape| {
             if is_java && matches!(value, Node::Null) {
-                continue;
+                return;
             }
             if !std::mem::take(&mut is_first) {
                 out.push(b',');
@@ -641,7 +735,7 @@ impl Expanded<'_> {
                 }
             }
             self.push_node(value, shape, out, form);
-        }
+        });
         out.push(b'}');
     }
 
@@ -697,7 +791,7 @@ mod tests {
     /// Schema and value; none where it is not expanded.
     fn expand(text: &str, keep: Keep) -> Option<(String, String)> {
         let mut expander = Expander::default();
-        let expanded = expander.read(text, keep)?;
+        let expanded = expander.read(text, keep, true)?;
         let (mut schema, mut value) = (Vec::new(), Vec::new());
         expanded.push_schema(&mut schema, b"payload");
         expanded.push(&mut value, Form::Json);
@@ -744,6 +838,73 @@ mod tests {
             assert_eq!(value(text), None, "{text:?}");
         }
         assert_eq!(value("{ } \n").as_deref(), Some("{}"));
+    }
+
+    #[test]
+    fn what_would_become_many_times_as_long_is_not_expanded() {
+        let objects = |count: usize, of: &dyn Fn(usize) -> String| {
+            let objects: Vec<_> = (0..count).map(of).collect();
+            format!("{{\"a\":[{}]}}", objects.join(","))
+        };
+        let long = "x".repeat(1 << 20);
+        let nested = |depth: usize| {
+            let begin = "{\"a\":".repeat(depth);
+            format!("{{\"{long}\":{begin}1{}}}", "}".repeat(depth))
+        };
+        for (text, is_expanded) in [
+            // Each with another member: all of them would get all.
+            (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
+            (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
+            // The same, a level deeper, and in arrays of one.
+            (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
+            // Members that differ in what is not written.
+            (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
+            // Long names are members of short objects.
+            (
+                objects(100_000, &|at| match at {
+                    0 => format!("{{\"{long}\":1}}"),
+                    _ => "{\"b\":1}".to_owned(),
+                }),
+                false,
+            ),
+            // What is many, and alike, is as long as it was.
+            (
+                objects(100_000, &|at| format!("{{\"m\":{at},\"n\":\"x\"}}")),
+                true,
+            ),
+            // The schema repeats the name at each level.
+            (nested(900), false),
+            (nested(10), true),
+        ] {
+            let began = std::time::Instant::now();
+            let found = expand(&text, Keep::default());
+            assert_eq!(found.is_some(), is_expanded, "{}", &text[..60]);
+            // Minutes, where each is compared with each.
+            assert!(began.elapsed().as_secs() < 20, "{}", &text[..60]);
+        }
+    }
+
+    #[test]
+    fn members_of_large_objects_are_found_in_any_order() {
+        let object = |order: &[usize]| {
+            let members: Vec<_> = order.iter().map(|at| format!("\"m{at}\":{at}")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        let order: Vec<usize> = (0..40).collect();
+        let other: Vec<usize> = (0..40).rev().filter(|at| at % 3 != 0).collect();
+        let (_, value) = expand(
+            &format!("{{\"a\":[{},{}]}}", object(&order), object(&other)),
+            Keep::default(),
+        )
+        .expect("expands");
+        let filled: Vec<_> = (0..40)
+            .map(|at| match at % 3 {
+                0 => format!("\"m{at}\":null"),
+                _ => format!("\"m{at}\":{at}"),
+            })
+            .collect();
+        let expected = format!("{{\"a\":[{},{{{}}}]}}", object(&order), filled.join(","));
+        assert_eq!(value, expected);
     }
 
     #[test]
