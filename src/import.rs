@@ -12,7 +12,6 @@ mod document;
 mod java_regex;
 mod known;
 mod producer;
-mod properties;
 pub(crate) mod report;
 mod router;
 pub(crate) mod source;

@@ -21,7 +21,7 @@ pub(crate) mod fuzz;
 mod golden;
 pub(crate) mod headers;
 mod json;
-mod properties;
+pub(crate) mod properties;
 pub(crate) mod route;
 mod route_error;
 pub(crate) mod settings;

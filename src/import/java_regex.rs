@@ -356,14 +356,14 @@ pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
             Part::Group(group) => {
                 let name = pattern.groups.get(*group).and_then(Option::as_deref);
                 let name = name.map_or_else(|| group.to_string(), str::to_owned);
-                let goes_on = match parts.get(at + 1) {
+                let continues = match parts.get(at + 1) {
                     Some(Part::Literal(next)) => {
                         next.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
                     }
                     _ => false,
                 };
                 let is_number = name.bytes().all(|b| b.is_ascii_digit());
-                let _ = match is_number && !goes_on {
+                let _ = match is_number && !continues {
                     true => write!(text, "${name}"),
                     false => write!(text, "${{{name}}}"),
                 };

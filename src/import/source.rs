@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::properties;
 use super::report::Report;
+use crate::outbox::properties;
 
 /// A text that is no configuration to import.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -170,11 +170,11 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
     // The producer goes when it is dropped, and not when the program has ended.
     let (of_thread, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
-        let got = tokens.get();
+        let token = tokens.get();
         let Some(producer) = Weak::upgrade(&of_thread) else {
             return;
         };
-        let set = got.and_then(|token| {
+        let set = token.and_then(|token| {
             let is_set = oauthbearer::set_token(producer.client(), &token);
             is_set.then_some(()).ok_or_else(|| tokens.unusable())
         });

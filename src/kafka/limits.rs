@@ -80,13 +80,16 @@ impl BatchLimit {
     /// As [`BatchLimit::ask`], of brokers that nobody has heard of yet. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match of_topic(producer.client(), topic) {
-            Ok(Some(bytes)) => {
-                self.note(topic, bytes);
-                if self.known().warns_of_compaction && is_compacted(producer.client(), topic) {
-                    warn!("{}", compaction_warning(topic));
+            Ok(shown) => {
+                match shown.batch_bytes {
+                    Some(bytes) => self.note(topic, bytes),
+                    None => debug!(topic, "the brokers don't show {SETTING} of the topic"),
+                }
+                if shown.is_compacted && self.known().warns_of_compaction {
+                    let pipeline = producer.context().pipeline();
+                    warn!(pipeline, "{}", compaction_warning(topic));
                 }
             }
-            Ok(None) => debug!(topic, "the brokers don't show {SETTING} of the topic"),
             Err(code) => {
                 debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
                 return Err(code);
@@ -112,25 +115,27 @@ impl BatchLimit {
     }
 }
 
-/// The largest batch that the topic takes, in bytes, if the brokers show it. Blocks.
+/// What brokers show of a topic.
+struct Shown {
+    /// The largest batch that it takes.
+    batch_bytes: Option<u32>,
+    /// Records that have a later one with their key are removed.
+    is_compacted: bool,
+}
+
+/// Blocks.
 ///
 /// # Errors
 /// No broker answers, or they refuse to.
-fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Option<u32>, Code> {
-    let found = native::topic_setting(client, topic, SETTING, ANSWER)?;
+fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, Code> {
+    let [bytes, policy] =
+        native::topic_settings(client, topic, [SETTING, "cleanup.policy"], ANSWER)?;
     // Zero is no batch.size, and nothing could be sent anyway.
-    Ok(found
-        .and_then(|found| found.parse().ok())
-        .map(|found: u32| found.max(1)))
-}
-
-/// Whether the brokers remove records of the topic that have a later one with their key, if they say so. Blocks.
-fn is_compacted<C: ClientContext>(client: &Client<C>, topic: &str) -> bool {
-    let found = native::topic_setting(client, topic, "cleanup.policy", ANSWER);
-    found
-        .ok()
-        .flatten()
-        .is_some_and(|policy| policy.contains("compact"))
+    let bytes = bytes.and_then(|bytes| bytes.parse().ok());
+    Ok(Shown {
+        batch_bytes: bytes.map(|bytes: u32| bytes.max(1)),
+        is_compacted: policy.is_some_and(|policy| policy.contains("compact")),
+    })
 }
 
 /// What to say of tombstones that nobody has asked for.
@@ -163,13 +168,19 @@ impl Limits {
         topic: &str,
         config: &ClientConfig,
     ) -> Self {
-        let found = of_topic(client, topic).map_err(|code| code.to_string());
+        let (topic, is_compacted) = match of_topic(client, topic) {
+            Ok(shown) => {
+                let bytes = shown.batch_bytes.ok_or("it is not shown to us".to_owned());
+                (bytes, shown.is_compacted)
+            }
+            Err(code) => (Err(code.to_string()), false),
+        };
         Self {
-            topic: found.and_then(|shown| shown.ok_or("it is not shown to us".to_owned())),
+            topic,
             batches: of_batches(config),
             records: of_records(config),
             brokers: brokers(config),
-            is_compacted: is_compacted(client, topic),
+            is_compacted,
         }
     }
 

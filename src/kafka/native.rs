@@ -199,17 +199,17 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
     Ok(high)
 }
 
-/// Asks the brokers for a setting of a topic: `None` where they show none. rdkafka asks such questions with
+/// Asks the brokers for settings of a topic: `None` for each that they do not show. rdkafka asks such questions with
 /// a client of its own, which has to connect first; here they go over the connections of `client`. Blocks.
 ///
 /// # Errors
 /// No broker has answered within that time, or the answer is a refusal.
-pub(super) fn topic_setting<C: ClientContext>(
+pub(super) fn topic_settings<C: ClientContext, const N: usize>(
     client: &Client<C>,
     topic: &str,
-    setting: &str,
+    settings: [&str; N],
     within: Duration,
-) -> Result<Option<String>, RDKafkaErrorCode> {
+) -> Result<[Option<String>; N], RDKafkaErrorCode> {
     let name = CString::new(topic).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     // SAFETY: the client is there for the whole call. The name is copied, the resource and the options are too by
@@ -232,14 +232,18 @@ pub(super) fn topic_setting<C: ClientContext>(
         event
     };
     let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
-    SettingsEvent(event).setting(setting)
+    SettingsEvent(event).settings(settings)
 }
 
 /// The answer to a question for settings.
 struct SettingsEvent(NonNull<rd_kafka_event_t>);
 
 impl SettingsEvent {
-    fn setting(&self, name: &str) -> Result<Option<String>, RDKafkaErrorCode> {
+    fn settings<const N: usize>(
+        &self,
+        names: [&str; N],
+    ) -> Result<[Option<String>; N], RDKafkaErrorCode> {
+        let mut found = [const { None }; N];
         let event = self.0.as_ptr();
         // SAFETY: the event is there, and all that is read has its length from librdkafka and lives as long.
         unsafe {
@@ -253,13 +257,17 @@ impl SettingsEvent {
                 let mut count = 0;
                 let entries = rd_kafka_ConfigResource_configs(resource, &raw mut count);
                 for &entry in array(entries, count) {
-                    if text(rd_kafka_ConfigEntry_name(entry)).as_deref() == Some(name) {
-                        return Ok(text(rd_kafka_ConfigEntry_value(entry)));
+                    let name = text(rd_kafka_ConfigEntry_name(entry));
+                    if let Some(at) = names
+                        .iter()
+                        .position(|wanted| name.as_deref() == Some(wanted))
+                    {
+                        found[at] = text(rd_kafka_ConfigEntry_value(entry));
                     }
                 }
             }
         }
-        Ok(None)
+        Ok(found)
     }
 }
 

@@ -13,7 +13,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::credentials::Credentials;
 use super::end::{self, Ends};
@@ -38,8 +38,16 @@ pub(crate) struct TopicReader {
     /// Sees what is behind open transactions too.
     uncommitted: BaseConsumer<Quiet>,
     credentials: Credentials,
-    /// When both were given a token last.
-    equipped: Mutex<Option<Instant>>,
+    equipped: Mutex<Equipped>,
+}
+
+/// The consumers' tokens.
+#[derive(Default)]
+struct Equipped {
+    /// When both consumers were given one last.
+    at: Option<Instant>,
+    /// There was none then, which is said once.
+    has_failed: bool,
 }
 
 /// What of a partition there is to read.
@@ -164,11 +172,18 @@ impl TopicReader {
             return;
         }
         let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        if equipped.is_none_or(|at| at.elapsed() >= TOKEN) {
-            *equipped = Some(Instant::now());
-            self.credentials.equip_or_warn(self.consumer.client());
-            self.credentials.equip_or_warn(self.uncommitted.client());
+        if equipped.at.is_some_and(|at| at.elapsed() < TOKEN) {
+            return;
         }
+        equipped.at = Some(Instant::now());
+        let mut consumers = [&self.consumer, &self.uncommitted].into_iter();
+        let given = consumers.try_for_each(|consumer| self.credentials.equip(consumer.client()));
+        if let Err(error) = &given
+            && !equipped.has_failed
+        {
+            warn!("{error}");
+        }
+        equipped.has_failed = given.is_err();
     }
 
     /// The topic's partitions; nothing where there is no such topic.

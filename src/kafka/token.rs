@@ -253,18 +253,18 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    last: Option<Got>,
+    last: Option<Issued>,
     failed: Option<(Instant, TokenError)>,
 }
 
 /// A token, and when it was given.
-struct Got {
+struct Issued {
     token: Arc<Token>,
     at: Instant,
     at_millis: i64,
 }
 
-impl Got {
+impl Issued {
     /// Enough of its time is left.
     fn is_fresh(&self, now_millis: i64) -> bool {
         let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
@@ -311,7 +311,7 @@ impl Tokens {
             Ok(token) => {
                 let token = Arc::new(token);
                 state.failed = None;
-                state.last = Some(Got {
+                state.last = Some(Issued {
                     token: Arc::clone(&token),
                     at: Instant::now(),
                     at_millis: now_millis(),
@@ -340,7 +340,7 @@ impl Tokens {
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
-        let is_old = |got: &Got| got.at.elapsed() > PAUSE;
+        let is_old = |issued: &Issued| issued.at.elapsed() > PAUSE;
         match state.last.as_ref().is_some_and(is_old) {
             true => state.last.take().is_some(),
             false => false,
@@ -353,7 +353,7 @@ impl Tokens {
             return true;
         };
         let now = now_millis();
-        let is_valid = |got: &Got| got.token.expires_millis > now;
+        let is_valid = |issued: &Issued| issued.token.expires_millis > now;
         state.last.as_ref().is_some_and(is_valid)
     }
 
@@ -499,15 +499,15 @@ mod tests {
 
     #[test]
     fn clients_share_a_token_until_half_of_its_time_is_over() {
-        let got = Got {
+        let issued = Issued {
             token: Arc::new(parse("{\"token\": \"x\", \"lifetime\": 100}").expect("a token")),
             at: Instant::now(),
             at_millis: NOW,
         };
-        assert!(got.is_fresh(NOW + 49_000));
-        assert!(!got.is_fresh(NOW + 51_000));
+        assert!(issued.is_fresh(NOW + 49_000));
+        assert!(!issued.is_fresh(NOW + 51_000));
         // So what librdkafka asks for at four fifths of that is another one.
-        assert_eq!(got.token.told_expiry_millis(NOW), NOW + 75_000);
+        assert_eq!(issued.token.told_expiry_millis(NOW), NOW + 75_000);
 
         let lasting = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
         let first = lasting.get().expect("a token").value.clone();

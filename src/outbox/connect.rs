@@ -310,7 +310,7 @@ fn push_display(out: &mut Vec<u8>, value: impl std::fmt::Display) -> bool {
     write!(out, "{value}").is_ok()
 }
 
-/// JSON has no word for infinity and for no number, so they are in quotes.
+/// JSON has no literal for infinity and NaN, so they are in quotes.
 fn push_number(
     out: &mut Vec<u8>,
     form: Form,

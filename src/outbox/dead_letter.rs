@@ -5,9 +5,8 @@ use std::ops::Range;
 use super::Record;
 use super::bound::{Appended, Row, append};
 use super::columns::Mapping;
-use super::headers::{self, HeaderSpan, Headers};
-
 use super::expand::Expander;
+use super::headers::{self, HeaderSpan, Headers};
 use super::route::{self, Payload, append_topic};
 use super::timestamp;
 

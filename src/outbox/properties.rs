@@ -1,86 +1,157 @@
-//! The text of `java.util.Properties`, in which Debezium expects a trace context: lines of a name, `=`, `:` or blanks,
-//! and a value, with comments and escapes. Pure.
+//! Java's `java.util.Properties` as text: files of settings, and the trace context that Debezium expects in a column. Pure.
+//!
+//! Spec: Java 17, `Properties.load(Reader)`.
 
 /// What the headers of a trace context are named: W3C's, and its baggage.
 const NAMES: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
-/// Calls `found` with the names and values of the trace context in the text, in the order of [`NAMES`].
-pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
-    let mut values: [Option<String>; NAMES.len()] = Default::default();
-    for line in lines(text) {
-        let (name, value) = pair(&line);
-        if let Some(at) = NAMES.iter().position(|known| **known == *name) {
-            values[at] = Some(value);
+/// An escape that Java refuses too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BadEscape {
+    /// Counted from 1.
+    pub(crate) line: usize,
+}
+
+/// Names and values in the order of the file; a name that is there twice is twice in it.
+///
+/// # Errors
+/// `\u` without four hexadecimal digits.
+pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let mut lines = (1..).zip(text.split('\n'));
+    let mut found = Vec::new();
+    while let Some((number, first)) = lines.next() {
+        let first = first.trim_start_matches(is_blank);
+        if first.is_empty() || first.starts_with(['#', '!']) {
+            continue;
         }
+        let mut logical = first.to_owned();
+        while continues(&logical) {
+            logical.pop();
+            match lines.next() {
+                Some((_, next)) => logical.push_str(next.trim_start_matches(is_blank)),
+                None => break,
+            }
+        }
+        let (name, value) = split(&logical);
+        let line = number;
+        let decode = |text| unescape(text).ok_or(BadEscape { line });
+        found.push((decode(name)?, decode(value)?));
     }
-    for (name, value) in NAMES.iter().zip(&values) {
-        if let Some(value) = value {
+    Ok(found)
+}
+
+/// Calls `found` with the names and values of the trace context in the text, in the order of [`NAMES`]. There is none where Java
+/// refuses the text.
+pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
+    let pairs = parse(text).unwrap_or_default();
+    for known in NAMES {
+        // The last of a name counts.
+        if let Some((name, value)) = pairs.iter().rfind(|(name, _)| name == known) {
             found(name, value);
         }
     }
 }
 
-/// Lines that are neither blank nor comments; a backslash at the end of one continues it on the next.
-fn lines(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut natural = text.split(['\n', '\r']);
-    while let Some(line) = natural.next() {
-        let mut line = line.trim_start().to_owned();
-        if line.is_empty() || line.starts_with(['#', '!']) {
+fn is_blank(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\x0c')
+}
+
+/// It ends with a backslash that no other one escapes.
+fn continues(line: &str) -> bool {
+    let trailing = line.bytes().rev().take_while(|byte| *byte == b'\\').count();
+    trailing % 2 == 1
+}
+
+/// The name ends at the first `=`, `:` or blank that is not escaped.
+fn split(line: &str) -> (&str, &str) {
+    let mut is_escaped = false;
+    let end = line.char_indices().find(|(_, c)| {
+        let ends = !is_escaped && (matches!(c, '=' | ':') || is_blank(*c));
+        is_escaped = *c == '\\' && !is_escaped;
+        ends
+    });
+    let Some((end, _)) = end else {
+        return (line, "");
+    };
+    let (name, rest) = line.split_at(end);
+    let rest = rest.trim_start_matches(is_blank);
+    let rest = rest.strip_prefix(['=', ':']).unwrap_or(rest);
+    (name, rest.trim_start_matches(is_blank))
+}
+
+fn unescape(text: &str) -> Option<String> {
+    // Characters outside of the BMP are two escapes in Java's files.
+    let mut units: Vec<u16> = Vec::with_capacity(text.len());
+    let mut chars = text.chars();
+    let push = |units: &mut Vec<u16>, c: char| {
+        units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
+    };
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            push(&mut units, c);
             continue;
         }
-        while line.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 1 {
-            line.pop();
-            let Some(next) = natural.next() else { break };
-            line.push_str(next.trim_start());
-        }
-        found.push(line);
-    }
-    found
-}
-
-/// Name and value of a line.
-fn pair(line: &str) -> (String, String) {
-    let mut is_escaped = false;
-    let is_end = |char: char| {
-        let is_end = !is_escaped && (char.is_whitespace() || matches!(char, '=' | ':'));
-        is_escaped = char == '\\' && !is_escaped;
-        is_end
-    };
-    let (name, rest) = line.split_at(line.find(is_end).unwrap_or(line.len()));
-    let rest = rest.trim_start();
-    let value = rest.strip_prefix(['=', ':']).unwrap_or(rest).trim_start();
-    (unescaped(name), unescaped(value))
-}
-
-fn unescaped(text: &str) -> String {
-    let mut units = Vec::new();
-    let mut chars = text.chars();
-    while let Some(char) = chars.next() {
-        let char = match char {
-            '\\' => match chars.next() {
-                Some('t') => '\t',
-                Some('n') => '\n',
-                Some('r') => '\r',
-                Some('f') => '\u{c}',
-                Some('u') => {
-                    let digits: String = chars.by_ref().take(4).collect();
-                    units.push(u16::from_str_radix(&digits, 16).unwrap_or_default());
-                    continue;
+        match chars.next() {
+            Some('t') => push(&mut units, '\t'),
+            Some('n') => push(&mut units, '\n'),
+            Some('r') => push(&mut units, '\r'),
+            Some('f') => push(&mut units, '\x0c'),
+            Some('u') => {
+                let mut unit = 0;
+                for _ in 0..4 {
+                    let digit = chars.next()?.to_digit(16)?;
+                    unit = unit << 4 | u16::try_from(digit).ok()?;
                 }
-                Some(char) => char,
-                None => break,
-            },
-            char => char,
-        };
-        units.extend(char.encode_utf16(&mut [0; 2]).iter());
+                units.push(unit);
+            }
+            Some(other) => push(&mut units, other),
+            None => {}
+        }
     }
-    String::from_utf16_lossy(&units)
+    Some(String::from_utf16_lossy(&units))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn check(text: &str, expected: &[(&str, &str)]) {
+        let found = parse(text).expect(text);
+        let found: Vec<_> = found
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_str()))
+            .collect();
+        assert_eq!(found, expected, "{text:?}");
+    }
+
+    #[test]
+    fn names_and_values_are_read_as_java_reads_them() {
+        check("a=b", &[("a", "b")]);
+        check("a = b ", &[("a", "b ")]);
+        check("a:b", &[("a", "b")]);
+        check("a b", &[("a", "b")]);
+        check("a\tb=c", &[("a", "b=c")]);
+        check("  a=", &[("a", "")]);
+        check("a", &[("a", "")]);
+        check("a==b", &[("a", "=b")]);
+        check("# a=b\n! c=d\n\n e=f", &[("e", "f")]);
+        check("a\\=b=c", &[("a=b", "c")]);
+        check("a\\\\=b", &[("a\\", "b")]);
+        check("a=b\\\n   c\\\r\n\td", &[("a", "bcd")]);
+        check("a=b\\\\\nc=d", &[("a", "b\\"), ("c", "d")]);
+        check("a=b\\", &[("a", "b")]);
+        check("a=\\t\\n\\r\\f\\q\\u0041", &[("a", "\t\n\r\x0cqA")]);
+        check("a=\\ud83d\\udc18", &[("a", "🐘")]);
+        check("a=1\na=2", &[("a", "1"), ("a", "2")]);
+        check("a=b # c", &[("a", "b # c")]);
+    }
+
+    #[test]
+    fn an_escape_that_is_cut_short_is_refused_with_its_line() {
+        assert_eq!(parse("a=b\nc=\\u12"), Err(BadEscape { line: 2 }));
+        assert_eq!(parse("c=\\u12x4"), Err(BadEscape { line: 1 }));
+    }
 
     #[test]
     fn trace_context_is_read_from_properties() {
@@ -112,5 +183,6 @@ mod tests {
         check("trace\\\n parent=x\\ty", &[("traceparent", "x\ty")]);
         check("", &[]);
         check("traceparent", &[("traceparent", "")]);
+        check("traceparent=\\u12", &[]);
     }
 }

@@ -285,13 +285,13 @@ impl Catalog {
     /// `server_version_num`
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(super) async fn version(&self) -> Result<i32, CatalogError> {
         let question = "SELECT current_setting('server_version_num')::int4";
         Ok(self.client.query_one(question, &[]).await?.try_get(0)?)
     }
 
-    /// Who rents the server out, by a setting that others do not have; none where that can't be asked.
+    /// The managed service that the server belongs to, by a setting that others do not have; none where the query fails.
     async fn provider(&self) -> Option<Provider> {
         for (provider, setting) in Provider::SETTINGS {
             let question = "SELECT current_setting($1, true) IS NOT NULL";

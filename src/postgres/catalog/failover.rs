@@ -45,7 +45,7 @@ impl Catalog {
     /// Asks whether the slot follows a failover.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn failover(&self, slot: &str) -> Result<Failover, CatalogError> {
         let row = self.client.query_one(QUESTION, &[&slot]).await?;
         Ok(Failover {
@@ -95,7 +95,7 @@ impl Failover {
         let is_empty =
             |setting: &Option<String>| setting.as_deref().unwrap_or_default().trim().is_empty();
         match self.follows {
-            // It is made yet, or was told elsewhere.
+            // There is no slot, which `check` reports by itself.
             None => {}
             Some(false) if self.standbys.is_empty() => {}
             Some(false) => notes.push(Note::Warning(format!(

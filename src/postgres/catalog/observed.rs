@@ -10,7 +10,7 @@ use crate::postgres::target::{Outbox, Target};
 /// The oldest supported version, as `server_version_num` has it.
 const VERSION_MIN: i32 = 140_000;
 
-/// Who rents a server out. There is no ALTER SYSTEM then.
+/// A managed service. There is no ALTER SYSTEM then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     /// Amazon RDS and Aurora.
@@ -65,7 +65,7 @@ pub(crate) struct Observed {
     pub wal_level: String,
     /// `effective_wal_level`, from PostgreSQL 19 on: the first logical slot raises it.
     pub effective_wal_level: Option<String>,
-    /// Who rents the server out, if it shows that; asked where `wal_level` is not enough.
+    /// The managed service that the server belongs to, if it shows that; queried where `wal_level` is not enough.
     pub provider: Option<Provider>,
     /// The server is a standby that was not promoted (`pg_is_in_recovery`).
     pub in_recovery: bool,
