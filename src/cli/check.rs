@@ -11,7 +11,7 @@ use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::limits::compaction_warning;
 use crate::kafka::probe::{self, BrokerFinding};
-use crate::kafka::properties::{describe, unsuitable};
+use crate::kafka::properties::{Properties, describe, unsuitable};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings};
@@ -83,6 +83,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         Err(exit) => return exit,
     };
     let mut findings = Vec::new();
+    let mut producers = Vec::new();
     for settings in &pipelines {
         let mut report = Report {
             pipeline: settings.name.clone(),
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
             for open in settings.sink.warnings() {
                 report.add("kafka encryption", Outcome::Warning, open);
             }
-            if kafka(settings, &mut report).await {
+            if kafka(settings, &mut producers, &mut report).await {
                 exactly_once(settings, &mut report).await;
             }
         });
@@ -574,8 +575,12 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     }
 }
 
-/// Says whether the brokers answer.
-async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
+/// Says whether the brokers answer. `producers` are those whose brokers were asked before.
+async fn kafka<'s>(
+    settings: &'s PipelineSettings,
+    producers: &mut Vec<(&'s Properties, Option<String>)>,
+    report: &mut Report<'_>,
+) -> bool {
     let SinkSettings::Kafka {
         properties,
         create_topics,
@@ -595,7 +600,22 @@ async fn kafka(settings: &PipelineSettings, report: &mut Report<'_>) -> bool {
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
     );
     let creates = create_topics.is_some();
+    let is_topic_told = matches!(found, BrokerFinding::NoTopic(_));
     broker_finding("kafka", found, creates, settings, report);
+    if is_there && !is_topic_told {
+        let known = producers.iter().find(|(asked, _)| *asked == properties);
+        let refused = match known {
+            Some((_, refused)) => refused.clone(),
+            None => {
+                let refused = probe::no_producer(properties, credentials).await;
+                producers.push((properties, refused.clone()));
+                refused
+            }
+        };
+        if let Some(refused) = refused {
+            report.add("kafka producer", Outcome::Failure, refused);
+        }
+    }
     if is_there && settings.dead_letters.are_sent() {
         let topic = settings.dead_letters.topic.clone();
         let found = probe::look(properties, credentials, Some(topic)).await;

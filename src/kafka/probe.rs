@@ -1,11 +1,14 @@
 //! A look at the brokers, without producing anything.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use rdkafka::config::ClientConfig;
+use rdkafka::ClientContext;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::producer::{BaseProducer, Producer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext};
 use tokio::time::{sleep, timeout};
 
 use super::context::Context;
@@ -14,6 +17,7 @@ use super::grants::Grants;
 use super::limits::Limits;
 use super::poller::Poller;
 use super::properties::{Properties, client_config, describe, leave_producers};
+use super::statistics;
 use super::topics::{Lookup, Topics, judge};
 use crate::delivery::watermark::Watermark;
 use crate::model::lsn::Lsn;
@@ -111,6 +115,72 @@ pub(crate) async fn look(
     }
 }
 
+/// Why the brokers, which answer, don't take the idempotent producer that Walpost is, with what fixes it. Writes nothing. Where
+/// that is not known within seconds, nothing is said.
+pub(crate) async fn no_producer(
+    properties: &Properties,
+    credentials: &Credentials,
+) -> Option<String> {
+    let config = client_config(properties, "walpost-check");
+    let credentials = credentials.clone();
+    let asked = tokio::task::spawn_blocking(move || identity(config, &credentials));
+    asked.await.ok()?.err()
+}
+
+/// Has a producer ask for its identity.
+fn identity(mut config: ClientConfig, credentials: &Credentials) -> Result<(), String> {
+    config.set("statistics.interval.ms", "50");
+    let grants = Grants::of(&config);
+    let made: Result<BaseProducer<Identity>, _> = config.create_with_context(Identity::default());
+    // What is wrong with the properties or the token was said of the brokers.
+    let Ok(producer) = made else { return Ok(()) };
+    if credentials.equip(producer.client()).is_err() {
+        return Ok(());
+    }
+    let began = Instant::now();
+    while began.elapsed() < METADATA && !producer.context().0.load(Ordering::Relaxed) {
+        producer.poll(PAUSE);
+        if let Some((code, reason)) = producer.client().fatal_error() {
+            let remedy = match code {
+                RDKafkaErrorCode::ClusterAuthorizationFailed => format!(
+                    "it may write to no topic. Let it, and with brokers before 2.8 give it IdempotentWrite on the cluster as well: {}",
+                    grants.topic("TOPIC")
+                ),
+                _ => "without idempotence a retry can repeat and reorder records. Use brokers that support it, as Apache Kafka does \
+                      from 0.11 on"
+                    .to_owned(),
+            };
+            return Err(format!(
+                "the brokers refuse a producer with enable.idempotence = true: {reason}: {remedy}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Hears that the producer has its identity.
+#[derive(Default)]
+struct Identity(AtomicBool);
+
+impl ClientContext for Identity {
+    fn stats_raw(&self, document: &[u8]) {
+        if statistics::is_identified(document) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    // What it would say of the brokers was said of them.
+    fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
+
+    fn error(&self, _error: KafkaError, _reason: &str) {}
+}
+
+impl ProducerContext for Identity {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
+}
+
 /// What keeps brokers from answering.
 enum Trouble {
     /// They don't accept who we are, or we not who they are.
@@ -165,5 +235,56 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
         Some(reason) => Trouble::Refused(reason),
         None if context.is_down() => Trouble::Down,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::DefaultProducerContext;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+
+    use super::*;
+
+    /// What is said of brokers that were prepared so.
+    fn said(prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>)) -> Option<String> {
+        let cluster = MockCluster::new(1).expect("a mock cluster");
+        prepare(&cluster);
+        let properties = [("bootstrap.servers".to_owned(), cluster.bootstrap_servers())];
+        let config = client_config(&properties.into(), "walpost-check");
+        identity(config, &Credentials::default()).err()
+    }
+
+    #[test]
+    fn brokers_that_refuse_an_idempotent_producer_are_named_with_what_fixes_it() {
+        use RDKafkaRespErr::{
+            RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED as DENIED,
+            RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS as BUSY,
+        };
+        let question = RDKafkaApiKey::InitProducerId;
+        let denied =
+            said(|cluster| cluster.request_errors(question, &[DENIED])).expect("a refusal");
+        for text in [
+            "enable.idempotence = true",
+            "Cluster authorization failed",
+            "--operation Write --topic TOPIC",
+        ] {
+            assert!(denied.contains(text), "{text} in {denied}");
+        }
+        let old = said(|cluster| {
+            cluster
+                .apiversion(question, None, None)
+                .expect("no such question")
+        });
+        let old = old.expect("a refusal");
+        for text in ["Idempotent producer not supported", "from 0.11 on"] {
+            assert!(old.contains(text), "{text} in {old}");
+        }
+        // What passes is no refusal.
+        assert_eq!(said(|_| {}), None);
+        assert_eq!(
+            said(|cluster| cluster.request_errors(question, &[BUSY])),
+            None
+        );
     }
 }

@@ -18,6 +18,16 @@ struct Document {
 }
 
 #[derive(Deserialize)]
+struct OfProducer {
+    eos: Option<Eos>,
+}
+
+#[derive(Deserialize)]
+struct Eos {
+    idemp_state: String,
+}
+
+#[derive(Deserialize)]
 struct Broker {
     #[serde(default)]
     txretries: u64,
@@ -48,6 +58,13 @@ pub(super) fn read(document: &[u8]) -> Option<Statistics> {
     })
 }
 
+/// Whether a broker has given the producer the identity that makes it idempotent.
+pub(super) fn is_identified(document: &[u8]) -> bool {
+    let document: Option<OfProducer> = serde_json::from_slice(document).ok();
+    let state = document.and_then(|document| document.eos);
+    state.is_some_and(|state| state.idemp_state == "Assigned")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +84,14 @@ mod tests {
         assert_eq!(read(document), Some(expected));
         assert_eq!(read(b"{}"), Some(Statistics::default()));
         assert_eq!(read(b"no"), None);
+    }
+
+    #[test]
+    fn a_producer_is_idempotent_once_it_has_its_identity() {
+        let document = |state| format!("{{\"eos\": {{\"idemp_state\": \"{state}\"}}}}");
+        assert!(is_identified(document("Assigned").as_bytes()));
+        assert!(!is_identified(document("WaitPID").as_bytes()));
+        assert!(!is_identified(b"{}"));
+        assert!(!is_identified(b"no"));
     }
 }
