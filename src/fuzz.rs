@@ -6,6 +6,7 @@
 
 pub use crate::config::fuzz::config;
 pub use crate::outbox::envelope::fuzz::envelope;
+pub use crate::outbox::expand::fuzz::expand;
 pub use crate::outbox::fuzz::template;
 pub use crate::pipeline::decode::fuzz::core;
 pub use crate::pipeline::exactly_once::fuzz::checkpoint;

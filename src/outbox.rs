@@ -14,7 +14,7 @@ pub(crate) mod connect;
 mod converted;
 pub mod dead_letter;
 pub(crate) mod envelope;
-mod expand;
+pub(crate) mod expand;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 #[cfg(test)]

@@ -9,13 +9,14 @@ use super::*;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 10] = [
+const TARGETS: [(&str, Target); 11] = [
     ("checkpoint", checkpoint),
     ("config", config),
     ("conninfo", conninfo),
     ("copy", copy),
     ("core", core),
     ("envelope", envelope),
+    ("expand", expand),
     ("frame", frame),
     ("pgoutput", pgoutput),
     ("startup", startup),

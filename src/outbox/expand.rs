@@ -784,6 +784,9 @@ impl Expanded<'_> {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+
 #[cfg(test)]
 mod tests {
     use super::*;
