@@ -74,6 +74,7 @@ mod cluster;
 mod commands;
 mod crash;
 mod dead_letters;
+mod debezium;
 mod deploy;
 mod disk;
 mod drain;

@@ -73,6 +73,9 @@ examples! {
     FIRST_LOOK = "docs/operations.md", "First look", sql;
 }
 
+/// The page whose configurations ask services that are not here.
+const RENTED: &str = "docs/managed.md";
+
 /// Pages of which each block of a language goes through one test, wherever it stands: `toml` on all of them, and the
 /// runbook.
 fn is_run_as_a_whole(page: &str, language: &str) -> bool {
@@ -198,9 +201,13 @@ fn configuration_files_fit_what_init_makes() {
         ));
     }
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
-    let blocks = manual().flat_map(|page| page.blocks());
-    let blocks = blocks.filter(|block| block.language == "toml");
-    let mut files: Vec<_> = blocks.map(|block| block.text).collect();
+    let files_of = |is_rented: bool| -> Vec<String> {
+        let pages = manual().filter(|page| (page.path == RENTED) == is_rented);
+        let blocks = pages.flat_map(|page| page.blocks());
+        let blocks = blocks.filter(|block| block.language == "toml");
+        blocks.map(|block| block.text).collect()
+    };
+    let mut files = files_of(false);
     assert!(files.len() >= 4, "{files:?}");
     files.push(in_config_map());
     for text in files {
@@ -220,6 +227,15 @@ fn configuration_files_fit_what_init_makes() {
             place.sh(&init);
         }
         place.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
+    }
+    // What these ask is not here.
+    let rented = files_of(true);
+    assert!(rented.len() >= 2, "{rented:?}");
+    for text in rented {
+        // Programs have to be there.
+        let text = text.replace("/usr/local/bin/aws", "/bin/true");
+        place.write("walpost.toml", &text.replace("/usr/bin/curl", "/bin/true"));
+        place.sh("walpost check --offline --config /etc/walpost/walpost.toml");
     }
 }
 

@@ -22,6 +22,7 @@ use super::tokens::KEYS;
 use super::wait::{PATIENCE, wait_for};
 
 mod admin;
+pub(crate) mod connect;
 mod java;
 mod nodes;
 mod produce;
@@ -54,6 +55,9 @@ pub(crate) struct Broker {
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
+/// A broker that is alone is not to be missed by its own controller when both were frozen for long, or when the machine is busy.
+const NEVER_MISSED: &str = "broker.session.timeout.ms=3600000\n";
+
 /// Brokers that were given back, frozen: one that has nothing to do takes 2 % of a processor.
 static GIVEN_BACK: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
 
@@ -62,7 +66,7 @@ impl Broker {
     pub(crate) fn shared() -> &'static Broker {
         static SHARED: LazyLock<Broker> = LazyLock::new(|| {
             let alone = Seat::of(0, vec![Ports::free()]).with_tls();
-            let broker = Broker::prepared(alone, &JVM, None, "");
+            let broker = Broker::prepared(alone, &JVM, None, NEVER_MISSED);
             broker.start();
             broker
         });
@@ -81,9 +85,7 @@ impl Broker {
             broker.thaw();
             return broker;
         }
-        // Its own controller is not to miss it when both have been frozen for long.
-        let session = "broker.session.timeout.ms=3600000\n";
-        let mut broker = Self::with(&JVM, session);
+        let mut broker = Self::with(&JVM, NEVER_MISSED);
         broker.is_lent = true;
         broker
     }
@@ -176,6 +178,11 @@ impl Broker {
     /// The listener for SASL without TLS; PLAIN and SCRAM-SHA-256.
     pub(crate) fn sasl_address(&self) -> String {
         format!("127.0.0.1:{}", self.ports.sasl)
+    }
+
+    /// The listener for SASL without TLS that takes tokens which nobody has signed.
+    pub(crate) fn unsecured_address(&self) -> String {
+        format!("localhost:{}", self.ports.unsecured)
     }
 
     /// The listener for TLS, with a certificate for `localhost`.

@@ -31,16 +31,17 @@ pub(crate) static KEYS: LazyLock<PathBuf> = LazyLock::new(|| {
 /// Whom tokens are for.
 pub(crate) const AUDIENCE: &str = "kafka";
 
-/// `$1` is the folder, `$2` how many seconds a token is good for. The secret in it is searched for where it may not be.
+/// `$1` is the folder, `$2` how many seconds a token is good for, `$3` by what it is signed. The secret in it is searched for where it may not be.
 const SCRIPT: &str = r#"
 cd "$1" || exit
 echo >> calls
 [ -e away ] && { echo 'the issuer is away' >&2; exit 3; }
 encoded() { openssl base64 -A | tr '+/' '-_' | tr -d =; }
 now=$(date +%s)
-head=$(printf '{"alg":"RS256","kid":"walpost"}' | encoded)
+head=$(printf '{"alg":"%s","kid":"walpost"}' "$3" | encoded)
 claims=$(printf '{"iss":"tests","sub":"walpost","aud":"AUDIENCE","note":"SECRET","iat":%d,"exp":%d}' "$now" $((now + $2)) | encoded)
-sign=$(printf %s "$head.$claims" | openssl dgst -sha256 -sign key.pem -binary | encoded)
+sign=
+[ "$3" = none ] || sign=$(printf %s "$head.$claims" | openssl dgst -sha256 -sign key.pem -binary | encoded)
 echo "$head.$claims.$sign"
 "#;
 
@@ -48,6 +49,8 @@ echo "$head.$claims.$sign"
 pub(crate) struct Issuer {
     folder: PathBuf,
     lifetime_seconds: u32,
+    /// Of RFC 7518.
+    algorithm: &'static str,
 }
 
 impl Issuer {
@@ -62,13 +65,25 @@ impl Issuer {
         Self {
             folder,
             lifetime_seconds,
+            algorithm: "RS256",
+        }
+    }
+
+    /// Of tokens without a signature.
+    pub(crate) fn unsecured(lifetime_seconds: u32) -> Self {
+        Self {
+            algorithm: "none",
+            ..Self::new(lifetime_seconds)
         }
     }
 
     /// As a value of walpost.toml.
     pub(crate) fn command(&self) -> String {
         let (folder, lifetime) = (self.folder.display(), self.lifetime_seconds);
-        format!("[\"/bin/sh\", \"{folder}/token.sh\", \"{folder}\", \"{lifetime}\"]")
+        let algorithm = self.algorithm;
+        format!(
+            "[\"/bin/sh\", \"{folder}/token.sh\", \"{folder}\", \"{lifetime}\", \"{algorithm}\"]"
+        )
     }
 
     /// How often it was run.

@@ -6,6 +6,8 @@ use super::super::process::free_port;
 pub(crate) struct Ports {
     pub(super) plain: u16,
     pub(super) sasl: u16,
+    /// A listener that takes tokens without a signature.
+    pub(super) unsecured: u16,
     pub(super) tls: u16,
     /// A listener that is advertised as `proxy`, which is where a proxy to it listens.
     pub(super) proxied: u16,
@@ -20,6 +22,7 @@ impl Ports {
         Self {
             plain: free_port(),
             sasl: free_port(),
+            unsecured: free_port(),
             tls: free_port(),
             proxied: free_port(),
             proxy: free_port(),
@@ -37,7 +40,7 @@ pub(crate) struct Seat {
     pub(super) index: usize,
     /// The ports of all.
     pub(super) nodes: Vec<Ports>,
-    /// It has the listeners for TLS, which take a tenth of what a start takes.
+    /// It has the listeners for TLS and for tokens, which take a tenth of what a start takes.
     pub(super) has_tls: bool,
 }
 

@@ -78,7 +78,8 @@ fn key_stores_in(folder: &Path) -> String {
     properties.concat()
 }
 
-/// The listener for SASL takes tokens too. They are looked at again when they expire.
+/// The listener for SASL takes tokens too. They are looked at again when they expire. Another one takes tokens alone, without a
+/// signature.
 fn tokens() -> String {
     let module = "org.apache.kafka.common.security.oauthbearer";
     let keys = KEYS.display();
@@ -90,15 +91,21 @@ fn tokens() -> String {
         "connections.max.reauth.ms=3600000".to_owned(),
     ];
     let prefix = "listener.name.sasl_plaintext.oauthbearer";
-    settings
-        .map(|setting| format!("{prefix}.{setting}\n"))
-        .concat()
+    let signed = settings.map(|setting| format!("{prefix}.{setting}\n"));
+    let prefix = "listener.name.unsecured";
+    // Without a handler of its own, a broker takes what nobody has signed.
+    let unsecured = format!(
+        "{prefix}.sasl.enabled.mechanisms=OAUTHBEARER\n\
+         {prefix}.oauthbearer.sasl.jaas.config={module}.OAuthBearerLoginModule required;\n"
+    );
+    signed.concat() + &unsecured
 }
 
 pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let Ports {
         plain,
         sasl,
+        unsecured,
         tls,
         proxied,
         proxy,
@@ -113,10 +120,10 @@ pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
     let mut mechanisms = "";
     if seat.has_tls {
         listeners = format!(
-            ",SSL://127.0.0.1:{tls},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early}"
+            ",SSL://127.0.0.1:{tls},EXPIRED://127.0.0.1:{expired},EARLY://127.0.0.1:{early},UNSECURED://127.0.0.1:{unsecured}"
         );
         advertised = listeners.replace("127.0.0.1", "localhost");
-        protocols = ",SSL:SSL,EXPIRED:SSL,EARLY:SSL";
+        protocols = ",SSL:SSL,EXPIRED:SSL,EARLY:SSL,UNSECURED:SASL_PLAINTEXT";
         key_stores = key_stores_in(folder) + &tokens();
         mechanisms = ",OAUTHBEARER";
     }
@@ -156,5 +163,10 @@ log.cleaner.dedupe.buffer.size=4194304
         data.display(),
     );
     fs::write(folder.join("server.properties"), properties).unwrap();
+    write_logging(folder);
+}
+
+/// What a Java virtual machine that logs as the folder says reads there.
+pub(super) fn write_logging(folder: &Path) {
     fs::write(folder.join("log4j2.properties"), LOGGING).unwrap();
 }

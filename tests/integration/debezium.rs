@@ -1,0 +1,444 @@
+//! Debezium on Kafka Connect and Walpost on one table, with what `walpost import debezium` makes of its configuration:
+//! `./dev debezium`.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::kafka::Broker;
+use crate::support::kafka::connect::Connect;
+use crate::support::postgres::binaries;
+use crate::support::reaper;
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::secrets::{self, SECRET};
+use crate::support::session::Session;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost};
+
+const PARTITIONS: i32 = 3;
+const WRITERS: usize = 3;
+/// Transactions during which both deliver, and after each step of the switch-over.
+const SIDE_BY_SIDE: usize = 300;
+const STEP: usize = 30;
+
+/// A table as Debezium's documentation has it, with the columns that people add, and a function that writes events with
+/// payloads of many kinds.
+const TABLE: &str = r#"
+CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255), type varchar(255) NOT NULL,
+    payload jsonb, tenant text, happened timestamp(3) NOT NULL);
+CREATE FUNCTION send(count int) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO outbox SELECT gen_random_uuid(), (ARRAY['order', 'customer'])[1 + floor(random() * 2)],
+        'key ' || floor(random() * 40), (ARRAY['Placed', 'Paid', 'Größe "geändert"'])[1 + floor(random() * 3)],
+        (ARRAY['{"orderId": 1, "lines": [{"item": "book", "count": 2}, {"item": "pen", "count": 3}], "paid": true}',
+               '{"a": null, "b": {"c": {"d": "e"}}, "f": []}', '{}', '{"price": 12.5, "text": "ü \" \\ \n 🐘"}', '"text"', '12',
+               '{"many": [1, 2, 3], "none": [], "deep": [[1], [2, 3]]}', '{"large": 3000000000, "small": -1}', NULL]::jsonb[])
+            [1 + floor(random() * 9)],
+        (ARRAY['acme', '', NULL])[1 + floor(random() * 3)], date_trunc('milliseconds', clock_timestamp()::timestamp)
+    FROM generate_series(1, count)
+$$;
+CREATE PUBLICATION debezium FOR TABLE outbox WITH (publish = 'insert');
+"#;
+
+/// What a connector adds to what all have; the first is as most are, the second has all of the router's features.
+fn variants() -> [(&'static str, Value); 3] {
+    let json = "org.apache.kafka.connect.json.JsonConverter";
+    [
+        ("plain", json!({ "snapshot.mode": "no_data" })),
+        (
+            "expanded",
+            json!({
+                "snapshot.mode": "no_data",
+                "key.converter": json,
+                "value.converter": json,
+                "header.converter": json,
+                "header.converter.schemas.enable": "false",
+                "transforms.outbox.table.expand.json.payload": "true",
+                "transforms.outbox.table.field.event.timestamp": "happened",
+                "transforms.outbox.table.fields.additional.placement": "type:header:eventType,tenant:envelope",
+            }),
+        ),
+        // The one that is replaced. Its rows before the slot are a snapshot's, of which there are none.
+        ("replaced", json!({})),
+    ]
+}
+
+/// A connector, and the Walpost that takes its place.
+struct Moved<'s> {
+    scene: &'s Scene<'static>,
+    connect: &'s Connect,
+    name: String,
+    /// Holds walpost.toml and what stands for the programs of the commands.
+    folder: PathBuf,
+}
+
+impl<'s> Moved<'s> {
+    /// Imports the configuration of the connector.
+    fn import(scene: &'s Scene<'static>, connect: &'s Connect, name: &str) -> Self {
+        let folder = reaper::folder("moved");
+        let import = Invocation::new(["import", "debezium"])
+            .arg(connect.connector_file(name))
+            .arg("--worker")
+            .arg(connect.worker_file())
+            .arg("--output")
+            .arg(folder.join("walpost.toml"));
+        // The password is all that a person has to see to.
+        let said = import.finish().expect_code(3).stderr;
+        let to_do: Vec<_> = said
+            .lines()
+            .filter(|line| line.starts_with("  TO DO "))
+            .collect();
+        assert!(
+            matches!(&to_do[..], [one] if one.contains("database.password: is a secret")),
+            "{said}"
+        );
+        Self {
+            scene,
+            connect,
+            name: name.to_owned(),
+            folder,
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("walpost.toml")
+    }
+
+    /// The commands at the end of the file.
+    fn commands(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.file()).unwrap();
+        let (_, steps) = text.split_once("# The switch-over").expect("a switch-over");
+        let commands = steps
+            .lines()
+            .filter_map(|line| line.strip_prefix("#      "));
+        commands.map(str::to_owned).collect()
+    }
+
+    /// The one command that has this in it.
+    fn command(&self, part: &str) -> String {
+        let mut found = self.commands();
+        found.retain(|line| line.contains(part));
+        match &found[..] {
+            [one] => one.clone(),
+            _ => panic!("not one command with {part}: {:#?}", self.commands()),
+        }
+    }
+
+    /// Runs a command line as it is written, with this worker in the place of the usual one.
+    fn sh(&self, line: &str) -> String {
+        let line = line.replace(
+            "http://localhost:8083/",
+            &format!("http://{}/", self.connect.http().address()),
+        );
+        let walpost = Path::new(env!("CARGO_BIN_EXE_walpost")).parent().unwrap();
+        let psql = binaries(self.scene.server.major);
+        let path = std::env::var("PATH").unwrap_or_default();
+        let output = Command::new("bash")
+            .args(["-euo", "pipefail", "-c", &line])
+            .env_clear()
+            .env(
+                "PATH",
+                format!("{}:{}:{path}", walpost.display(), psql.display()),
+            )
+            .env("HOME", reaper::scratch())
+            .env("PGPASSWORD", SECRET)
+            .env("WALPOST_HTTP", "off")
+            .current_dir(&self.folder)
+            .output()
+            .unwrap();
+        let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{line}\n{out}{err}");
+        secrets::expect_none(secrets::Stream::Output, &out);
+        secrets::expect_none(secrets::Stream::Error, &err);
+        out.trim().to_owned()
+    }
+
+    /// Starts what the file says to start.
+    fn run(&self) -> Walpost {
+        let line = self.command("walpost run");
+        let mut words = line.split(' ');
+        assert_eq!(words.next(), Some("walpost"), "{line}");
+        Invocation::new(words)
+            .folder(&self.folder)
+            .env("PGPASSWORD", SECRET)
+            .start_streaming()
+    }
+
+    /// The topics that `of` writes to.
+    fn topics(&self, of: &str) -> Vec<String> {
+        ["customer", "order"]
+            .map(|aggregate| topic(&self.name, of, aggregate))
+            .to_vec()
+    }
+}
+
+fn topic(name: &str, of: &str, aggregate: &str) -> String {
+    format!("{name}.{of}.{aggregate}")
+}
+
+/// Events are written from several sessions, some of them rolled back, while `work` is done; it is given what waits until so many
+/// more transactions have committed.
+fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let stop = AtomicBool::new(false);
+    let committed = AtomicUsize::new(0);
+    let write = || {
+        let session = Session::connect(&scene.conninfo()).unwrap();
+        while !stop.load(Ordering::Relaxed) {
+            let count = fastrand::u8(1..=5);
+            let commits = fastrand::u8(..10) != 0;
+            let end = if commits { "COMMIT" } else { "ROLLBACK" };
+            session.run(&format!("BEGIN; SELECT send({count}); {end}"));
+            committed.fetch_add(usize::from(commits), Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..WRITERS {
+            scope.spawn(write);
+        }
+        // Also where the work fails: else the writers would be waited for.
+        let _stop = Stop(&stop);
+        work(&|transactions| {
+            let goal = committed.load(Ordering::Relaxed) + transactions;
+            wait_until("the load to commit", || {
+                committed.load(Ordering::Relaxed) >= goal
+            });
+        })
+    })
+}
+
+/// A record without what tells who has delivered it. Debezium names the schema of an envelope after the first row that it has
+/// seen, and Walpost after each.
+fn in_common(record: &Record) -> Value {
+    let text = |bytes: &Option<Vec<u8>>| {
+        bytes
+            .as_ref()
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    let own = ["walpost-position", "__debezium.context.runId"];
+    let headers = record
+        .headers
+        .iter()
+        .filter(|(name, _)| !own.contains(&name.as_str()));
+    let headers: Vec<_> = headers
+        .map(|(name, value)| json!([name, text(value)]))
+        .collect();
+    let value = text(&record.payload)
+        .map(|value| value.replace("outbox.customer.Value", "outbox.order.Value"));
+    json!({ "key": text(&record.key), "value": value, "headers": headers })
+}
+
+/// A record as [`in_common`] has it, and its timestamp where it is not the producer's clock.
+type Compared = (Value, Option<i64>);
+
+/// Both have written the same records, in the same order, into each partition.
+fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
+    let by_partition = |of| {
+        let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
+        for (number, topic) in moved.topics(of).into_iter().enumerate() {
+            for record in Broker::shared().read(&[topic]) {
+                let timestamp = has_timestamps.then_some(record.timestamp);
+                let place = found.entry((number, record.partition)).or_default();
+                place.push((in_common(&record), timestamp));
+            }
+        }
+        found
+    };
+    let (expected, found) = (by_partition("debezium"), by_partition("walpost"));
+    assert!(expected.len() > 2, "{}: the load was too small", moved.name);
+    for (place, expected) in &expected {
+        for (number, pair) in expected.iter().zip(&found[place]).enumerate() {
+            assert_eq!(pair.0, pair.1, "{}: {place:?}, record {number}", moved.name);
+        }
+    }
+    let counts = |all: &HashMap<_, Vec<_>>| all.values().map(Vec::len).sum::<usize>();
+    assert_eq!(counts(&expected), counts(&found), "{}", moved.name);
+}
+
+/// The steps at the end of the file, one after another. Returns the Walpost that has taken over.
+fn switch_over(moved: &Moved<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
+    let mut walpost = None;
+    let mut done = Vec::new();
+    for line in moved.commands() {
+        wait_for_transactions(STEP);
+        if line.contains("walpost run") {
+            walpost = Some(moved.run());
+            done.push("run");
+        } else if line.contains("confirmed_flush_lsn") {
+            wait_until("Debezium to have passed", || moved.sh(&line) == "t");
+            done.push("wait");
+        } else {
+            moved.sh(&line);
+            let word = [
+                "walpost init",
+                "/stop",
+                "sed",
+                "check",
+                "drop_replication_slot",
+                "DELETE",
+            ]
+            .into_iter()
+            .find(|word| line.contains(word));
+            done.push(word.unwrap_or_else(|| panic!("a command that nobody knows: {line}")));
+        }
+    }
+    let expected = [
+        "walpost init",
+        "wait",
+        "/stop",
+        "sed",
+        "check",
+        "run",
+        "drop_replication_slot",
+        "DELETE",
+    ];
+    assert_eq!(done, expected);
+    walpost.unwrap()
+}
+
+#[test]
+#[ignore = "fetches and starts Debezium: ./dev debezium"]
+fn debezium_is_replaced_by_what_import_makes_without_a_gap_and_by_the_same_records() {
+    let scene = Scene::bare();
+    let role = format!("debezium_{}", scene.name);
+    scene.db.run(TABLE);
+    scene.db.run(&format!(
+        "CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'; GRANT SELECT ON outbox TO {role}"
+    ));
+    let connectors = variants().map(|(variant, more)| {
+        let name = format!("{}-{variant}", scene.name);
+        for of in ["debezium", "walpost"] {
+            for aggregate in ["customer", "order"] {
+                scene.topic(&topic(&name, of, aggregate), PARTITIONS, &[]);
+            }
+        }
+        let slot = format!("debezium_{}", name.replace('-', "_"));
+        let mut config = json!({
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "database.hostname": "127.0.0.1",
+            "database.port": scene.server.port.to_string(),
+            "database.user": role,
+            "database.password": SECRET,
+            "database.dbname": scene.name,
+            "database.sslmode": "disable",
+            "plugin.name": "pgoutput",
+            "slot.name": slot,
+            "publication.name": "debezium",
+            "publication.autocreate.mode": "disabled",
+            "table.include.list": "public.outbox",
+            "tombstones.on.delete": "false",
+            // Of two with one prefix, the second waits two minutes for the name of its metrics.
+            "topic.prefix": format!("shop_{variant}"),
+            "poll.interval.ms": "50",
+            "transforms": "outbox",
+            "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
+            "transforms.outbox.route.topic.replacement": topic(&name, "debezium", "${routedByValue}"),
+        });
+        let more = more.as_object().unwrap().clone();
+        config.as_object_mut().unwrap().extend(more);
+        (name, config)
+    });
+    let connect = Connect::start(Broker::shared(), &connectors);
+    let moved = connectors.map(|(name, _)| Moved::import(&scene, &connect, &name));
+    let [plain, expanded, replaced] = &moved;
+    let streaming =
+        "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name LIKE 'debezium_%'
+                     AND database = current_database()";
+    wait_until("the connectors to stream", || {
+        scene.db.number(streaming) == 3
+    });
+
+    let beside = [plain, expanded].map(|moved| {
+        let text = fs::read_to_string(moved.file()).unwrap();
+        let theirs = topic(&moved.name, "debezium", "");
+        assert!(text.contains(&theirs), "{text}");
+        let ours = topic(&moved.name, "walpost", "");
+        fs::write(moved.file(), text.replace(&theirs, &ours)).unwrap();
+        moved.sh(&moved.command("walpost init"));
+        moved.run()
+    });
+    let successor = under_load(&scene, |wait_for_transactions| {
+        wait_for_transactions(SIDE_BY_SIDE);
+        switch_over(replaced, wait_for_transactions)
+    });
+
+    let history = scene.history();
+    let order: HashMap<_, _> = history
+        .iter()
+        .zip(0..)
+        .map(|(event, at)| (event.id.as_str(), at))
+        .collect();
+    for moved in [plain, expanded] {
+        for of in ["debezium", "walpost"] {
+            let topics = moved.topics(of);
+            wait_until("the records of both", || {
+                scene.broker.count(&topics) >= history.len()
+            });
+        }
+    }
+    for walpost in beside {
+        walpost.terminate().expect_code(0);
+    }
+    expect_equal(plain, false);
+    expect_equal(expanded, true);
+
+    let topics = replaced.topics("debezium");
+    let records = || scene.broker.read(&topics);
+    let ids = |records: &[Record]| -> HashSet<String> {
+        records
+            .iter()
+            .map(|record| record.header("id").to_owned())
+            .collect()
+    };
+    wait_until("what was committed", || {
+        ids(&records()).len() >= history.len()
+    });
+    successor.terminate().expect_code(0);
+    let records = records();
+    let mut seen: HashMap<&str, Value> = HashMap::new();
+    let mut furthest = HashMap::new();
+    let is_walposts = |record: &Record| record.header_names().contains(&"walpost-position");
+    for record in &records {
+        let id = record.header("id");
+        let common = in_common(record);
+        match seen.get(id) {
+            // It comes again as it was.
+            Some(before) => assert_eq!(*before, common),
+            None => {
+                let at: usize = order[id];
+                let before = furthest.insert(record.place(), at);
+                assert!(
+                    before.is_none_or(|before| before < at),
+                    "{id} comes after a later one"
+                );
+                seen.insert(id, common);
+            }
+        }
+    }
+    assert_eq!(seen.len(), history.len());
+    let of_walpost = records.iter().filter(|record| is_walposts(record)).count();
+    let repeated = records.len() - seen.len();
+    eprintln!(
+        "{} events: Debezium {}, Walpost {of_walpost}, of which {repeated} a second time",
+        seen.len(),
+        records.len() - of_walpost
+    );
+    assert!(
+        of_walpost > repeated && records.len() > of_walpost,
+        "both have a part of it"
+    );
+    drop(connect);
+    scene.db.drop_role(&role);
+}
