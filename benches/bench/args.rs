@@ -59,6 +59,8 @@ pub(crate) enum Word {
     Latency,
     /// The drain by rows, payload, size of transactions, partitions, compression; without a table
     Growth,
+    /// The drain by the form of the records: what Connect's converters write, and expanded payloads
+    Forms,
     /// What carrying costs the database, beside a reader that polls the table
     Database,
     /// Every part
@@ -70,10 +72,16 @@ pub(crate) enum Word {
 impl Args {
     /// The parts to measure, in their order.
     pub(crate) fn parts(&self) -> Vec<Word> {
-        const ALL: [Word; 4] = [Word::Drain, Word::Latency, Word::Growth, Word::Database];
+        const ALL: [Word; 5] = [
+            Word::Drain,
+            Word::Latency,
+            Word::Growth,
+            Word::Forms,
+            Word::Database,
+        ];
         let wanted = |part: &Word| {
             if self.words.is_empty() {
-                *part != Word::Growth
+                !matches!(part, Word::Growth | Word::Forms)
             } else {
                 self.words.contains(part) || self.words.contains(&Word::All)
             }
@@ -114,6 +122,7 @@ impl Args {
         Program::Walpost {
             link,
             properties: self.property.clone(),
+            settings: String::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
 //! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`] and [`growth`] by [`drain`], [`latency`], and [`database`]. What they measure is
+//! [`comparison`], [`growth`] and [`forms`] by [`drain`], [`latency`], and [`database`]. What they measure is
 //! [`results`]; [`report`] makes tables, charts and the page of it.
 //!
 //! Everything runs on one machine and in turn, so ratios mean more than figures.
@@ -18,6 +18,7 @@ mod bed;
 mod comparison;
 mod database;
 mod drain;
+mod forms;
 mod growth;
 mod latency;
 mod machine;
@@ -71,6 +72,10 @@ fn measure(args: &Args, results: &mut Results) {
             Word::Growth => {
                 let data = growth::measure(&bed, args);
                 results.growth = Some(Part::new(&bed, began, data));
+            }
+            Word::Forms => {
+                let data = forms::measure(&bed, args);
+                results.forms = Some(Part::new(&bed, began, data));
             }
             Word::Database => {
                 let data = database::measure(&bed, args);

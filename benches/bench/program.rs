@@ -14,7 +14,7 @@ use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
 use crate::support::wait::PATIENCE;
-use crate::support::walpost::{Invocation, Walpost};
+use crate::support::walpost::{Invocation, Walpost, config_file};
 use crate::topic::Topic;
 use crate::usage::family;
 
@@ -38,6 +38,8 @@ pub(crate) enum Program {
     Walpost {
         link: Link,
         properties: Vec<String>,
+        /// More of its pipeline, as walpost.toml has it.
+        settings: String,
     },
     Peer {
         name: String,
@@ -83,6 +85,14 @@ impl Program {
         }
     }
 
+    /// Walpost with more settings of its pipeline, as walpost.toml has them.
+    pub(crate) fn with_settings(mut self, text: &str) -> Self {
+        if let Self::Walpost { settings, .. } = &mut self {
+            text.clone_into(settings);
+        }
+        self
+    }
+
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Limit { .. } => LIMIT,
@@ -103,8 +113,17 @@ impl Program {
     pub(crate) fn start(&self, bed: &Bed, task: &Task<'_>) -> Running {
         match self {
             Self::Limit { .. } => unreachable!("the limit does not carry to Kafka"),
-            Self::Walpost { link, properties } => {
-                start_walpost(bed, *link, task, task.kind.arguments(), properties)
+            Self::Walpost {
+                link,
+                properties,
+                settings,
+            } => {
+                let mut outbox: Vec<_> = task.kind.arguments().to_vec();
+                let file = config_file(format!("[[pipeline]]\n{settings}\n"));
+                if !settings.is_empty() {
+                    outbox.extend(["--config", file.to_str().unwrap()]);
+                }
+                start_walpost(bed, *link, task, &outbox, properties)
             }
             Self::Peer { name, command } => {
                 assert_eq!(task.kind, Kind::Table, "{name} is told of a table");

@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use crate::args::Word;
+use crate::forms;
 use crate::growth;
 use crate::results::{self, Comparison, Drain, Part, Results};
 use numbers::{MEBIBYTE, one_place, whole};
@@ -59,6 +60,16 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                     writeln!(text, "{}", tables::growth(&part.data, series, what)).unwrap();
                 }
                 writeln!(text, "{}", tables::outbox(&part.data)).unwrap();
+            }
+        }
+        Word::Forms => {
+            if let Some(part) = &results.forms {
+                writeln!(
+                    text,
+                    "{}",
+                    tables::growth(&part.data, forms::SERIES, "form")
+                )
+                .unwrap();
             }
         }
         Word::Database => {

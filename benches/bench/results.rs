@@ -18,6 +18,7 @@ pub(crate) struct Results {
     pub(crate) drain: Option<Part<Comparison>>,
     pub(crate) latency: Option<Part<Latency>>,
     pub(crate) growth: Option<Part<Vec<Drain>>>,
+    pub(crate) forms: Option<Part<Vec<Drain>>>,
     pub(crate) database: Option<Part<Vec<Cost>>>,
 }
 

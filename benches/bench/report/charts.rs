@@ -14,6 +14,7 @@ use plotters::style::{Color, FontStyle, IntoFont, RGBColor};
 use super::numbers::{MEBIBYTE, one_place, rough, whole};
 use super::summary::{Drains, distinct, groups, steady, ways};
 use crate::comparison;
+use crate::forms;
 use crate::growth;
 use crate::latency::RATES;
 use crate::program::{LIMIT, WALPOST};
@@ -53,6 +54,10 @@ pub(crate) fn draw(results: &Results, folder: &Path) {
         }
         let file = folder.join(file_of_series(growth::OUTBOX));
         grown(&part.data, growth::OUTBOX, "Table or log").draw(&file);
+    }
+    if let Some(part) = &results.forms {
+        let file = folder.join(file_of_series(forms::SERIES));
+        grown(&part.data, forms::SERIES, "Form of the records").draw(&file);
     }
     if let Some(part) = &results.database {
         database(&part.data).draw(&folder.join("database.svg"));

@@ -8,6 +8,7 @@ use super::{SERIES, charts, summary, tables, targets};
 use crate::bed::{BROKER_JVM, POSTGRES_SETTINGS, WARM_UP_ROWS, WARM_UPS};
 use crate::comparison;
 use crate::database::{WRITERS, poller};
+use crate::forms;
 use crate::growth;
 use crate::machine::{Machine, Versions};
 use crate::results::{Part, Results};
@@ -21,6 +22,7 @@ pub(super) fn render(results: &Results) -> String {
     drain(&mut page, results);
     latency(&mut page, results);
     growth(&mut page, results);
+    forms(&mut page, results);
     database(&mut page, results);
     page.add("## How it was measured");
     page.add(warm_up());
@@ -158,6 +160,21 @@ fn growth(page: &mut Page, results: &Results) {
     page.when(part);
 }
 
+fn forms(page: &mut Page, results: &Results) {
+    let Some(part) = &results.forms else { return };
+    page.add("## What the form of a record costs");
+    page.add(
+        "The same backlog with `key_format` and `value_format` of that name (`bytes`: the value alone), and with `expand_payload`. \
+         What\nConnect's converters write is longer, with schemas several times as long: Kafka has more to write as well.",
+    );
+    page.chart(
+        "Form of the records",
+        &charts::file_of_series(forms::SERIES),
+    );
+    page.add(tables::growth(&part.data, forms::SERIES, "form"));
+    page.when(part);
+}
+
 fn database(page: &mut Page, results: &Results) {
     let Some(part) = &results.database else {
         return;
@@ -226,6 +243,7 @@ fn setting(page: &mut Page, results: &Results) {
         results.drain.as_ref().map(Part::setting),
         results.latency.as_ref().map(Part::setting),
         results.growth.as_ref().map(Part::setting),
+        results.forms.as_ref().map(Part::setting),
         results.database.as_ref().map(Part::setting),
     ];
     for (machine, versions) in summary::distinct(parts.into_iter().flatten()) {
