@@ -94,7 +94,9 @@ impl Broker {
     /// [`SASL_USER`] what was granted.
     pub(crate) fn with_rights() -> Broker {
         let authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
-        let settings = format!("authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n");
+        let settings = format!(
+            "authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n{NEVER_MISSED}"
+        );
         Self::with(&JVM, &settings)
     }
 
