@@ -25,6 +25,10 @@ const REFUSED: Duration = Duration::from_secs(15);
 /// What librdkafka says first of a token that it was not given.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 
+/// What to say of brokers that don't support it.
+pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, without which a retry can repeat and \
+    reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on";
+
 /// In what librdkafka says of brokers that don't support what every producer of ours asks for.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
@@ -288,10 +292,7 @@ impl Context {
                 if reason.contains(NOT_IDEMPOTENT) {
                     // The next producer would be told the same.
                     self.deliveries.failed_with(DeliveryFailure {
-                        reason: format!(
-                            "Kafka: {reason}. Walpost produces with enable.idempotence = true, without which a retry can repeat \
-                             and reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on"
-                        ),
+                        reason: format!("Kafka: {reason}. {NEEDS_IDEMPOTENCE}"),
                         permanent: true,
                         refused: None,
                         refused_until: None,

@@ -11,7 +11,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext};
 use tokio::time::{sleep, timeout};
 
-use super::context::Context;
+use super::context::{Context, NEEDS_IDEMPOTENCE};
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::limits::Limits;
@@ -143,15 +143,14 @@ fn identity(mut config: ClientConfig, credentials: &Credentials) -> Result<(), S
         if let Some((code, reason)) = producer.client().fatal_error() {
             let remedy = match code {
                 RDKafkaErrorCode::ClusterAuthorizationFailed => format!(
-                    "it may write to no topic. Let it, and with brokers before 2.8 give it IdempotentWrite on the cluster as well: {}",
+                    "The principal may write to no topic. Give it Write, and with brokers before 2.8 IdempotentWrite on the cluster \
+                     as well: {}",
                     grants.topic("TOPIC")
                 ),
-                _ => "without idempotence a retry can repeat and reorder records. Use brokers that support it, as Apache Kafka does \
-                      from 0.11 on"
-                    .to_owned(),
+                _ => NEEDS_IDEMPOTENCE.to_owned(),
             };
             return Err(format!(
-                "the brokers refuse a producer with enable.idempotence = true: {reason}: {remedy}"
+                "the brokers refuse a producer with enable.idempotence = true: {reason}. {remedy}"
             ));
         }
     }

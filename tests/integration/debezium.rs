@@ -74,7 +74,7 @@ struct Moved<'s> {
     scene: &'s Scene<'static>,
     connect: &'s Connect,
     name: String,
-    /// Holds walpost.toml and what stands for the programs of the commands.
+    /// Holds walpost.toml.
     folder: PathBuf,
 }
 
@@ -248,7 +248,7 @@ fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
     let by_partition = |of| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
         for (number, topic) in moved.topics(of).into_iter().enumerate() {
-            for record in Broker::shared().read(&[topic]) {
+            for record in moved.scene.broker.read(&[topic]) {
                 let timestamp = has_timestamps.then_some(record.timestamp);
                 let place = found.entry((number, record.partition)).or_default();
                 place.push((in_common(&record), timestamp));

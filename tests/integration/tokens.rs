@@ -72,8 +72,8 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     scene.settle(walpost, &[], scene.resends(0));
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
-        // On a machine that is busy enough a token comes too late, or a second before it expires, when brokers show it no
-        // other any more. Where none was renewed in time, each of them would be refused.
+        // On a busy machine a token comes too late, or so late that the broker, which takes one authentication a second, refuses
+        // the next. Where none was renewed in time, each of them would be refused.
         wait_until("tokens that come before the last one has expired", || {
             let more = issuer.calls() - before;
             more >= 3 && 2 * stream.walpost.logged("Kafka refuses") <= more

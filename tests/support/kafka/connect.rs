@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::super::http::Http;
 use super::super::postgres::dependencies;
-use super::super::process::free_port;
+use super::super::process::{free_port, wait_for_exit};
 use super::super::reaper::{self, Ending};
+use super::super::wait::PATIENCE;
 use super::Broker;
 use super::java::{JVM, java};
 use super::settings::write_logging;
@@ -87,8 +88,7 @@ impl Connect {
 impl Drop for Connect {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
-        reaper::forget(self.child.id());
+        wait_for_exit(&mut self.child, PATIENCE);
         if std::thread::panicking() {
             let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             eprintln!("--- Kafka Connect ---\n{log}");
