@@ -1,6 +1,6 @@
 //! Signals, free ports, and who this process is.
 
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use procfs::process::Process;
+use socket2::{Domain, Socket, Type};
 
 use super::reaper;
 use super::wait::{poll_until, wait_until};
@@ -85,10 +86,20 @@ pub(crate) fn free_port() -> u16 {
         let port = NEXT.fetch_add(1, Ordering::Relaxed);
         if !PORTS.contains(&port) {
             NEXT.store(PORTS.start, Ordering::Relaxed);
-        } else if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        } else if is_free(port) {
             return port;
         }
     }
+}
+
+/// Does not listen to find out: a process that another test is just starting would go on with that for a moment.
+fn is_free(port: u16) -> bool {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket
+        .set_reuse_address(true)
+        .expect("an option of every socket");
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    socket.bind(&address.into()).is_ok()
 }
 
 /// The effective user of this process.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::departure::Departure;
 use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
-use super::wait::{PATIENCE, poll_until, wait_until};
+use super::wait::{PATIENCE, poll_until, wait_for, wait_until};
 
 /// What the proxy does with the bytes of all its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,7 +248,13 @@ impl Shared {
         if state.is_over {
             return false;
         }
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a free port");
+        // A process that another test is just starting has the last listener too, until it is another program.
+        let listener = wait_for("the port of a proxy", || {
+            match TcpListener::bind(("127.0.0.1", port)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
+                listener => Some(listener.expect("a port of its own")),
+            }
+        });
         state.is_listening = true;
         drop(state);
         while self.may_accept() {
