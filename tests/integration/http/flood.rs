@@ -161,19 +161,19 @@ fn health_is_answered_in_a_flood(rudeness: Rudeness) {
     let http = walpost.http();
     walpost.wait_for_log("streaming");
     let flood = Flood::start(&http, rudeness);
-    for number in 0..8 {
+    for number in 0..4 {
         let (began, cpu) = (Instant::now(), walpost.cpu_seconds());
         loop {
-            let answer = probe(&http, "/healthz");
-            if answer.as_ref().is_ok_and(|text| text.ends_with("alive\n")) {
-                break;
-            }
             // Late is what takes the program's own time; on a busy machine it gets little of that.
+            let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
-                used < 3.0 * PROBE.as_secs_f64() && began.elapsed() < PATIENCE,
+                used < PROBE.as_secs_f64() && began.elapsed() < PATIENCE,
                 "{rudeness:?}: probe {number}, after {used} s of CPU: {answer:?}"
             );
+            if answer.is_ok_and(|text| text.ends_with("alive\n")) {
+                break;
+            }
         }
     }
     flood.stop();
