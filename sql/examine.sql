@@ -9,7 +9,7 @@
 -- of it, or by the outbox table's owner (or a member of that role). What is examined, in the words of `examine`:
 --   owners    who owns the schema walpost, the functions of Walpost and the publication
 --   journal   who owns walpost.journal, and that it has no more to it than journal.sql gives it
---   slot_state  the same of walpost.slot_state, and that nobody else may add a trigger to it
+--   slot_state, outbox_row   the same of these tables, and that nobody else may add a trigger to them
 --   read      which code of other roles a SELECT from the outbox table, or making a partition of it, can run: it is told in
 --             the setting walpost.code_of_others
 --   write     the same for DELETE
@@ -58,6 +58,7 @@ DECLARE
     tables oid[];
     found record;
     wrong text;
+    made_by text;
 BEGIN
     SELECT c.oid, c.relowner INTO outbox, outbox_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
@@ -65,20 +66,20 @@ BEGIN
     FOR found IN
         SELECT object, owner, hint FROM (
             SELECT 'schema walpost', nspowner, 'ALTER SCHEMA walpost OWNER TO ...' FROM pg_namespace
-                WHERE nspname = 'walpost' AND what && '{owners,journal,slot_state}'
+                WHERE nspname = 'walpost' AND what && '{owners,journal,slot_state,outbox_row}'
             UNION ALL SELECT 'table walpost.' || relname, relowner, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
             UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
-                WHERE n.nspname = 'walpost' AND relname = 'slot_state' AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname IN ('slot_state', 'outbox_row') AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner,
                     format('DROP FUNCTION %s', p.oid::regprocedure)
                 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners}' AND (
-                    n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes') OR n.nspname = in_schema
+                    n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox') OR n.nspname = in_schema
                     AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update'))
             UNION ALL SELECT format('publication %I', pubname), pubowner,
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname)
@@ -87,11 +88,13 @@ BEGIN
             UNION ALL SELECT 'the right to create in schema walpost', grantee, format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                     CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
-                AND what && '{owners,journal,slot_state}'
+                AND what && '{owners,journal,slot_state,outbox_row}'
         ) AS objects (object, owner, hint)
     LOOP
-        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND (
-            coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false));
+        -- What serves several outboxes is not for the owner of one to make.
+        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0
+            AND found.object !~ 'walpost\.(add_outbox\(|outbox_row$)'
+            AND coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false);
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', found.object,
             CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
             concat_ws(' or ', quote_ident(current_user),
@@ -102,7 +105,7 @@ BEGIN
     END LOOP;
 
     FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state') AND relname = ANY (what)
+        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
     LOOP
         SELECT string_agg(list.wrong, ', ') INTO wrong FROM (
             SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = its_oid
@@ -128,6 +131,8 @@ BEGIN
                     WHEN 'journal.detail' THEN atttypid = 'jsonb'::regtype AND pg_get_expr(adbin, adrelid) = '''{}''::jsonb'
                     WHEN 'journal.from_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
                     WHEN 'journal.to_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'outbox_row.id' THEN atttypid = 'bigint'::regtype AND attidentity = 'a' AND adbin IS NULL
+                    WHEN 'outbox_row.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
                     WHEN 'slot_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
                     WHEN 'slot_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
                     WHEN 'slot_state.timeline' THEN atttypid = 'integer'::regtype AND adbin IS NULL
@@ -138,11 +143,12 @@ BEGIN
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong);
         IF wrong IS NOT NULL THEN
-            RAISE EXCEPTION 'table walpost.% has what sql/journal.sql does not give it: %', kept, wrong
+            made_by := CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END;
+            RAISE EXCEPTION 'table walpost.% has what sql/% does not give it: %', kept, made_by, wrong
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
                     'It was not used, and nothing was changed.',
                     HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%s RENAME TO ...; '
-                        'then make another one: walpost init, or sql/journal.sql', kept);
+                        'then make another one: walpost init, or sql/%s', kept, made_by);
         END IF;
     END LOOP;
 

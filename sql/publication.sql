@@ -6,6 +6,8 @@
 -- there already is examined, never changed.
 --
 -- An outbox of messages has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
+-- With -v several=on it is for several outboxes: then it has walpost.outbox_row alone at first (tables.sql), and each of them is
+-- added by add_outbox.sql.
 -- Inserts alone: an event is never changed, and deleting old ones is no event. Via the root: rows of every partition,
 -- also of those made later, arrive under the name of the partitioned table.
 \set ON_ERROR_STOP on
@@ -21,6 +23,10 @@
 \else
 \set publication walpost_outbox
 \endif
+\if :{?several}
+\else
+\set several off
+\endif
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
@@ -30,6 +36,7 @@ SET row_security = off;
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
 SET walpost.publication = :'publication';
+SET walpost.several = :'several';
 
 DO $walpost$
 DECLARE
@@ -37,6 +44,7 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     name text := current_setting('walpost.publication');
+    several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     -- A document, because the columns of the view differ from version to version.
     entry jsonb;
@@ -44,7 +52,22 @@ BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
         EXECUTE format('CREATE PUBLICATION %I %s WITH (publish = ''insert'', publish_via_partition_root = true)',
-            name, CASE WHEN outbox_name <> '' THEN 'FOR TABLE ' || outbox ELSE '' END);
+            name, CASE WHEN several THEN 'FOR TABLE walpost.outbox_row'
+                WHEN outbox_name <> '' THEN 'FOR TABLE ' || outbox ELSE '' END);
+        RETURN;
+    END IF;
+
+    IF several THEN
+        IF NOT (found.pubinsert AND found.pubviaroot) THEN
+            RAISE EXCEPTION 'publication % exists, and does not publish inserts under the names of partitioned tables',
+                quote_ident(name) USING HINT = format(
+                    'ALTER PUBLICATION %I SET (publish = ''insert'', publish_via_partition_root = true);', name);
+        END IF;
+        IF NOT EXISTS (SELECT FROM pg_publication_tables
+            WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
+            RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
+                USING HINT = format('ALTER PUBLICATION %I ADD TABLE walpost.outbox_row;', name);
+        END IF;
         RETURN;
     END IF;
 

@@ -29,6 +29,7 @@ use crate::pipeline::settings::{
 use crate::pipeline::wal_budget::budget::{OnMax, WalBudget};
 use crate::postgres::connect::conninfo::{Conninfo, ConninfoError};
 use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 use crate::program::Program;
 
@@ -144,6 +145,8 @@ pub(crate) struct Given<'a> {
     pub records: Option<&'a RecordArgs>,
     /// `--sink`, where the command has it.
     pub sink: Option<SinkName>,
+    /// The command can be about one of several tables, which `--table` names.
+    pub takes_one_of: bool,
 }
 
 /// The keys that name a program.
@@ -440,7 +443,7 @@ fn settings(
         let with = postgres.with_password_command(program, &place);
         postgres = with.map_err(|reason| error(reason.to_owned()))?;
     }
-    let target = target(&reader, &file)?;
+    let target = target(&reader, &file, given)?;
     let outbox = outbox(&reader, &file)?;
     let default_timeout = Duration::from_secs(60);
     let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), duration)?;
@@ -505,8 +508,12 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.table().is_none() {
-        let reason =
-            "an outbox of messages has no rows to keep; leave it out, with partitions_ahead";
+        let reason = match outbox.is_messages() {
+            true => {
+                "an outbox of messages has no rows to keep; leave it out, with partitions_ahead"
+            }
+            false => "it is for an outbox that is one table; leave it out, with partitions_ahead",
+        };
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
@@ -555,8 +562,12 @@ fn wal_budget(
         return Err(reader.error("wal_budget.on_max", reason));
     }
     if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
-        let reason =
-            "an outbox of messages has no table to send events again from; leave it at hold";
+        let reason = match outbox.is_messages() {
+            true => {
+                "an outbox of messages has no table to send events again from; leave it at hold"
+            }
+            false => "it is for an outbox that is one table; leave it at hold",
+        };
         return Err(reader.error("wal_budget.on_max", reason));
     }
     Ok(budget)
@@ -593,11 +604,11 @@ fn dead_letters(
     let settings = DeadLetterSettings {
         oversize: file.on_oversize.unwrap_or_default(),
         unroutable: file.on_unroutable.unwrap_or_default(),
-        malformed: match target.outbox.table() {
+        malformed: match target.outbox.is_messages() {
             // Of a row there is no such thing: what is given is for other pipelines of the file.
-            Some(_) => Undeliverable::Halt,
+            false => Undeliverable::Halt,
             // Whoever can connect can write one, unless that was revoked.
-            None => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
+            true => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
         },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
     };
@@ -618,7 +629,7 @@ fn dead_letters(
         let reason = format!("topic {topic:?} is that of the checkpoints; name another");
         return Err(reader.error(TOPIC, reason));
     }
-    if target.outbox.table().is_none() && settings.oversize == Undeliverable::DeadLetter {
+    if target.outbox.is_messages() && settings.oversize == Undeliverable::DeadLetter {
         let reason = "the payload is left out of what is too large, and an outbox of messages stores it nowhere else; \
                       leave it at halt, and raise message.max.bytes";
         return Err(reader.error("on_oversize", reason));
@@ -675,7 +686,7 @@ fn read_again(
     Ok((file.kafka, chosen.remove(0)))
 }
 
-fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
+fn target(reader: &Reader, file: &FilePipeline, given: &Given<'_>) -> Result<Target, ConfigError> {
     let default = format!("walpost_{}", reader.pipeline);
     let slot = file.slot.clone().unwrap_or_else(|| default.clone());
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
@@ -688,7 +699,16 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
         return Err(reader.error("publication", "expected a name of 1 to 63 bytes"));
     }
     let outbox = match file.outbox.unwrap_or_default() {
-        OutboxName::Table => Outbox::Table(table(reader, file)?),
+        OutboxName::Table => match &file.tables {
+            None => Outbox::Table(table(reader, file)?),
+            Some(patterns) => {
+                let tables = tables(reader, file, patterns)?;
+                match given.connection.table.as_ref() {
+                    None => Outbox::Tables(tables),
+                    Some(one) => one_of(reader, tables, one, given.takes_one_of)?,
+                }
+            }
+        },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
             let reason = "an outbox of messages has no table with older rows; leave it out";
             return Err(reader.error("snapshot", reason));
@@ -704,11 +724,58 @@ fn target(reader: &Reader, file: &FilePipeline) -> Result<Target, ConfigError> {
     })
 }
 
-fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
-    if file.prefix.is_some() {
-        let reason = "a prefix is for an outbox of messages, and this one is a table; leave it out, or set outbox to messages";
-        return Err(reader.error("prefix", reason));
+fn no_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError> {
+    if file.prefix.is_none() {
+        return Ok(());
     }
+    let reason = "a prefix is for an outbox of messages, and this one is a table; leave it out, or set outbox to messages";
+    Err(reader.error("prefix", reason))
+}
+
+/// Several tables that share a slot.
+fn tables(
+    reader: &Reader,
+    file: &FilePipeline,
+    patterns: &[String],
+) -> Result<TablePatterns, ConfigError> {
+    no_prefix(reader, file)?;
+    if file.table.is_some() {
+        let reason = "table and tables both say where events are. Leave one of them out";
+        return Err(reader.error("tables", reason));
+    }
+    if file.snapshot.is_some() {
+        let reason =
+            "rows that a table has are delivered when it is added to the others. Leave it out";
+        return Err(reader.error("snapshot", reason));
+    }
+    TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
+}
+
+/// One of the tables, for a command that is about one.
+fn one_of(
+    reader: &Reader,
+    of: TablePatterns,
+    one: &String,
+    is_taken: bool,
+) -> Result<Outbox, ConfigError> {
+    if !is_taken {
+        let reason = "--table or WALPOST_TABLE names one of several tables, and this command is about all of them. Leave it out";
+        return Err(reader.error("tables", reason));
+    }
+    let table: Option<TableName> = reader.read("table", Some(one))?;
+    match table {
+        Some(table) if of.matches(&table.schema, &table.name) => Ok(Outbox::OneOf { table, of }),
+        _ => {
+            let reason = format!(
+                "{one} is none of the outbox's tables, {of}. Name one of them, or add a pattern to tables"
+            );
+            Err(reader.error("table", reason))
+        }
+    }
+}
+
+fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
+    no_prefix(reader, file)?;
     let table = reader.read("table", file.table.as_ref())?;
     Ok(table.unwrap_or_else(|| TableName {
         schema: "public".to_owned(),
@@ -717,9 +784,13 @@ fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError>
 }
 
 fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<String, ConfigError> {
-    if file.table.is_some() {
+    let given = [
+        ("table", file.table.is_some()),
+        ("tables", file.tables.is_some()),
+    ];
+    if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
         let reason = "an outbox of messages has no table; leave it out, or set outbox to table";
-        return Err(reader.error("table", reason));
+        return Err(reader.error(key, reason));
     }
     let prefix = file.prefix.clone().unwrap_or(default);
     let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');

@@ -61,6 +61,8 @@
 //!
 //! - A format of keys, values or headers: [`outbox::settings::Format`] names it, `outbox/converted.rs` lays it out,
 //!   and what Debezium makes of a column's type is in [`outbox::connect`]. `tests/golden/debezium` has its real bytes.
+//! - Several tables on a slot: [`postgres::table_pattern`] says which, `pipeline::decode::table_source` has a mapping for each,
+//!   and `sql/tables.sql` with `pipeline::decode::older_rows` brings the rows of one that is added.
 //! - A topic template: [`outbox::template`] has its syntax, [`outbox::route`] fills it in for a row.
 //! - A PostgreSQL version: `postgres_versions` in `./dev` and `tests/support/`, so that the tests run on it; what it answers
 //!   otherwise is asked in [`postgres::catalog`], what it sends otherwise is read in [`postgres::wire`].

@@ -98,6 +98,7 @@ pub(crate) async fn run<S: Sink>(
         let sink = make_sink(watermark.deliveries(), isolation.batching())?;
         let outbox = settings.target.outbox.clone();
         let mut core = Core::new(outbox, settings.outbox.clone(), watermark)?;
+        core.read_older_rows_of(&settings.target.publication);
         core.send_dead_letters(&settings.name, &settings.dead_letters);
         core.isolate(isolation.suspects());
         Ok(Carrier { core, sink })

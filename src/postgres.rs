@@ -11,5 +11,6 @@ pub(crate) mod sql;
 mod sql_file;
 mod sql_lsn;
 pub(crate) mod table;
+pub(crate) mod table_pattern;
 pub(crate) mod target;
 pub(crate) mod wire;

@@ -37,7 +37,6 @@ use crate::kafka::reader::ReadError;
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
-use crate::outbox::dead_letter::SOURCE_TABLE;
 use crate::outbox::route::RouteError;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::dead_letters::DeadLetters;
@@ -48,6 +47,7 @@ use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
@@ -66,6 +66,11 @@ pub(crate) enum ReplayError {
         "the outbox is {0}: there is no table to send events again from. Whoever published them has to publish them again"
     )]
     NoTable(Outbox),
+    /// It has to be one.
+    #[error(
+        "the outbox is several tables, {0}, and replay sends events of one. Name it: --table SCHEMA.TABLE"
+    )]
+    Several(TablePatterns),
     /// Rows can't be put in an order that a run can be resumed in.
     #[error("table {0} has no primary key, which says in which order rows are sent")]
     NoKey(TableName),
@@ -539,7 +544,12 @@ impl<'s> Plan<'s> {
                 type_oid: *type_oid,
             })
             .collect();
-        let mapping = Mapping::bind_with(outbox, &table.to_string(), &typed, &observed.facts)?;
+        let mapping = Mapping::bind_with(
+            outbox,
+            table.rows(&table.to_string()),
+            &typed,
+            &observed.facts,
+        )?;
         reader.examine_table(table, Statement::Select).await?;
         let order = reader.row_order(table, CreatedAt::First).await?;
         if order.is_empty() {
@@ -622,8 +632,7 @@ impl<'s> Plan<'s> {
 
     /// Makes dead letters, if the settings have any sent.
     fn dead_letters(&self) -> Option<DeadLetters> {
-        let source = (SOURCE_TABLE, self.planned.table.clone());
-        DeadLetters::new(&self.settings.name, source, &self.settings.dead_letters)
+        DeadLetters::new(&self.settings.name, "", &self.settings.dead_letters)
     }
 
     /// The condition for the rows that are to be sent.
@@ -765,9 +774,11 @@ impl<'s> Plan<'s> {
 }
 
 fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
-    let outbox = &settings.target.outbox;
-    let table = outbox.table();
-    table.ok_or_else(|| ReplayError::NoTable(outbox.clone()))
+    match &settings.target.outbox {
+        Outbox::Table(table) | Outbox::OneOf { table, .. } => Ok(table),
+        Outbox::Tables(tables) => Err(ReplayError::Several(tables.clone())),
+        outbox @ Outbox::Messages { .. } => Err(ReplayError::NoTable(outbox.clone())),
+    }
 }
 
 /// The command that resumes a run. What it is asked to give again stands there quoted.

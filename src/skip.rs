@@ -280,6 +280,7 @@ async fn plan(
         until,
         delivered,
     )?;
+    preview.read_older_rows_of(&target.publication);
     // The record that is there ends behind it.
     let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
     let mut goes_on = true;

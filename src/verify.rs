@@ -31,6 +31,8 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows};
 use crate::postgres::table::{TableName, identifier};
+use crate::postgres::table_pattern::TablePatterns;
+use crate::postgres::target::Outbox;
 use crate::progress::Progress;
 
 mod context;
@@ -89,6 +91,11 @@ pub(crate) enum VerifyError {
         "the outbox is of messages, and there is no table to compare the topics with. verify requires outbox = \"table\""
     )]
     NoTable,
+    /// It has to be one.
+    #[error(
+        "the outbox is several tables, {0}, and verify compares one with the topics. Name it: --table SCHEMA.TABLE"
+    )]
+    Several(TablePatterns),
     /// There are no topics.
     #[error("sink is stdout, and there are no topics to read. verify requires sink = \"kafka\"")]
     NoTopics,
@@ -179,8 +186,10 @@ pub(crate) fn verify(
     options: &Options,
     tell: Tell<'_>,
 ) -> Result<Report, VerifyError> {
-    let Some(table) = settings.target.outbox.table() else {
-        return Err(VerifyError::NoTable);
+    let table = match &settings.target.outbox {
+        Outbox::Table(table) | Outbox::OneOf { table, .. } => table,
+        Outbox::Tables(tables) => return Err(VerifyError::Several(tables.clone())),
+        Outbox::Messages { .. } => return Err(VerifyError::NoTable),
     };
     let SinkSettings::Kafka {
         properties,

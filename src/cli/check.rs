@@ -20,9 +20,10 @@ use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement,
+    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, some_of,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
+use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 use crate::retention;
 use crate::retention::RetentionError;
@@ -74,6 +75,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: None,
+        takes_one_of: false,
     };
     if args.offline {
         return offline(&given, args.json);
@@ -276,6 +278,7 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
             Err(error) => report.add("slots", of(recovery::of_catalog(&error)), error),
         }
     }
+    tables(settings, &observed, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
     moved(settings, &observed, &catalog, report).await;
@@ -386,8 +389,90 @@ async fn budget(
     }
 }
 
+/// What is the case of each of several tables.
+async fn tables(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let (Outbox::Tables(patterns), Some(publication)) =
+        (&settings.target.outbox, &observed.publication)
+    else {
+        return;
+    };
+    if let Some(lack) = publication.lack() {
+        report.add("tables", Outcome::Warning, lack);
+    }
+    if !publication.has_outbox_row {
+        let name = identifier(&settings.target.publication);
+        let message = format!(
+            "the publication lacks table walpost.outbox_row, so no table can be added with the rows that it has: walpost init, and \
+             then: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row"
+        );
+        report.add("tables", Outcome::Warning, message);
+    }
+    let found = match catalog.tables(&publication.tables).await {
+        Ok(found) => found,
+        Err(error) => {
+            return report.add("tables", of(recovery::of_catalog(&error)), error);
+        }
+    };
+    let is_there = |table: &TableName| {
+        publication.lacks.contains(table) || found.iter().any(|(name, _)| name == table)
+    };
+    for table in patterns.named().filter(|table| !is_there(table)) {
+        let message =
+            format!("table {table} does not exist. Make it: walpost init --table {table}");
+        report.add("tables", Outcome::Warning, message);
+    }
+    let several = |names: &[String]| match names {
+        [] => "no table is in the publication yet. Add each: walpost init --table SCHEMA.TABLE"
+            .to_owned(),
+        [one] => format!("table {one} is in the publication"),
+        names => format!(
+            "{} tables are in the publication: {}",
+            names.len(),
+            some_of(names)
+        ),
+    };
+    let mut names: Vec<_> = found.iter().map(|(name, _)| name.to_string()).collect();
+    names.sort_unstable();
+    let outcome = if names.is_empty() {
+        Outcome::Warning
+    } else {
+        Outcome::Ok
+    };
+    report.add("tables", outcome, several(&names));
+    let unfit = found
+        .iter()
+        .filter_map(|(name, table)| settings.mapping_of(name, Some(table)).err());
+    let unfit: Vec<_> = unfit.collect();
+    if let Some(first) = unfit.first() {
+        let more = match unfit.len() {
+            1 => String::new(),
+            count => format!(" (and {} more tables that do not fit)", count - 1),
+        };
+        report.add("columns", Outcome::Failure, format!("{first}{more}"));
+    } else if !found.is_empty() {
+        let message = "topic, key, headers and payload have their columns in each table";
+        report.add("columns", Outcome::Ok, message);
+    }
+    let accepting = found.iter().filter(|(_, table)| !table.refuses_update);
+    let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
+    if !accepting.is_empty() {
+        let message = format!(
+            "tables accept UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE is lost so: {}. Forbid it \
+             with the trigger of sql/no_update.sql",
+            some_of(&accepting)
+        );
+        report.add("updates", Outcome::Warning, message);
+    }
+}
+
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    if observed.table.is_none() && settings.target.outbox.table().is_some() {
+    // Those of several tables are told of with these.
+    if observed.table.is_none() && !settings.target.outbox.is_messages() {
         return;
     }
     match settings.check_columns(observed) {
@@ -497,12 +582,17 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             ),
         ),
     }
-    if let (Some(publication), Some(table)) = (&observed.publication, outbox.table()) {
+    if let Some(publication) = &observed.publication
+        && !outbox.is_messages()
+    {
         let name = &target.publication;
         if let Some(filter) = &publication.row_filter {
+            let remedy = match outbox.table() {
+                Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
+                None => "drop the table from it, and add it again without WHERE".to_owned(),
+            };
             let message = format!(
-                "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: ALTER PUBLICATION \
-                 {name} SET TABLE {table}"
+                "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: {remedy}"
             );
             report.add("row filter", Outcome::Warning, message);
         }

@@ -87,6 +87,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         connection: &connection,
         records: Some(&records),
         sink: None,
+        takes_one_of: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

@@ -14,6 +14,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
+use crate::postgres::target::Outbox;
 
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         connection: &args.connection,
         records: Some(&records),
         sink: Some(SinkName::Stdout),
+        takes_one_of: true,
     };
     let pipelines = match load_to_administer(&given) {
         Ok(pipelines) => pipelines,
@@ -92,12 +94,20 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     for (flag, is_given) in [
         ("--partitioned", args.partitioned),
         ("--owner", owner.is_some()),
+        ("--writer", !writers.is_empty()),
     ] {
-        if is_given
-            && let Some(settings) = pipelines.iter().find(|s| s.target.outbox.table().is_none())
-        {
+        let has_none = |settings: &&PipelineSettings| match settings.target.outbox {
+            Outbox::Table(_) | Outbox::OneOf { .. } => false,
+            Outbox::Tables(_) => true,
+            Outbox::Messages { .. } => flag != "--writer",
+        };
+        if is_given && let Some(settings) = pipelines.iter().find(has_none) {
+            let remedy = match settings.target.outbox.is_messages() {
+                true => "this outbox is of messages; leave it out",
+                false => "this outbox is several; name one with --table",
+            };
             error!(
-                "pipeline {:?}: {flag} is for a table, and this outbox is of messages; leave it out",
+                "pipeline {:?}: {flag} is for a table, and {remedy}",
                 settings.name
             );
             return Exit::Usage;

@@ -35,6 +35,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
         connection: &args.connection,
         records: Some(&records),
         sink: Some(SinkName::Stdout),
+        takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,
@@ -69,7 +70,10 @@ fn told(settings: &PipelineSettings, report: &Report) -> Exit {
         say!("{name}: {wait}");
     }
     if settings.target.outbox.table().is_none() {
-        say!("{name}: an outbox of messages has no partitions");
+        match settings.target.outbox.is_messages() {
+            true => say!("{name}: an outbox of messages has no partitions"),
+            false => say!("{name}: the outbox is several tables: name one with --table"),
+        }
     } else if settings.retention.keep.is_none() {
         say!("{name}: nothing is removed without --retention or retention in walpost.toml");
     }

@@ -117,6 +117,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: args.sink,
+        takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,
@@ -147,6 +148,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
 fn exit(reason: &ReplayError) -> Exit {
     match reason {
         ReplayError::NoTable(_)
+        | ReplayError::Several(_)
         | ReplayError::NoKey(_)
         | ReplayError::NoColumn { .. }
         | ReplayError::NoRow { .. }

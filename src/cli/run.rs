@@ -51,6 +51,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: args.sink,
+        takes_one_of: false,
     };
     let pipelines = match load(&given) {
         Ok(pipelines) => pipelines,

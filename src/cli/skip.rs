@@ -48,6 +48,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: None,
+        takes_one_of: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,
@@ -143,7 +144,12 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
         );
     }
     match &settings.target.outbox {
-        Outbox::Table(table) => {
+        Outbox::Tables(tables) => {
+            say!(
+                "{name}: the rows stay in their tables, {tables}, where walpost replay --table finds them"
+            )
+        }
+        Outbox::Table(table) | Outbox::OneOf { table, .. } => {
             say!("{name}: the rows stay in table {table}, where walpost replay finds them")
         }
         Outbox::Messages { .. } => say!("{name}: there is no table that keeps them"),

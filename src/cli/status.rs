@@ -131,6 +131,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         connection: &args.connection,
         records: None,
         sink: Some(SinkName::Stdout),
+        takes_one_of: false,
     };
     // Without a word of a database the connector alone is asked.
     let settings = match args.connection.names_database() {

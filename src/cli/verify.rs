@@ -94,6 +94,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: None,
+        takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,
@@ -218,6 +219,7 @@ fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
 fn of_error(error: &VerifyError) -> Exit {
     let remedy = match error {
         VerifyError::NoTable
+        | VerifyError::Several(_)
         | VerifyError::NoTopics
         | VerifyError::NoIdHeader
         | VerifyError::NoTime { .. } => return Exit::Usage,

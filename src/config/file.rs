@@ -42,6 +42,7 @@ pub(crate) struct FilePipeline {
     pub password_command: Option<Vec<String>>,
     pub outbox: Option<OutboxName>,
     pub table: Option<String>,
+    pub tables: Option<Vec<String>>,
     pub prefix: Option<String>,
     pub publication: Option<String>,
     pub slot: Option<String>,
@@ -293,7 +294,9 @@ impl Given<'_> {
         let connection = self.connection;
         over(&mut file.postgres, connection.postgres.as_ref());
         over(&mut file.outbox, connection.outbox.as_ref());
-        over(&mut file.table, connection.table.as_ref());
+        if file.tables.is_none() {
+            over(&mut file.table, connection.table.as_ref());
+        }
         over(&mut file.prefix, connection.prefix.as_ref());
         over(&mut file.publication, connection.publication.as_ref());
         over(&mut file.slot, connection.slot.as_ref());

@@ -62,6 +62,7 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
         connection: &ConnectionArgs::default(),
         records: None,
         sink: None,
+        takes_one_of: false,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());
     match of_file(

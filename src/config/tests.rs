@@ -21,6 +21,7 @@ fn load_text(
         connection: &connection,
         records: Some(records),
         sink: None,
+        takes_one_of: false,
     };
     let look_up = |name: &str| {
         let found = env.iter().find(|(key, _)| *key == name);
@@ -571,4 +572,70 @@ fn a_retired_name_is_answered_with_the_one_in_its_place() {
         ignored.to_string(),
         "unknown environment variable WALPOST_LAG_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
     );
+}
+
+/// A pipeline with these settings, and `--table` if it is given, of a command that takes it.
+fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Result<Outbox, String> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("walpost.toml");
+    std::fs::write(&path, format!("{MINIMAL}\n{settings}")).expect("written");
+    let connection = ConnectionArgs {
+        config: Some(path),
+        table: table.map(str::to_owned),
+        ..ConnectionArgs::default()
+    };
+    let given = Given {
+        connection: &connection,
+        records: None,
+        sink: None,
+        takes_one_of,
+    };
+    let loaded = load(&given, &|_| None, std::iter::empty());
+    let mut pipelines = loaded.map_err(|error| error.to_string())?;
+    Ok(pipelines.remove(0).target.outbox)
+}
+
+#[test]
+fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one() {
+    const TABLES: &str = "tables = [\"tenant_*.outbox\", \"Shop\"]";
+    let all = with_tables(TABLES, None, false).expect("loads");
+    assert_eq!(all.to_string(), "tables tenant_*.outbox, public.shop");
+    assert!(all.table().is_none() && all.is_several() && !all.is_messages());
+    let one = with_tables(TABLES, Some("tenant_1.outbox"), true).expect("loads");
+    assert_eq!(one.to_string(), "table tenant_1.outbox");
+    assert!(one.has("public", "shop") && !one.has("public", "outbox"));
+
+    let check = |settings: &str, table, takes_one_of, words: &[&str]| {
+        let error = with_tables(settings, table, takes_one_of).expect_err(settings);
+        for word in words {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+    };
+    check(
+        TABLES,
+        Some("tenant_1.outbox"),
+        false,
+        &["--table", "all of them"],
+    );
+    check(
+        TABLES,
+        Some("other.outbox"),
+        true,
+        &["other.outbox", "tenant_*.outbox"],
+    );
+    check("tables = []", None, false, &["tables", "pattern"]);
+    for (more, words) in [
+        ("table = \"a.b\"", ["table and tables", "Leave one"]),
+        ("prefix = \"p\"", ["prefix", "leave it out"]),
+        ("snapshot = \"never\"", ["snapshot", "Leave it out"]),
+        ("outbox = \"messages\"", ["tables", "no table"]),
+        ("retention = \"7d\"", ["retention", "one table"]),
+        (
+            "wal_budget = { max = \"1GB\", on_max = \"drop-slot\" }",
+            ["on_max", "one table"],
+        ),
+    ] {
+        let settings = format!("{TABLES}\n{more}");
+        check(&settings, None, false, &words);
+    }
 }

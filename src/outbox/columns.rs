@@ -24,9 +24,21 @@ pub struct TableColumn<'a> {
     pub type_oid: u32,
 }
 
+/// The table that rows are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowsOf<'a> {
+    /// As the catalog spells them.
+    pub schema: &'a str,
+    pub name: &'a str,
+    /// As SQL has both.
+    pub shown: &'a str,
+}
+
 /// The settings bound to one shape of the table.
 #[derive(Debug)]
 pub struct Mapping {
+    /// The table, as SQL has it; none for messages.
+    table: Option<Box<str>>,
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
@@ -168,7 +180,7 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Finds the columns that `settings` names among those of `table`.
+    /// Finds the columns that `settings` names among those of `table`, whose name needs no quotes.
     ///
     /// # Errors
     /// A named column is missing or of a type that can't serve.
@@ -177,6 +189,12 @@ impl Mapping {
         table: &str,
         columns: &[TableColumn<'_>],
     ) -> Result<Self, MappingError> {
+        let (schema, name) = table.split_once('.').unwrap_or(("public", table));
+        let table = RowsOf {
+            schema,
+            name,
+            shown: table,
+        };
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
@@ -186,7 +204,7 @@ impl Mapping {
     /// A named column is missing or of a type that can't serve.
     pub(crate) fn bind_with(
         settings: &OutboxSettings,
-        table: &str,
+        table: RowsOf<'_>,
         columns: &[TableColumn<'_>],
         facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
@@ -195,7 +213,7 @@ impl Mapping {
 
     pub(super) fn bind_to(
         settings: &OutboxSettings,
-        table: Option<&str>,
+        table: Option<RowsOf<'_>>,
         columns: &[TableColumn<'_>],
         facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
@@ -292,6 +310,7 @@ impl Mapping {
             && settings.debezium_headers.is_none()
             && tracing.is_none();
         Ok(Self {
+            table: table.map(|table| table.shown.into()),
             slots: binder.slots,
             topic,
             key,
@@ -313,6 +332,12 @@ impl Mapping {
             partition,
             id,
         })
+    }
+
+    /// The table, as SQL has it; none for messages.
+    #[must_use]
+    pub(crate) fn table(&self) -> Option<&str> {
+        self.table.as_deref()
     }
 
     /// How many columns the table has.
@@ -361,7 +386,7 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 
 struct Binder<'a> {
     /// None for events in messages.
-    table: Option<&'a str>,
+    table: Option<RowsOf<'a>>,
     columns: &'a [TableColumn<'a>],
     /// What else is known of them.
     facts: &'a [ColumnFacts],
@@ -379,7 +404,7 @@ impl Binder<'_> {
         let slot = match self.slots[index] {
             Some(slot) => slot,
             None if usize::from(self.used) == COLUMNS_MAX => {
-                let table = self.table.unwrap_or_default().to_owned();
+                let table = self.table.map_or("", |table| table.shown).to_owned();
                 return Err(MappingError::TooManyColumns(table));
             }
             None => {
@@ -400,7 +425,7 @@ impl Binder<'_> {
         let (column, setting, found) = (column.to_owned(), setting.to_owned(), names.join(", "));
         match self.table {
             Some(table) => MappingError::MissingColumn {
-                table: table.to_owned(),
+                table: table.shown.to_owned(),
                 column,
                 setting,
                 found,
@@ -439,7 +464,7 @@ impl Binder<'_> {
         let (column, type_oid) = (name.to_owned(), self.type_of(name));
         match self.table {
             Some(table) => MappingError::WrongType {
-                table: table.to_owned(),
+                table: table.shown.to_owned(),
                 column,
                 found: format!("OID {type_oid}"),
                 setting,
@@ -462,9 +487,25 @@ impl Binder<'_> {
                 Part::Literal(text) => Ok(Piece::Literal(text.as_bytes().into())),
                 Part::Column(name) => self.column(name, &setting).map(Piece::Column),
                 Part::Time(name) => self.time(name, &setting),
+                Part::TableSchema => {
+                    self.of_table("{table.schema}", &setting, |table| table.schema)
+                }
+                Part::TableName => self.of_table("{table.name}", &setting, |table| table.name),
             })
             .collect::<Result<_, _>>()?;
         Ok(Bound { pieces })
+    }
+
+    fn of_table(
+        &self,
+        part: &str,
+        setting: &str,
+        text: impl for<'t> FnOnce(&RowsOf<'t>) -> &'t str,
+    ) -> Result<Piece, MappingError> {
+        match &self.table {
+            Some(table) => Ok(Piece::Literal(text(table).as_bytes().into())),
+            None => Err(self.missing(part.trim_matches(['{', '}']), setting)),
+        }
     }
 
     fn time(&mut self, name: &str, setting: &str) -> Result<Piece, MappingError> {
@@ -539,7 +580,7 @@ impl Binder<'_> {
         let prefix = settings.debezium_headers.as_ref();
         form.name_schema(
             prefix.map(|headers| headers.logical_name.as_str()),
-            self.table,
+            self.table.map(|table| table.shown),
             routed,
         );
         Ok(Some(form))
@@ -610,6 +651,23 @@ mod tests {
         }
         assert_eq!(bind(oid::JSONB, |_| {}), (vec![], false));
         assert_eq!(bind(oid::TEXT, |s| s.headers.clear()), (vec![], false));
+    }
+
+    #[test]
+    fn names_of_the_table_take_no_column_and_a_message_has_none() {
+        let topic = "{table.schema}-{table.name}";
+        let mapping = bind(|s| s.topic = topic.parse().expect("template")).expect("binds");
+        assert_eq!(mapping.slot(1), None, "aggregatetype");
+        let settings = OutboxSettings {
+            topic: topic.parse().expect("template"),
+            ..OutboxSettings::default()
+        };
+        let error = Mapping::of_messages(&settings).expect_err("no table");
+        let text = error.to_string();
+        assert!(
+            text.contains("\"table.schema\"") && text.contains(topic),
+            "{text}"
+        );
     }
 
     #[test]

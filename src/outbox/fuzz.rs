@@ -67,6 +67,8 @@ fn parts_of(template: &str) -> Vec<Part> {
             let name: String = name.collect();
             parts.push(match name.strip_suffix(":rfc3339") {
                 Some(column) if !column.is_empty() => Part::Time(column.to_owned()),
+                _ if name == "table.schema" => Part::TableSchema,
+                _ if name == "table.name" => Part::TableName,
                 _ => Part::Column(name),
             });
             continue;
@@ -181,6 +183,8 @@ fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
     for part in template.parts() {
         match part {
             Part::Literal(literal) => text.extend(literal.bytes()),
+            Part::TableSchema => text.extend(b"public"),
+            Part::TableName => text.extend(b"outbox"),
             Part::Column(name) => {
                 let value = value(name, values)?;
                 is_null &= value.is_none();
@@ -193,10 +197,7 @@ fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
             }
         }
     }
-    let has_columns = template
-        .parts()
-        .iter()
-        .any(|part| !matches!(part, Part::Literal(_)));
+    let has_columns = template.columns().next().is_some();
     Ok((!has_columns || !is_null).then_some(text))
 }
 

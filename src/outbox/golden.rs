@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::Record;
-use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
+use super::columns::{COLUMNS_MAX, Mapping, RowsOf, TableColumn};
 use super::connect::ColumnFacts;
 use super::headers::POSITION_HEADER;
 use super::route::Router;
@@ -223,7 +223,12 @@ impl Case {
             })
             .collect();
         let columns: Vec<_> = columns.collect();
-        Mapping::bind_with(&self.settings(), &self.table, &columns, &facts)
+        let table = RowsOf {
+            schema: "",
+            name: "",
+            shown: &self.table,
+        };
+        Mapping::bind_with(&self.settings(), table, &columns, &facts)
             .map_err(|error| error.to_string())
     }
 }

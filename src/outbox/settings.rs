@@ -310,6 +310,17 @@ impl OutboxSettings {
         self.headers == default_headers()
     }
 
+    /// What records are made of rows depends on more of the columns than their types.
+    #[must_use]
+    pub(crate) fn need_facts(&self) -> bool {
+        let is_text = |format| matches!(format, Format::String | Format::Bytes);
+        self.null_default
+            || self.header_format != HeaderFormat::String
+            || !(is_text(self.key_format) && is_text(self.value_format))
+            || self.expand_payload.is_some()
+            || !self.envelope.is_empty()
+    }
+
     /// A null payload is a tombstone though nobody has said what it is to be.
     #[must_use]
     pub(crate) fn has_unasked_tombstones(&self) -> bool {

@@ -19,6 +19,10 @@ pub enum Part {
     Column(String),
     /// Is replaced by the time in the column of this name, as RFC 3339 has it: `{created_at:rfc3339}`.
     Time(String),
+    /// Is replaced by the name of the schema that the row's table is in: `{table.schema}`.
+    TableSchema,
+    /// Is replaced by the name of the row's table: `{table.name}`.
+    TableName,
 }
 
 /// What stands behind the name of a column whose time is written as RFC 3339 has it.
@@ -56,7 +60,7 @@ impl Template {
     pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Column(name) | Part::Time(name) => Some(name.as_str()),
-            Part::Literal(_) => None,
+            Part::Literal(_) | Part::TableSchema | Part::TableName => None,
         })
     }
 
@@ -104,8 +108,10 @@ impl FromStr for Template {
                 if !literal.is_empty() {
                     parts.push(Part::Literal(std::mem::take(&mut literal)));
                 }
-                parts.push(match name.strip_suffix(RFC3339) {
-                    Some(column) if !column.is_empty() => Part::Time(column.to_owned()),
+                parts.push(match (name, name.strip_suffix(RFC3339)) {
+                    ("table.schema", _) => Part::TableSchema,
+                    ("table.name", _) => Part::TableName,
+                    (_, Some(column)) if !column.is_empty() => Part::Time(column.to_owned()),
                     _ => Part::Column(name.to_owned()),
                 });
                 rest = after;
@@ -166,6 +172,15 @@ mod tests {
             &[Part::Time("at".to_owned()), literal("-"), column("at")],
         );
         check("{a:b}{:rfc3339}", &[column("a:b"), column(":rfc3339")]);
+        check(
+            "{table.schema}.{table.name}{table.oid}",
+            &[
+                Part::TableSchema,
+                literal("."),
+                Part::TableName,
+                column("table.oid"),
+            ],
+        );
     }
 
     #[test]

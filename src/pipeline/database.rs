@@ -5,11 +5,13 @@ use std::time::Duration;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::model::vitals::Vitals;
+use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
-    Catalog, CatalogError, CreatedAt, Observed, RowOrder, SnapshotHistory, SnapshotRecord,
+    Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
+    SnapshotRecord,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -37,6 +39,18 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
 pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
+
+    /// Those of the tables that are there, in no order.
+    fn tables(
+        &self,
+        tables: &[TableName],
+    ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
+
+    /// What is known of the columns of the table with this OID; nothing where that is not there.
+    fn facts(
+        &self,
+        oid: u32,
+    ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
 
     /// Asks how its slot is, and which slots the pipeline has dropped.
     fn vitals(
@@ -136,6 +150,17 @@ impl Database for Conninfo {
 impl CatalogQueries for Catalog {
     async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
         Catalog::look(self, target).await
+    }
+
+    async fn tables(
+        &self,
+        tables: &[TableName],
+    ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
+        Catalog::tables(self, tables).await
+    }
+
+    async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+        Catalog::facts(self, oid).await
     }
 
     async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {

@@ -11,6 +11,7 @@ use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
 use self::error::CoreError;
 use self::source::{Meaning, Source};
+use self::table_source::TableSource;
 use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};
@@ -21,13 +22,14 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::time::of_postgres;
 use crate::outbox::columns::MappingError;
 use crate::outbox::connect::ColumnFacts;
-use crate::outbox::dead_letter::{Remains, SOURCE_PREFIX, SOURCE_TABLE};
+use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::replication::ConnectionError;
+use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
-use crate::postgres::wire::pgoutput::{Begin, Commit, LogicalHead, Message, Relation};
+use crate::postgres::wire::pgoutput::{Begin, Commit, LogicalHead, Message, Relation, Tuple};
 use crate::sink::Sink;
 
 mod ahead;
@@ -37,6 +39,7 @@ pub(crate) mod delivery;
 pub(crate) mod error;
 pub(crate) mod hand_over;
 pub(crate) mod message_source;
+mod older_rows;
 pub(crate) mod preview;
 mod source;
 pub(crate) mod table_source;
@@ -77,6 +80,9 @@ pub enum Step {
     Full,
     /// The sink has to prepare this topic: hand in the same frame again when it has.
     NewTopic(String),
+    /// What the catalog says of the columns of the table with this OID is to be known: hand in the same frame again after
+    /// [`Core::describe_table`].
+    NewTable(u32),
 }
 
 impl Core {
@@ -103,11 +109,18 @@ impl Core {
     /// Delivers dead letters of this pipeline, where `settings` say so, of events that can't be
     /// delivered.
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
-        let source = match &self.source {
-            Source::Table(source) => (SOURCE_TABLE, source.table().to_string()),
-            Source::Messages(source) => (SOURCE_PREFIX, source.prefix().to_owned()),
+        let prefix = match &self.source {
+            Source::Table(_) => "",
+            Source::Messages(source) => source.prefix(),
         };
-        self.delivery.dead_letters = DeadLetters::new(pipeline, source, settings);
+        self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
+    }
+
+    /// Of an outbox of several tables: rows that were in one when it was added to this publication are events too.
+    pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
+        if let Source::Table(source) = &mut self.source {
+            source.read_older_rows_of(publication);
+        }
     }
 
     /// How many dead letters there were; nothing where there can be none.
@@ -141,10 +154,17 @@ impl Core {
             .and_then(DuplicateFilter::last)
     }
 
-    /// Takes what the catalog says of the table's columns, for the connection that begins next.
-    pub(crate) fn describe_columns(&mut self, facts: Vec<ColumnFacts>) {
+    /// Takes what the catalog says of the columns of each table, by its OID, for the connection that begins next.
+    pub(crate) fn describe_columns(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         if let Source::Table(source) = &mut self.source {
-            source.facts = facts;
+            source.describe(facts);
+        }
+    }
+
+    /// Takes what the catalog says of the columns of the table with this OID.
+    pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
+        if let Source::Table(source) = &mut self.source {
+            source.describe_table(oid, facts);
         }
     }
 
@@ -186,7 +206,10 @@ impl Core {
         };
         let (mapping, row) = snapshot.row(line).map_err(|error| CoreError::BadLine {
             at,
-            table: source.table().clone(),
+            table: source
+                .outbox()
+                .table()
+                .map_or_else(String::new, TableName::to_string),
             error,
         })?;
         let step = self.delivery.row(at, mapping, &row, sink)?;
@@ -322,10 +345,7 @@ impl Core {
         let step = match self.source.meaning(message) {
             Meaning::Begin(begin) => return self.begin(begin),
             Meaning::Commit(commit) => return self.commit(commit),
-            Meaning::Relation(relation) => {
-                self.relation(relation)?;
-                return Ok(Step::Done);
-            }
+            Meaning::Relation(relation) => return self.relation(relation),
             Meaning::Row {
                 source,
                 relation,
@@ -344,6 +364,10 @@ impl Core {
                         self.delivery.event(at, mapping, &row, sink)?
                     }
                 }
+            }
+            Meaning::Older { source, tuple } => {
+                let at = self.position.ok_or(OrderError::Stray)?;
+                older_row(&mut self.delivery, source, at, tuple, sink)?
             }
             Meaning::Published {
                 source,
@@ -419,16 +443,21 @@ impl Core {
         Ok(Step::Done)
     }
 
-    fn relation(&mut self, relation: &Relation<'_>) -> Result<(), CoreError> {
+    fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
         let is_outbox = match &mut self.source {
-            Source::Table(source) => source.relation(relation)?,
+            Source::Table(source) => {
+                if source.lacks_facts(relation) {
+                    return Ok(Step::NewTable(relation.oid));
+                }
+                source.relation(relation)?
+            }
             Source::Messages(_) => false,
         };
         if !is_outbox {
             let name = format!("{}.{}", relation.namespace, relation.name);
             self.others.insert(relation.oid, name);
         }
-        Ok(())
+        Ok(Step::Done)
     }
 
     /// A message that is larger than what is read, of which there is the beginning. It can hold up nothing:
@@ -478,7 +507,9 @@ impl Core {
             return Err(self.beside_messages(at, relation));
         };
         if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
-            warn!(table = %source.table(), %at, "skipped an UPDATE of an outbox row: it is not an event");
+            let table = source.name(relation).map(TableName::to_string);
+            let table = table.or_else(|| self.others.get(&relation).cloned());
+            warn!(table, %at, "skipped an UPDATE of an outbox row: it is not an event");
         }
         self.counted(Step::Done)
     }
@@ -528,6 +559,25 @@ impl Core {
             None => format!("after {}", self.delivery.watermark.received()),
         }
     }
+}
+
+/// Hands over a row from before its table was added.
+#[cold]
+fn older_row(
+    delivery: &mut Delivery,
+    source: &TableSource,
+    at: Position,
+    tuple: &Tuple<'_>,
+    sink: &mut impl Sink,
+) -> Result<Step, CoreError> {
+    let Some(older) = source.older(at, tuple)? else {
+        return Ok(Step::Done);
+    };
+    if source.lacks_facts_of(older.oid) {
+        return Ok(Step::NewTable(older.oid));
+    }
+    let mapping = source.mapping_of(&older)?;
+    delivery.event(at, &mapping, &older.lay_out(&mapping), sink)
 }
 
 #[cfg(any(test, fuzzing))]

@@ -4,6 +4,7 @@
 //! [`keepalive`] confirms what is durable, [`drain`] ends it in order, and [`state`] outlasts it. The loop that joins them is
 //! [`Session::stream`].
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use self::error::StreamError;
 use self::monitor::MonitorEvent;
 use self::state::SessionState;
 use super::confirms::Confirms;
-use super::database::Database;
+use super::database::{CatalogQueries, Database};
 use super::decode::{Core, Step};
 use super::error::PipelineError;
 use super::exactly_once::committer::{Committed, TransactionCommitter};
@@ -27,6 +28,8 @@ use crate::delivery::watermark::Confirmed;
 use crate::model::lifecycle::{SnapshotPhase, State};
 use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
+use crate::outbox::connect::ColumnFacts;
+use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::Connection;
 use crate::sink::{Preparation, Sink, SinkError};
 
@@ -79,7 +82,18 @@ enum Wait {
     Nothing,
     Room,
     Topic(String, Preparation),
+    /// For what the catalog says of the table with this OID.
+    Table(u32, Description),
 }
+
+/// What the stream has waited for.
+enum Ended<'w> {
+    /// The topic is there, with so many partitions.
+    Topic(&'w str, usize),
+    Table(u32, Vec<ColumnFacts>),
+}
+
+type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
 
 impl Session<'_> {
     /// Streams until told to drain: then goes on to the end of a transaction that is open, so that
@@ -114,7 +128,7 @@ impl Session<'_> {
                 core.delivery.watermark.tick(unix_micros());
                 wait = match self.is_copying() {
                     true => self.rows(core, sink)?,
-                    false => self.frames(core, sink, drain_until.is_some())?,
+                    false => self.frames(database, core, sink, drain_until.is_some())?,
                 };
             }
             let many = core.delivery.watermark.in_flight().records > BUSY_IN_FLIGHT;
@@ -204,9 +218,11 @@ impl Session<'_> {
                     core.delivery.watermark.allow(session_state.adaptive_window.window());
                 }
                 () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
-                prepared = wait.topic() => {
-                    let (topic, partitions) = prepared?;
-                    sink.prepared(topic, partitions)?;
+                ended = wait.ended() => {
+                    match ended? {
+                        Ended::Topic(topic, partitions) => sink.prepared(topic, partitions)?,
+                        Ended::Table(oid, facts) => core.describe_table(oid, facts),
+                    }
                     wait = Wait::Nothing;
                 }
                 () = self.confirms.changed() => {}
@@ -223,6 +239,7 @@ impl Session<'_> {
     /// Takes the frames that have come, until there are no more or the sink wants to be waited for.
     fn frames(
         &mut self,
+        database: &impl Database,
         core: &mut Core,
         sink: &mut impl Sink,
         draining: bool,
@@ -246,6 +263,11 @@ impl Session<'_> {
                     let ahead = || core.topics_ahead(self.connection.buffered());
                     let preparation = sink.prepare(&topic, ahead);
                     return Ok(Wait::Topic(topic, preparation));
+                }
+                Step::NewTable(oid) => {
+                    let database = database.clone();
+                    let facts = async move { database.catalog().await?.facts(oid).await };
+                    return Ok(Wait::Table(oid, Box::pin(facts)));
                 }
             }
             self.connection.consume();
@@ -331,13 +353,14 @@ async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Commi
 }
 
 impl Wait {
-    /// Resolves when the topic that is waited for is there; never without one.
-    async fn topic(&mut self) -> Result<(&str, usize), SinkError> {
+    /// Resolves when the topic or table that is waited for is known; never without one.
+    async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => {
                 let partitions = preparation.await?;
-                Ok((topic, partitions))
+                Ok(Ended::Topic(topic, partitions))
             }
+            Self::Table(oid, description) => Ok(Ended::Table(*oid, description.await?)),
             Self::Nothing | Self::Room => std::future::pending().await,
         }
     }

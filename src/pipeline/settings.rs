@@ -12,8 +12,9 @@ use crate::kafka::topics::CreateTopics;
 use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::postgres::catalog::{CatalogError, Observed};
+use crate::postgres::catalog::{CatalogError, Observed, ObservedTable};
 use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 /// One pipeline: from one slot to one sink.
@@ -131,42 +132,46 @@ impl PipelineSettings {
         }
     }
 
-    /// Holds the settings against the columns of the table that was observed, or those of an event
-    /// in the log.
+    /// Compares the settings with the columns of the table that was observed, or those of an event in a message. Of several
+    /// tables each is to be compared by [`Self::mapping_of`].
     ///
     /// # Errors
     /// A column is missing or of a type that can't serve.
     pub(crate) fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
-        self.mapping(observed).map(drop)
+        match &self.target.outbox {
+            Outbox::Messages { .. } => Mapping::of_messages(&self.outbox).map(drop),
+            Outbox::Table(table) | Outbox::OneOf { table, .. } => {
+                self.mapping_of(table, observed.table.as_ref()).map(drop)
+            }
+            Outbox::Tables(_) => Ok(()),
+        }
     }
 
-    /// The settings bound to the columns of the table that was observed, or those of an event in
-    /// the log.
+    /// The settings bound to the columns of a table.
     ///
     /// # Errors
-    /// A column is missing or of a type that can't serve.
-    pub(crate) fn mapping(&self, observed: &Observed) -> Result<Mapping, MappingError> {
-        let Outbox::Table(table) = &self.target.outbox else {
-            return Mapping::of_messages(&self.outbox);
-        };
-        let columns: Vec<_> = observed
-            .table
+    /// A column is missing or of a type that can't serve; all are of one that is not there.
+    pub(crate) fn mapping_of(
+        &self,
+        table: &TableName,
+        found: Option<&ObservedTable>,
+    ) -> Result<Mapping, MappingError> {
+        let none = ObservedTable::default();
+        let found = found.unwrap_or(&none);
+        let columns: Vec<_> = found
+            .columns
             .iter()
-            .flat_map(|table| &table.columns)
             .map(|(name, type_oid)| TableColumn {
                 name,
                 type_oid: *type_oid,
             })
             .collect();
-        let facts = observed
-            .table
-            .as_ref()
-            .map_or(&[][..], |table| &table.facts);
-        let bound = Mapping::bind_with(&self.outbox, &table.to_string(), &columns, facts);
+        let shown = table.to_string();
+        let bound = Mapping::bind_with(&self.outbox, table.rows(&shown), &columns, &found.facts);
         bound.map_err(|error| {
             error.with_type(|column| {
                 let at = columns.iter().position(|found| found.name == column)?;
-                observed.table.as_ref()?.types.get(at).cloned()
+                found.types.get(at).cloned()
             })
         })
     }

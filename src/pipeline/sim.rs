@@ -43,6 +43,7 @@ use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::model::vitals::Vitals;
+use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
@@ -146,6 +147,17 @@ impl Database for SimDatabase {
 }
 
 impl CatalogQueries for SimDatabase {
+    async fn tables(
+        &self,
+        _: &[TableName],
+    ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn facts(&self, _: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+        Ok(Vec::new())
+    }
+
     async fn look(&self, _: &Target) -> Result<Observed, CatalogError> {
         let world = self.shared.lock();
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
@@ -160,6 +172,7 @@ impl CatalogQueries for SimDatabase {
             in_recovery: false,
             slot_wal_keep: None,
             table: Some(ObservedTable {
+                oid: 1,
                 kind: "r".to_owned(),
                 persistence: "p".to_owned(),
                 columns: [

@@ -19,6 +19,7 @@ use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
 use super::settings::PipelineSettings;
 use crate::delivery::chunks::{CopyProgress, KeyType};
+use crate::delivery::watermark::OrderError;
 use crate::model::lifecycle::SnapshotPhase;
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::Mapping;
@@ -173,7 +174,7 @@ pub(super) async fn plan(
         true => order,
         false => order.by_bytes(),
     };
-    let mapping = settings.mapping(observed)?;
+    let mapping = settings.mapping_of(table, observed.table.as_ref())?;
     Ok(Planned::Copy(Box::new(Plan {
         statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
         mapping,
@@ -563,6 +564,8 @@ impl Copying {
                 }
                 Step::Full => Ok(Read::Full),
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
+                // Those of the stream alone are.
+                Step::NewTable(_) => Err(CoreError::from(OrderError::Stray).into()),
             },
             Some(CopyOut::End) => {
                 core.end_snapshot().map_err(CoreError::from)?;

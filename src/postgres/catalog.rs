@@ -2,6 +2,8 @@
 //!
 //! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
 
+use std::collections::{HashMap, HashSet};
+
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
@@ -12,6 +14,7 @@ use super::connect::dial;
 use super::connect::dial::{DialError, ServerError, SqlLimits};
 use super::sql_file;
 use super::table::{TableName, identifier};
+use super::table_pattern::TablePatterns;
 use super::target::{Outbox, Target};
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
@@ -20,7 +23,7 @@ pub(crate) use self::everybody::Everybody;
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
+    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse, some_of,
 };
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
@@ -264,12 +267,12 @@ impl Catalog {
             effective_wal_level: server.try_get(7)?,
             provider: None,
             table: match &target.outbox {
-                Outbox::Table(table) => self.table(table).await?,
-                Outbox::Messages { .. } => None,
+                Outbox::Table(table) | Outbox::OneOf { table, .. } => self.table(table).await?,
+                Outbox::Tables(_) | Outbox::Messages { .. } => None,
             },
             has_publish: match &target.outbox {
-                Outbox::Table(_) => false,
                 Outbox::Messages { .. } => self.has_publish().await?,
+                _ => false,
             },
             has_journal: self.has_own_table("journal").await?,
             has_slot_state: self.has_own_table("slot_state").await?,
@@ -315,56 +318,83 @@ impl Catalog {
     }
 
     async fn table(&self, table: &TableName) -> Result<Option<ObservedTable>, CatalogError> {
+        let mut found = self.tables(std::slice::from_ref(table)).await?;
+        Ok(found.pop().map(|(_, table)| table))
+    }
+
+    /// Those of the tables that are there, in no order.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn tables(
+        &self,
+        tables: &[TableName],
+    ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
+        let schemas: Vec<_> = tables.iter().map(|table| table.schema.as_str()).collect();
+        let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
         let found = self
             .client
-            .query_opt(
-                "SELECT c.oid, c.relkind::text, c.relpersistence::text, EXISTS (SELECT FROM pg_trigger t \
+            .query(
+                "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text, \
+                 EXISTS (SELECT FROM pg_trigger t \
                  WHERE t.tgrelid = c.oid AND t.tgname = 'walpost_no_update' AND t.tgenabled <> 'D'), \
                  EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) \
-                 FROM pg_class c \
-                 JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE n.nspname = $1 AND c.relname = $2",
-                &[&table.schema, &table.name],
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN unnest($1::text[], $2::text[]) AS wanted (schema, name) \
+                 ON n.nspname = wanted.schema::name AND c.relname = wanted.name::name",
+                &[&schemas, &names],
             )
             .await?;
-        let Some(found) = found else { return Ok(None) };
+        let mut tables = HashMap::with_capacity(found.len());
+        for row in &found {
+            let oid: u32 = row.try_get(0)?;
+            let name = TableName {
+                schema: row.try_get(1)?,
+                name: row.try_get(2)?,
+            };
+            let table = ObservedTable {
+                oid,
+                kind: row.try_get(3)?,
+                persistence: row.try_get(4)?,
+                refuses_update: row.try_get(5)?,
+                has_key: row.try_get(6)?,
+                ..ObservedTable::default()
+            };
+            tables.insert(oid, (name, table));
+        }
+        let oids: Vec<_> = tables.keys().copied().collect();
+        for row in &self.columns(&oids).await? {
+            let Some((_, table)) = tables.get_mut(&row.try_get(0)?) else {
+                continue;
+            };
+            table.columns.push((row.try_get(1)?, row.try_get(2)?));
+            table.types.push(row.try_get(3)?);
+            table.facts.push(facts(row)?);
+        }
+        Ok(tables.into_values().collect())
+    }
+
+    /// What is known of the columns of the table with this OID; nothing where that is not there.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+        self.columns(&[oid]).await?.iter().map(facts).collect()
+    }
+
+    /// The columns of tables that are published, each table's in their order.
+    async fn columns(&self, oids: &[u32]) -> Result<Vec<Row>, CatalogError> {
         let columns = self
             .client
             .query(
-                "SELECT attname::text, atttypid, format_type(atttypid, atttypmod), atttypmod, attnotnull, \
+                "SELECT attrelid, attname::text, atttypid, format_type(atttypid, atttypmod), atttypmod, attnotnull, \
                  pg_get_expr(adbin, adrelid) FROM pg_attribute \
-                 LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum WHERE attrelid = $1 \
-                 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum",
-                &[&found.try_get::<_, u32>(0)?],
+                 LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum WHERE attrelid = ANY ($1) \
+                 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attrelid, attnum",
+                &[&oids],
             )
             .await?;
-        let column = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?));
-        let facts = |row: &Row| {
-            Ok(ColumnFacts {
-                name: row.try_get(0)?,
-                type_modifier: row.try_get(3)?,
-                not_null: row.try_get(4)?,
-                default: row.try_get(5)?,
-            })
-        };
-        Ok(Some(ObservedTable {
-            kind: found.try_get(1)?,
-            persistence: found.try_get(2)?,
-            columns: columns
-                .iter()
-                .map(column)
-                .collect::<Result<_, tokio_postgres::Error>>()?,
-            types: columns
-                .iter()
-                .map(|row| row.try_get(2))
-                .collect::<Result<_, tokio_postgres::Error>>()?,
-            facts: columns
-                .iter()
-                .map(facts)
-                .collect::<Result<_, tokio_postgres::Error>>()?,
-            refuses_update: found.try_get(3)?,
-            has_key: found.try_get(4)?,
-        }))
+        Ok(columns)
     }
 
     async fn has_publish(&self) -> Result<bool, CatalogError> {
@@ -437,14 +467,27 @@ impl Catalog {
                 schema: row.try_get(0)?,
                 name: row.try_get(1)?,
             };
-            if target.outbox.table() == Some(&table) {
-                publication.has_table = true;
-                publication.row_filter = row.try_get(2)?;
-            } else {
+            if target.outbox.is_several() && table.is("walpost", "outbox_row") {
+                publication.has_outbox_row = true;
+                continue;
+            }
+            if !target.outbox.has(&table.schema, &table.name) {
                 publication.other_tables.push(table.to_string());
+                continue;
+            }
+            if target.outbox.table().is_none_or(|ours| *ours == table) {
+                publication.row_filter = publication.row_filter.or(row.try_get(2)?);
+            }
+            match &target.outbox {
+                Outbox::Tables(_) => publication.tables.push(table),
+                outbox if outbox.table() == Some(&table) => publication.has_table = true,
+                _ => {}
             }
         }
-        if let Outbox::Table(table) = &target.outbox
+        if let Outbox::Tables(patterns) = &target.outbox {
+            publication.lacks = self.unpublished(patterns, &publication.tables).await?;
+        }
+        if let Some(table) = target.outbox.table()
             && !publication.has_table
             && !publication.via_root
         {
@@ -460,6 +503,39 @@ impl Catalog {
                 .await?;
         }
         Ok(Some(publication))
+    }
+
+    /// Tables that the patterns stand for and that are not `published`.
+    async fn unpublished(
+        &self,
+        patterns: &TablePatterns,
+        published: &[TableName],
+    ) -> Result<Vec<TableName>, CatalogError> {
+        let [schemas, names] = patterns.like();
+        let found = self
+            .client
+            .query(
+                "SELECT DISTINCT n.nspname::text, c.relname::text FROM pg_class c \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN unnest($1::text[], $2::text[]) AS wanted (schema, name) \
+                 ON n.nspname::text LIKE wanted.schema AND c.relname::text LIKE wanted.name \
+                 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p' \
+                 AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'walpost') ORDER BY 1, 2",
+                &[&schemas, &names],
+            )
+            .await?;
+        let published: HashSet<_> = published.iter().collect();
+        let mut lacking = Vec::new();
+        for row in found {
+            let table = TableName {
+                schema: row.try_get(0)?,
+                name: row.try_get(1)?,
+            };
+            if !published.contains(&table) {
+                lacking.push(table);
+            }
+        }
+        Ok(lacking)
     }
 
     /// Asks for a slot.
@@ -501,4 +577,14 @@ impl Catalog {
             synced: row.try_get(8)?,
         }))
     }
+}
+
+/// A column's, as [`Catalog::columns`] asks for it.
+fn facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
+    Ok(ColumnFacts {
+        name: row.try_get(1)?,
+        type_modifier: row.try_get(4)?,
+        not_null: row.try_get(5)?,
+        default: row.try_get(6)?,
+    })
 }

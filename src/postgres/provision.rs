@@ -10,6 +10,8 @@ use super::target::{Outbox, Target};
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
+const TABLES: &str = include_str!("../../sql/tables.sql");
+const ADD_OUTBOX: &str = include_str!("../../sql/add_outbox.sql");
 const JOURNAL: &str = include_str!("../../sql/journal.sql");
 const WRITER: &str = include_str!("../../sql/writer.sql");
 const OWNER: &str = include_str!("../../sql/owner.sql");
@@ -123,22 +125,24 @@ impl Provision {
             makes: format!("prerequisites of slot {slot}"),
             sql: self.fill_in(PREREQUISITES),
         }];
-        together.push(match outbox {
-            Outbox::Table(_) => {
+        together.extend(match outbox {
+            Outbox::Table(_) | Outbox::OneOf { .. } => {
                 let table = if self.partitioned {
                     OUTBOX_PARTITIONED
                 } else {
                     OUTBOX
                 };
-                Script {
+                Some(Script {
                     makes: outbox.to_string(),
                     sql: self.fill_in(table),
-                }
+                })
             }
-            Outbox::Messages { .. } => Script {
+            // Each is made by its name.
+            Outbox::Tables(_) => None,
+            Outbox::Messages { .. } => Some(Script {
                 makes: "function walpost.publish".to_owned(),
                 sql: self.fill_in(PUBLISH),
-            },
+            }),
         });
         for writer in &self.writers {
             together.push(Script {
@@ -154,6 +158,12 @@ impl Provision {
             makes: "table walpost.journal".to_owned(),
             sql: self.fill_in(JOURNAL),
         });
+        if outbox.is_several() {
+            together.push(Script {
+                makes: "function walpost.add_outbox".to_owned(),
+                sql: self.fill_in(TABLES),
+            });
+        }
         if let Some(role) = &self.role {
             together.push(Script {
                 makes: format!("role {role}"),
@@ -178,14 +188,20 @@ impl Provision {
             }
             .fill_in(SLOT),
         };
-        let note = Script {
-            makes: "journal entry about rows older than the slot".to_owned(),
-            sql: self.fill_in(SNAPSHOT),
+        let last = match outbox {
+            // The slot delivers the rows that it has.
+            Outbox::OneOf { table, .. } => Some(Script {
+                makes: format!("{table} in publication {publication}"),
+                sql: self.fill_in(ADD_OUTBOX),
+            }),
+            Outbox::Tables(_) => None,
+            Outbox::Table(_) | Outbox::Messages { .. } => Some(Script {
+                makes: "journal entry about rows older than the slot".to_owned(),
+                sql: self.fill_in(SNAPSHOT),
+            }),
         };
-        Scripts {
-            together,
-            after: vec![slot, note],
-        }
+        let after = [slot].into_iter().chain(last).collect();
+        Scripts { together, after }
     }
 
     /// Runs the steps. What is there already stays as it is.
@@ -276,6 +292,7 @@ impl Provision {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::table_pattern::TablePatterns;
 
     fn provision() -> Provision {
         Provision {
@@ -302,6 +319,50 @@ mod tests {
                 ..provision().target
             },
             ..provision()
+        }
+    }
+
+    #[test]
+    fn of_several_tables_the_one_that_is_named_is_made() {
+        let of = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
+        let table = "tenant_1.outbox".parse().expect("table");
+        let of_outbox = |outbox| Provision {
+            target: Target {
+                outbox,
+                ..provision().target
+            },
+            writers: Vec::new(),
+            owner: None,
+            ..provision()
+        };
+        let made = |provision: &Provision| {
+            let Scripts { together, after } = provision.scripts();
+            let made = together
+                .iter()
+                .chain(&after)
+                .map(|script| script.makes.clone());
+            made.collect::<Vec<_>>()
+        };
+        let all = of_outbox(Outbox::Tables(of.clone()));
+        let one = of_outbox(Outbox::OneOf { table, of });
+        let shared = [
+            "table walpost.journal",
+            "function walpost.add_outbox",
+            "role carrier",
+            "publication pub",
+            "slot slot",
+        ];
+        assert_eq!(made(&all)[1..], shared);
+        assert_eq!(made(&one)[1], "table tenant_1.outbox");
+        assert_eq!(made(&one)[2..7], shared);
+        assert_eq!(made(&one)[7..], ["tenant_1.outbox in publication pub"]);
+        for (provision, several) in [(&all, "'on'"), (&one, "'on'"), (&provision(), "'off'")] {
+            let Scripts { together, .. } = provision.scripts();
+            let set = format!("SET walpost.several = {several};");
+            assert!(
+                together.iter().any(|script| script.sql.contains(&set)),
+                "{set}"
+            );
         }
     }
 
@@ -381,7 +442,7 @@ mod tests {
                 "{name}: CREATE OR REPLACE heals it"
             );
         }
-        assert_eq!(functions, 4);
+        assert_eq!(functions, 5);
     }
 
     #[test]

@@ -120,6 +120,8 @@ impl Variables<'_> {
             "role" => self.role?,
             "owner" => self.owner?,
             "examine" => examine,
+            "several" if self.target.outbox.is_several() => "on",
+            "several" => "off",
             "writer" => self.writer?,
             _ => return None,
         };

@@ -5,8 +5,10 @@ use std::str::FromStr;
 
 use postgres_protocol::escape::escape_identifier;
 
+use crate::outbox::columns::RowsOf;
+
 /// A schema-qualified table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TableName {
     pub schema: String,
     pub name: String,
@@ -25,6 +27,24 @@ impl TableName {
     pub fn quoted(&self) -> String {
         let Self { schema, name } = self;
         format!("{}.{}", escape_identifier(schema), escape_identifier(name))
+    }
+
+    /// Both as the catalog spells them.
+    pub(crate) fn of(schema: &str, name: &str) -> Self {
+        Self {
+            schema: schema.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// As the settings are bound to it; `shown` is its text.
+    #[must_use]
+    pub(crate) fn rows<'a>(&'a self, shown: &'a str) -> RowsOf<'a> {
+        RowsOf {
+            schema: &self.schema,
+            name: &self.name,
+            shown,
+        }
     }
 
     /// It is the table with this schema and this name, as the catalog spells them.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::table::TableName;
+use super::table_pattern::TablePatterns;
 
 /// What a pipeline uses in its database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,10 @@ pub(crate) struct Target {
 pub enum Outbox {
     /// They are the rows inserted into a table.
     Table(TableName),
+    /// They are the rows inserted into any of these tables.
+    Tables(TablePatterns),
+    /// Of these tables one, for a command that is about one.
+    OneOf { table: TableName, of: TablePatterns },
     /// They are messages in WAL alone, written by `walpost.publish`.
     Messages {
         /// The prefix of the messages that are this outbox's.
@@ -28,12 +33,34 @@ pub enum Outbox {
 }
 
 impl Outbox {
-    /// The table, where there is one.
+    /// The table, where it is known to be one.
     #[must_use]
     pub fn table(&self) -> Option<&TableName> {
         match self {
-            Self::Table(table) => Some(table),
-            Self::Messages { .. } => None,
+            Self::Table(table) | Self::OneOf { table, .. } => Some(table),
+            Self::Tables(_) | Self::Messages { .. } => None,
+        }
+    }
+
+    /// Other tables share the publication and the slot.
+    #[must_use]
+    pub(crate) fn is_several(&self) -> bool {
+        matches!(self, Self::Tables(_) | Self::OneOf { .. })
+    }
+
+    /// Events are messages, and in no table.
+    #[must_use]
+    pub fn is_messages(&self) -> bool {
+        matches!(self, Self::Messages { .. })
+    }
+
+    /// The table with this schema and this name, as the catalog spells them, is an outbox.
+    #[must_use]
+    pub(crate) fn has(&self, schema: &str, name: &str) -> bool {
+        match self {
+            Self::Table(table) => table.is(schema, name),
+            Self::Tables(tables) | Self::OneOf { of: tables, .. } => tables.matches(schema, name),
+            Self::Messages { .. } => false,
         }
     }
 
@@ -41,7 +68,7 @@ impl Outbox {
     #[must_use]
     pub fn init(&self) -> &'static str {
         match self {
-            Self::Table(_) => "walpost init",
+            Self::Table(_) | Self::Tables(_) | Self::OneOf { .. } => "walpost init",
             Self::Messages { .. } => "walpost init --outbox messages",
         }
     }
@@ -51,6 +78,9 @@ impl Outbox {
     pub fn resend(&self) -> &'static str {
         match self {
             Self::Table(_) => "Send them again from the table: walpost replay --from TIME",
+            Self::Tables(_) | Self::OneOf { .. } => {
+                "Send them again from each table: walpost replay --table TABLE --from TIME"
+            }
             Self::Messages { .. } => {
                 "They are in no table: whoever published them has to publish them again"
             }
@@ -61,7 +91,8 @@ impl Outbox {
 impl fmt::Display for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Table(table) => write!(f, "table {table}"),
+            Self::Table(table) | Self::OneOf { table, .. } => write!(f, "table {table}"),
+            Self::Tables(tables) => write!(f, "tables {tables}"),
             Self::Messages { prefix } => write!(f, "messages with prefix {prefix:?}"),
         }
     }

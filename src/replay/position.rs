@@ -74,7 +74,7 @@ async fn topics(
     outbox: &OutboxSettings,
 ) -> Result<Vec<String>, ReplayError> {
     let topic = match &outbox.topic {
-        Topic::Template(template) => expression(template),
+        Topic::Template(template) => expression(template, table),
         Topic::Route(route) => format!("{}::text", escape_identifier(&route.column)),
     };
     let sql = format!(
@@ -98,10 +98,12 @@ async fn topics(
 }
 
 /// The template's value as SQL; null where a column is.
-fn expression(template: &Template) -> String {
+fn expression(template: &Template, table: &TableName) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),
         Part::Column(name) | Part::Time(name) => format!("{}::text", escape_identifier(name)),
+        Part::TableSchema => escape_literal(&table.schema),
+        Part::TableName => escape_literal(&table.name),
     });
     parts.collect::<Vec<_>>().join(" || ")
 }
@@ -149,11 +151,16 @@ mod tests {
 
     #[test]
     fn a_template_is_an_expression() {
-        let sql = |text: &str| expression(&text.parse().expect("a template"));
+        let table = TableName::of("it's", "outbox");
+        let sql = |text: &str| expression(&text.parse().expect("a template"), &table);
         assert_eq!(sql("events"), "'events'");
         assert_eq!(
             sql("o'x.{kind}.{a\"b}"),
             "'o''x.' || \"kind\"::text || '.' || \"a\"\"b\"::text"
+        );
+        assert_eq!(
+            sql("{table.schema}-{table.name}"),
+            "'it''s' || '-' || 'outbox'"
         );
     }
 }

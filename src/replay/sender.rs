@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::run::State;
 use super::{Ended, Plan, ReplayError};
-use crate::delivery::watermark::Watermark;
+use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::outbox::columns::Row;
 use crate::outbox::headers::REPLAY_HEADER;
@@ -157,6 +157,8 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
+                // Those of the stream alone are.
+                Step::NewTable(_) => return Err(OrderError::Stray.into()),
             }
         }
         self.delivery.watermark.end_row()?;

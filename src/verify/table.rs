@@ -62,7 +62,12 @@ impl Plan {
             })
             .collect();
         let outbox = &settings.outbox;
-        let mapping = Mapping::bind_with(outbox, &table.to_string(), &columns, &observed.facts)?;
+        let mapping = Mapping::bind_with(
+            outbox,
+            table.rows(&table.to_string()),
+            &columns,
+            &observed.facts,
+        )?;
         let (id, template) = outbox.id_header().ok_or(VerifyError::NoIdHeader)?;
         // Payloads and further headers are not looked at, and can be large.
         let templates = [&outbox.key, template].into_iter();

@@ -127,6 +127,7 @@ mod status;
 mod stdout;
 mod supervisor;
 mod systemd;
+mod tables;
 mod tokens;
 mod topics;
 mod upgrade;

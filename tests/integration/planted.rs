@@ -44,6 +44,7 @@ mod functions;
 mod journal;
 mod outbox;
 mod roles;
+mod tables;
 
 /// A database with a role that attacks, and one for `walpost run`.
 struct Shop {

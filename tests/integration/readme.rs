@@ -57,6 +57,9 @@ examples! {
     PUBLISH = "docs/messages.md", "Publish an event", sql;
     MESSAGES_INIT = "docs/messages.md", "Set it up", sh;
     MESSAGES_FILE = "docs/messages.md", "Set it up", toml;
+    TABLES_FILE = "docs/tables.md", "Configure it", toml;
+    TABLES_INIT = "docs/tables.md", "Set it up", sh;
+    ADD_OUTBOX = "docs/tables.md", "Set it up", sql;
     REVOKE = "docs/messages.md", "Who can forge an event", sql;
     PIPELINES = "docs/configuration.md", "Several pipelines", sh;
     BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
@@ -370,6 +373,35 @@ fn event_that_is_published_without_a_table_arrives() {
             .number("SELECT count(*) FROM pg_replication_slots");
         assert_eq!(kept, 0);
     }
+}
+
+#[test]
+fn tenants_are_added_as_described() {
+    let place = Place::new("");
+    let db = place.shop();
+    let topics = ["tenant_1", "tenant_42"].map(|tenant| format!("{tenant}.{}", place.aggregate));
+    for topic in &topics {
+        Broker::shared().create_topic(topic, 1, &[]);
+    }
+    place.write("walpost.toml", &TABLES_FILE.one());
+    db.run("CREATE SCHEMA tenant_1");
+    place.sh(&TABLES_INIT.one());
+    let mut walpost = place.start(&run_line());
+    walpost.wait_for_log("streaming");
+    let event = EVENT.one();
+    place.sql(&event.replace("INTO outbox", "INTO tenant_1.outbox"));
+    db.run("CREATE SCHEMA tenant_42; CREATE TABLE tenant_42.outbox (LIKE tenant_1.outbox INCLUDING ALL)");
+    let event = event.replace("INTO outbox", "INTO tenant_42.outbox");
+    place.sql(&event);
+    assert_eq!(place.sql(&ADD_OUTBOX.one()), "1");
+    place.sql(&event);
+    for (topic, count) in topics.into_iter().zip([1, 2]) {
+        let topics = [topic];
+        wait_until("the records of the tenants", || {
+            Broker::shared().count(&topics) == count
+        });
+    }
+    walpost.stop();
 }
 
 #[test]

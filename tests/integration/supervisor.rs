@@ -28,7 +28,7 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
             "[[pipeline]]\nname = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n{settings}",
             scene.name,
             match scene.events() {
-                Writer::Table(_) => "table",
+                Writer::Table(_) | Writer::Tables { .. } => "table",
                 Writer::Messages(_) => "messages",
             },
             scene.conninfo(),

@@ -14,6 +14,8 @@ pub(crate) enum Outbox {
 pub(crate) enum Writer {
     /// Into the table of this name.
     Table(String),
+    /// Into one of these tables each time; `like` stands for all that are or were outboxes.
+    Tables { like: String, tables: Vec<String> },
     /// Into the log, with this prefix.
     Messages(String),
 }
@@ -41,6 +43,15 @@ impl<'a> Event<'a> {
 }
 
 impl Writer {
+    /// The table for the next statement.
+    fn table(&self) -> &str {
+        match self {
+            Self::Table(table) => table,
+            Self::Tables { tables, .. } => fastrand::choice(tables).expect("a table"),
+            Self::Messages(_) => panic!("messages have no table"),
+        }
+    }
+
     /// A statement that writes one event.
     pub(crate) fn one(&self, event: Event<'_>) -> String {
         let Event {
@@ -51,9 +62,10 @@ impl Writer {
         } = event;
         let id = id.map_or("gen_random_uuid()".to_owned(), |id| format!("'{id}'"));
         match self {
-            Self::Table(table) => format!(
+            Self::Table(_) | Self::Tables { .. } => format!(
                 "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
-                 VALUES ({id}, '{aggregate}', '{key}', 'Happened', '{payload}');"
+                 VALUES ({id}, '{aggregate}', '{key}', 'Happened', '{payload}');",
+                table = self.table(),
             ),
             Self::Messages(prefix) => format!(
                 "SELECT walpost.publish('{aggregate}', '{key}', 'Happened', '{payload}', NULL, {id}, '{prefix}');"
@@ -66,9 +78,10 @@ impl Writer {
     pub(crate) fn many(&self, aggregate: &str, count: usize, payload: &str) -> String {
         let series = format!("FROM generate_series(1, {count}) AS n");
         match self {
-            Self::Table(table) => format!(
+            Self::Table(_) | Self::Tables { .. } => format!(
                 "INSERT INTO {table} (id, aggregatetype, aggregateid, type, payload)
-                 SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', {payload} {series};"
+                 SELECT gen_random_uuid(), '{aggregate}', (n % 50)::text, 'Happened', {payload} {series};",
+                table = self.table(),
             ),
             Self::Messages(prefix) => format!(
                 "SELECT count(walpost.publish('{aggregate}', (n % 50)::text, 'Happened', {payload},

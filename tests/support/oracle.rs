@@ -28,6 +28,7 @@ impl Oracle {
     pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
         let query = match events {
             Writer::Table(table) => self.rows_of(table),
+            Writer::Tables { like, .. } => self.rows_of(like),
             Writer::Messages(prefix) => self.messages_of(prefix),
         };
         let mut history = Vec::new();

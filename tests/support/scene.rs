@@ -37,6 +37,8 @@ pub(crate) struct Scene<'a> {
     events: Writer,
     oracle: Oracle,
     topics: Topics,
+    /// Lines of walpost.toml for every command; none means that there is no such file.
+    settings: String,
     exactly_once: bool,
     /// Events that a failover has lost: they may have been delivered.
     taken_back: HashSet<String>,
@@ -120,6 +122,7 @@ impl<'a> Scene<'a> {
             events,
             oracle,
             topics: Topics::default(),
+            settings: String::new(),
             exactly_once: false,
             taken_back: HashSet::new(),
         }
@@ -129,6 +132,16 @@ impl<'a> Scene<'a> {
     pub(crate) fn behind(mut self, proxy: &Proxy) -> Self {
         self.kafka = format!("127.0.0.1:{}", proxy.port());
         self
+    }
+
+    /// Has every command find these settings of the pipeline in walpost.toml.
+    pub(crate) fn use_settings(&mut self, settings: &str) {
+        settings.clone_into(&mut self.settings);
+    }
+
+    /// Has events written there from here on.
+    pub(crate) fn write_to(&mut self, events: Writer) {
+        self.events = events;
     }
 
     /// `bootstrap.servers` of Walpost.

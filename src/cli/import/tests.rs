@@ -20,6 +20,7 @@ fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
         connection: &connection,
         records: Some(&RecordArgs::default()),
         sink: None,
+        takes_one_of: false,
     };
     config::load(&given, &|_| None, std::iter::empty()).map_err(|error| error.to_string())
 }

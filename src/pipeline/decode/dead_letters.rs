@@ -9,7 +9,9 @@ use super::hand_over::{Mark, Undelivered, give};
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::outage::{Outage, Say};
-use crate::outbox::dead_letter::{ERROR, ERROR_MESSAGE, PIPELINE, Remains, Writer};
+use crate::outbox::dead_letter::{
+    ERROR, ERROR_MESSAGE, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
+};
 use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::sink::{Sink, SinkError};
@@ -81,25 +83,21 @@ impl Failure {
 pub(crate) struct DeadLetters {
     settings: DeadLetterSettings,
     pipeline: String,
-    /// The header that says where events come from, and its value.
-    source: (&'static str, String),
+    /// The prefix of an outbox of messages.
+    prefix: String,
     writer: Writer,
     said: Outage,
     counts: DeadLetterCounts,
 }
 
 impl DeadLetters {
-    /// Of `pipeline`, if its settings have any sent. `source` is the header that says where events
-    /// come from, and its value.
-    pub(crate) fn new(
-        pipeline: &str,
-        source: (&'static str, String),
-        settings: &DeadLetterSettings,
-    ) -> Option<Self> {
+    /// Of `pipeline`, if its settings have any sent. `prefix` is that of an outbox of messages; rows say themselves which
+    /// table they are of.
+    pub(crate) fn new(pipeline: &str, prefix: &str, settings: &DeadLetterSettings) -> Option<Self> {
         settings.are_sent().then(|| Self {
             settings: settings.clone(),
             pipeline: pipeline.to_owned(),
-            source,
+            prefix: prefix.to_owned(),
             writer: Writer::default(),
             said: Outage::default(),
             counts: DeadLetterCounts::default(),
@@ -153,11 +151,18 @@ impl DeadLetters {
         watermark: &mut Watermark,
         sink: &mut impl Sink,
     ) -> Result<Result<Step, SinkError>, OrderError> {
+        let table = match remains {
+            Remains::Row(mapping, _) => mapping.table(),
+            Remains::Bytes(_) | Remains::Unread(_) => None,
+        };
+        let source = table.map_or((SOURCE_PREFIX, self.prefix.as_str()), |table| {
+            (SOURCE_TABLE, table)
+        });
         let mut send = |whole| {
             let about: [(&str, &[u8]); 4] = [
                 (ERROR, failure.kind.name().as_bytes()),
                 (ERROR_MESSAGE, failure.reason().as_bytes()),
-                (self.source.0, self.source.1.as_bytes()),
+                (source.0, source.1.as_bytes()),
                 (PIPELINE, self.pipeline.as_bytes()),
             ];
             let topic = &self.settings.topic;

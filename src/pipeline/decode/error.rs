@@ -9,6 +9,7 @@ use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::route::RouteError;
 use crate::pipeline::exactly_once::error::HistoryConflict;
 use crate::postgres::table::TableName;
+use crate::postgres::target::Outbox;
 use crate::postgres::wire::copy_text::TextError;
 use crate::postgres::wire::pgoutput::DecodeError;
 use crate::sink::SinkError;
@@ -42,8 +43,8 @@ pub enum CoreError {
         at: Position,
         /// The table of the row.
         found: String,
-        /// The table of the settings.
-        expected: TableName,
+        /// The outbox of the settings.
+        expected: Box<Outbox>,
     },
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
@@ -105,7 +106,7 @@ pub enum CoreError {
     BadLine {
         /// Position of the row.
         at: Position,
-        table: TableName,
+        table: String,
         /// What is wrong with it.
         error: LineError,
     },

@@ -126,6 +126,13 @@ impl Preview {
         })
     }
 
+    /// As [`Core::read_older_rows_of`](super::Core::read_older_rows_of).
+    pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
+        if let Source::Table(source) = &mut self.source {
+            source.read_older_rows_of(publication);
+        }
+    }
+
     /// Takes one message of the plugin, and says whether the stretch goes on behind it.
     pub(crate) fn message(&mut self, data: &[u8]) -> bool {
         let message = match Message::decode(data) {
@@ -171,6 +178,25 @@ impl Preview {
                     self.counted("row".to_owned(), Err(reason));
                 }
             },
+            Meaning::Older { source, tuple } => {
+                let older = source.older(at, tuple);
+                let found = older.map_err(|error| error.to_string());
+                let found = found.and_then(|older| {
+                    let bound = older.map(|older| Ok((source.mapping_of(&older)?, older)));
+                    bound
+                        .transpose()
+                        .map_err(|error: MappingError| error.to_string())
+                });
+                match found {
+                    Ok(None) => self.passed_over(),
+                    Ok(Some((mapping, older))) => {
+                        let (row, fate) =
+                            fate(&mut self.router, &mapping, &older.lay_out(&mapping), at);
+                        self.counted(row, fate);
+                    }
+                    Err(reason) => self.counted("row".to_owned(), Err(reason)),
+                }
+            }
             Meaning::Published {
                 source, content, ..
             } => {

@@ -17,8 +17,8 @@ pub(super) enum Source {
 impl Source {
     pub(super) fn new(outbox: Outbox, settings: OutboxSettings) -> Result<Self, MappingError> {
         Ok(match outbox {
-            Outbox::Table(table) => Self::Table(TableSource::new(table, settings)),
             Outbox::Messages { prefix } => Self::Messages(MessageSource::new(prefix, &settings)?),
+            tables => Self::Table(TableSource::new(tables, settings)),
         })
     }
 
@@ -29,6 +29,11 @@ impl Source {
             (Message::Begin(begin), _) => Meaning::Begin(begin),
             (Message::Commit(commit), _) => Meaning::Commit(commit),
             (Message::Relation(relation), _) => Meaning::Relation(relation),
+            (Message::Insert { relation, new }, Self::Table(source))
+                if source.has_older_rows(*relation) =>
+            {
+                Meaning::Older { source, tuple: new }
+            }
             (Message::Insert { relation, new }, Self::Table(source)) => Meaning::Row {
                 source,
                 relation: *relation,
@@ -80,6 +85,11 @@ pub(super) enum Meaning<'s, 'm, 't> {
     Row {
         source: &'s TableSource,
         relation: u32,
+        tuple: &'m Tuple<'t>,
+    },
+    /// A row from before its table was added.
+    Older {
+        source: &'s TableSource,
         tuple: &'m Tuple<'t>,
     },
     /// An inserted row, and the outbox is of messages.

@@ -1,4 +1,4 @@
-//! Events that are rows of a table.
+//! Events that are rows of a table, or of several.
 
 use std::collections::HashMap;
 
@@ -8,50 +8,178 @@ use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColum
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
+use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
 use crate::postgres::table::TableName;
+use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
-/// The outbox table, as the stream has described it.
+/// The outbox tables, as the stream has described them.
 pub(crate) struct TableSource {
-    table: TableName,
-    settings: OutboxSettings,
-    /// What the catalog says of the table's columns.
-    pub(crate) facts: Vec<ColumnFacts>,
-    /// Mappings of the outbox by its OID. There is one, until the table is re-created.
-    mappings: Vec<(u32, Mapping)>,
+    outbox: Outbox,
+    settings: Box<OutboxSettings>,
+    /// What the catalog says of the columns of tables, by their OIDs; empty for one that it has no more.
+    facts: HashMap<u32, Vec<ColumnFacts>>,
+    /// The OIDs of `tables`, rising: together they fit into a processor's cache.
+    oids: Vec<u32>,
+    /// In the order of their OIDs. Of one name there are several where the table was re-created.
+    tables: Vec<Table>,
+    /// The publication whose older rows are read, of an outbox of several tables.
+    publication: Option<String>,
+    /// What these come in, once it is described.
+    row_table: Option<RowTable>,
     /// Older rows that were copied; what of them the stream has too is left out.
     pub(crate) copied: Option<Box<CopyProgress>>,
-    /// Where the columns of their key are, and what they are, by the table's OID.
-    keys: Vec<(u32, Vec<(usize, KeyType)>)>,
+}
+
+/// An outbox table, as the stream has described it.
+struct Table {
+    name: TableName,
+    mapping: Mapping,
+    /// Where the columns of the copied rows' key are, and what they are.
+    key: Option<Vec<(usize, KeyType)>>,
 }
 
 impl TableSource {
-    pub(crate) fn new(table: TableName, settings: OutboxSettings) -> Self {
+    pub(crate) fn new(outbox: Outbox, settings: OutboxSettings) -> Self {
         Self {
-            table,
-            settings,
-            facts: Vec::new(),
-            mappings: Vec::new(),
+            outbox,
+            settings: Box::new(settings),
+            facts: HashMap::new(),
+            oids: Vec::new(),
+            tables: Vec::new(),
+            publication: None,
+            row_table: None,
             copied: None,
-            keys: Vec::new(),
         }
     }
 
-    pub(crate) fn table(&self) -> &TableName {
-        &self.table
+    /// Of several tables, rows that were in one when it was added to this publication are events too.
+    pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
+        let is_several = self.outbox.is_several();
+        self.publication = is_several.then(|| publication.to_owned());
+    }
+
+    pub(crate) fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// Takes what the catalog says of the columns of each table, by its OID.
+    pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
+        self.facts = facts;
+    }
+
+    /// Takes what the catalog says of the columns of one more table.
+    pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
+        self.facts.insert(oid, facts);
     }
 
     pub(crate) fn reconnected(&mut self) {
-        self.mappings.clear();
-        self.keys.clear();
+        self.row_table = None;
+        self.oids.clear();
+        self.tables.clear();
         self.copied = None;
+    }
+
+    /// The relation is an outbox, and what records of its rows are depends on what the catalog says of it, which is not known.
+    pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
+        self.lacks_facts_of(relation.oid) && self.outbox.has(relation.namespace, relation.name)
+    }
+
+    /// As [`Self::lacks_facts`], of an outbox by its OID.
+    pub(super) fn lacks_facts_of(&self, oid: u32) -> bool {
+        self.outbox.is_several() && self.settings.need_facts() && !self.facts.contains_key(&oid)
+    }
+
+    /// Rows of the relation have older rows of other tables in them.
+    #[inline]
+    pub(super) fn has_older_rows(&self, relation: u32) -> bool {
+        let row_table = self.row_table.as_ref();
+        row_table.is_some_and(|row_table| row_table.has(relation))
+    }
+
+    /// The row that is carried; none where it is another publication's.
+    pub(super) fn older(
+        &self,
+        at: Position,
+        tuple: &Tuple<'_>,
+    ) -> Result<Option<OlderRow>, CoreError> {
+        let (Some(row_table), Some(publication)) = (&self.row_table, &self.publication) else {
+            return Ok(None);
+        };
+        let row = row_table.read(tuple).map_err(|found| CoreError::BadTuple {
+            at,
+            table: RowTable::name(),
+            found,
+        })?;
+        if row.publication != *publication {
+            return Ok(None);
+        }
+        match self.outbox.has(&row.table.schema, &row.table.name) {
+            true => Ok(Some(row)),
+            false => Err(CoreError::ForeignTable {
+                at,
+                found: row.table.to_string(),
+                expected: Box::new(self.outbox.clone()),
+            }),
+        }
+    }
+
+    /// What a row that is carried means.
+    pub(super) fn mapping_of(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
+        self.bind(&row.table, row.oid, &row.columns())
+    }
+
+    fn bind(
+        &self,
+        table: &TableName,
+        oid: u32,
+        columns: &[TableColumn<'_>],
+    ) -> Result<Mapping, MappingError> {
+        let mut facts = self.facts.get(&oid);
+        if facts.is_none() && !self.outbox.is_several() {
+            // One that was re-created has the columns of before, as far as anybody knows.
+            facts = self.facts.values().next();
+        }
+        let facts = facts.map_or(&[][..], Vec::as_slice);
+        Mapping::bind_with(
+            &self.settings,
+            table.rows(&table.to_string()),
+            columns,
+            facts,
+        )
+    }
+
+    #[inline]
+    fn table(&self, oid: u32) -> Option<&Table> {
+        // Mostly there is one.
+        let index = match self.oids.first() {
+            Some(first) if *first == oid => 0,
+            _ => self.oids.binary_search(&oid).ok()?,
+        };
+        self.tables.get(index)
+    }
+
+    /// The name of the table, if it is an outbox.
+    pub(crate) fn name(&self, oid: u32) -> Option<&TableName> {
+        self.table(oid).map(|table| &table.name)
     }
 
     /// Takes the shape of the outbox; says whether the relation is that.
     pub(crate) fn relation(&mut self, relation: &Relation<'_>) -> Result<bool, MappingError> {
-        if !self.table.is(relation.namespace, relation.name) {
+        if self.publication.is_some() && RowTable::is(relation) {
+            self.row_table = Some(RowTable::of(relation)?);
+            return Ok(true);
+        }
+        let place = self.oids.binary_search(&relation.oid);
+        if !self.outbox.has(relation.namespace, relation.name) {
+            // It may have been one before it was renamed.
+            if let Ok(index) = place {
+                self.oids.remove(index);
+                self.tables.remove(index);
+            }
             return Ok(false);
         }
+        let name = TableName::of(relation.namespace, relation.name);
         let columns: Vec<_> = relation
             .columns
             .iter()
@@ -60,23 +188,24 @@ impl TableSource {
                 type_oid: column.type_oid,
             })
             .collect();
-        let mapping = Mapping::bind_with(
-            &self.settings,
-            &self.table.to_string(),
-            &columns,
-            &self.facts,
-        )?;
-        self.mappings.retain(|(oid, _)| *oid != relation.oid);
-        self.mappings.push((relation.oid, mapping));
-        self.keys.retain(|(oid, _)| *oid != relation.oid);
-        let place = |name: &String| {
+        let mapping = self.bind(&name, relation.oid, &columns)?;
+        let column = |name: &String| {
             let mut columns = relation.columns.iter().enumerate();
             let (index, column) = columns.find(|(_, column)| column.name == name)?;
             Some((index, KeyType::of(column.type_oid)?))
         };
         let key = self.copied.iter().flat_map(|copied| &copied.key);
-        if let Some(key) = key.map(place).collect() {
-            self.keys.push((relation.oid, key));
+        let table = Table {
+            name,
+            mapping,
+            key: key.map(column).collect(),
+        };
+        match place {
+            Ok(index) => self.tables[index] = table,
+            Err(index) => {
+                self.oids.insert(index, relation.oid);
+                self.tables.insert(index, table);
+            }
         }
         Ok(true)
     }
@@ -95,8 +224,10 @@ impl TableSource {
         if at.commit >= copied.last_snapshot_lsn() {
             return Ok(false);
         }
-        let key = self.keys.iter().find(|(oid, _)| *oid == relation);
-        let key = key.and_then(|(_, key)| {
+        let Some(table) = self.table(relation) else {
+            return Err(CoreError::UnknownRelation { at, oid: relation });
+        };
+        let key = table.key.as_ref().and_then(|key| {
             let value = |(index, kind): &(usize, KeyType)| match tuple.values().nth(*index) {
                 Some(Value::Text(text)) => Some((text, *kind)),
                 _ => None,
@@ -108,7 +239,7 @@ impl TableSource {
             .and_then(|key| copied.has(at.commit, &key));
         has.map_err(|error| CoreError::BadLine {
             at,
-            table: self.table.clone(),
+            table: table.name.to_string(),
             error: error.into(),
         })
     }
@@ -121,19 +252,19 @@ impl TableSource {
         tuple: &Tuple<'a>,
         others: &HashMap<u32, String>,
     ) -> Result<(&Mapping, Row<'a>), CoreError> {
-        let Some((_, mapping)) = self.mappings.iter().find(|(oid, _)| *oid == relation) else {
+        let Some(Table { name, mapping, .. }) = self.table(relation) else {
             return Err(match others.get(&relation) {
                 Some(name) => CoreError::ForeignTable {
                     at,
                     found: name.clone(),
-                    expected: self.table.clone(),
+                    expected: Box::new(self.outbox.clone()),
                 },
                 None => CoreError::UnknownRelation { at, oid: relation },
             });
         };
         let row = lay_out(mapping, tuple).map_err(|found| CoreError::BadTuple {
             at,
-            table: self.table.clone(),
+            table: name.clone(),
             found,
         })?;
         Ok((mapping, row))

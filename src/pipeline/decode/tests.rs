@@ -12,6 +12,7 @@ mod ahead;
 mod copied_rows;
 mod dead_letters;
 mod preview;
+mod tables;
 
 const OUTBOX: u32 = 16_500;
 

@@ -87,6 +87,8 @@ pub(crate) struct Observed {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedTable {
+    /// `pg_class.oid`
+    pub oid: u32,
     /// `pg_class.relkind`: r is a table, p a partitioned one.
     pub kind: String,
     /// `pg_class.relpersistence`: p is permanent.
@@ -113,6 +115,12 @@ pub(crate) struct ObservedPublication {
     pub via_root: bool,
     /// It has our table.
     pub has_table: bool,
+    /// The tables that it has and that are ours, of an outbox of several.
+    pub tables: Vec<TableName>,
+    /// It has `walpost.outbox_row`, for rows of several tables from before these were added.
+    pub has_outbox_row: bool,
+    /// Those of an outbox of several that it lacks.
+    pub lacks: Vec<TableName>,
     /// It has other tables: for an outbox of messages, any.
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
@@ -251,22 +259,19 @@ pub(crate) enum Problem {
     NoInserts { publication: String },
     /// Rows would come under their partition's name.
     #[error(
-        "publication {publication:?} publishes the partitions of {table} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
+        "publication {publication:?} publishes the partitions of {of} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
         name = identifier(.publication)
     )]
-    NotViaRoot {
-        publication: String,
-        table: TableName,
-    },
+    NotViaRoot { publication: String, of: String },
     /// It has tables besides ours.
     #[error(
-        "publication {publication:?} contains other tables than {table}: {others}. Make a publication for {table} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE ...",
+        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE ...",
         name = identifier(.publication)
     )]
     OtherTables {
         publication: String,
-        /// Our table.
-        table: TableName,
+        /// Our table or tables.
+        of: String,
         others: String,
     },
     /// It has tables, and the outbox is none.
@@ -448,24 +453,33 @@ impl Observed {
                 database: self.database.clone(),
             });
         };
-        let Outbox::Table(table) = target.outbox.clone() else {
-            return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
-                publication,
-                tables: some_of(&found.other_tables),
-            });
+        let table = match &target.outbox {
+            Outbox::Table(table) | Outbox::OneOf { table, .. } => table.clone(),
+            Outbox::Tables(tables) => {
+                return found.problem_of_several(publication, tables.to_string());
+            }
+            Outbox::Messages { .. } => {
+                return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
+                    publication,
+                    tables: some_of(&found.other_tables),
+                });
+            }
         };
         let partitioned = self.table.as_ref().is_some_and(|table| table.kind == "p");
         if !found.inserts {
             Some(Problem::NoInserts { publication })
         } else if partitioned && found.has_table && !found.via_root {
-            Some(Problem::NotViaRoot { publication, table })
+            Some(Problem::NotViaRoot {
+                publication,
+                of: table.to_string(),
+            })
         } else if !found.has_table {
             Some(Problem::NotPublished { publication, table })
         } else if !found.other_tables.is_empty() {
             let others = some_of(&found.other_tables);
             Some(Problem::OtherTables {
                 publication,
-                table,
+                of: table.to_string(),
                 others,
             })
         } else {
@@ -524,6 +538,39 @@ impl Observed {
     }
 }
 
+impl ObservedPublication {
+    /// What is to be said of tables that an outbox of several should have and the publication has not.
+    #[must_use]
+    pub(crate) fn lack(&self) -> Option<String> {
+        let first = self.lacks.first()?;
+        let names: Vec<_> = self.lacks.iter().map(TableName::to_string).collect();
+        Some(format!(
+            "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
+             walpost init --table {first}; or leave it out of the patterns in tables",
+            some_of(&names)
+        ))
+    }
+
+    /// What keeps an outbox of several tables from being read by it. Those that it lacks may be none yet.
+    fn problem_of_several(&self, publication: String, of: String) -> Option<Problem> {
+        if !self.inserts {
+            Some(Problem::NoInserts { publication })
+        } else if !self.other_tables.is_empty() {
+            let others = some_of(&self.other_tables);
+            Some(Problem::OtherTables {
+                publication,
+                of,
+                others,
+            })
+        } else if !self.via_root {
+            // Any table that is added may have partitions.
+            Some(Problem::NotViaRoot { publication, of })
+        } else {
+            None
+        }
+    }
+}
+
 impl ObservedSlot {
     /// The slot by this name is read by what is no Walpost; sessions of ours have this `application_name`.
     #[must_use]
@@ -538,7 +585,7 @@ impl ObservedSlot {
 }
 
 /// The first few of a list that can be as long as the database has tables.
-fn some_of(names: &[String]) -> String {
+pub(crate) fn some_of(names: &[String]) -> String {
     const SHOWN: usize = 5;
     match names.get(..SHOWN) {
         Some(first) if names.len() > SHOWN => {
@@ -551,6 +598,7 @@ fn some_of(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::table_pattern::TablePatterns;
 
     fn target() -> Target {
         Target {
@@ -817,5 +865,49 @@ mod tests {
         );
         observed.slot = None;
         check(&observed, &["walpost init --outbox messages --slot slot"]);
+    }
+
+    #[test]
+    fn an_outbox_of_several_tables_has_no_others_and_may_have_none_yet() {
+        let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
+        let target = Target {
+            outbox: Outbox::Tables(patterns),
+            ..target()
+        };
+        let observed = |change: fn(&mut ObservedPublication)| {
+            let mut publication = ObservedPublication {
+                inserts: true,
+                via_root: true,
+                ..ObservedPublication::default()
+            };
+            change(&mut publication);
+            Observed {
+                table: None,
+                publication: Some(publication),
+                ..sound()
+            }
+        };
+        assert_eq!(observed(|_| {}).problems(&target), []);
+        let check = |change: fn(&mut ObservedPublication), word: &str| {
+            let problems = observed(change).problems(&target);
+            let texts: Vec<_> = problems.iter().map(ToString::to_string).collect();
+            assert!(
+                texts.len() == 1 && texts[0].contains(word),
+                "{word}: {texts:?}"
+            );
+        };
+        check(|p| p.inserts = false, "does not publish inserts");
+        check(|p| p.via_root = false, "publish_via_partition_root = true");
+        check(
+            |p| p.other_tables.push("shop.orders".to_owned()),
+            "contains other tables than tenant_*.outbox: shop.orders",
+        );
+        let lacks = observed(|p| p.lacks.push("tenant_7.outbox".parse().expect("table")));
+        assert_eq!(lacks.problems(&target), []);
+        let lack = lacks.publication.and_then(|publication| publication.lack());
+        assert!(
+            lack.expect("said")
+                .contains("walpost init --table tenant_7.outbox")
+        );
     }
 }

@@ -172,16 +172,21 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     checkpoint("adopt").arg("--yes").finish().expect_code(0);
     checkpoint("show").finish().expect_code(0);
     shop.expect_nothing_ran("checkpoint");
-    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap() {
-        let file = file.unwrap().path();
+    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap();
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    // The one needs what the other makes.
+    files.sort_by_key(|file| file.ends_with("add_outbox.sql"));
+    for file in files {
         if file.ends_with("teardown.sql") {
             continue;
         }
         let output = try_psql(scene, &file);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // publish.sql and the partitioned table have another kind of outbox.
+        // publish.sql and the partitioned table have another kind of outbox, and the publication is for one table.
         assert!(
-            output.status.success() || said.contains("not partitioned"),
+            output.status.success()
+                || said.contains("not partitioned")
+                || said.contains("does not contain table walpost.outbox_row"),
             "{}: {said}",
             file.display()
         );

@@ -60,8 +60,14 @@ impl Commands<'_> {
 
     fn with_pipeline(&self, invocation: Invocation) -> Invocation {
         let outbox: &[&str] = match self.scene.events {
-            Writer::Table(_) => &[],
+            Writer::Table(_) | Writer::Tables { .. } => &[],
             Writer::Messages(_) => &["--outbox", "messages"],
+        };
+        let settings = &self.scene.settings;
+        let file = (!settings.is_empty()).then(|| self.scene.file(settings));
+        let invocation = match file {
+            Some(file) => invocation.arg("--config").arg(file),
+            None => invocation,
         };
         invocation
             .args(["--pipeline", &self.scene.name])
@@ -142,7 +148,7 @@ impl Scene<'_> {
     /// walpost.toml with the pipeline, and more settings of it.
     pub(crate) fn file(&self, settings: &str) -> PathBuf {
         let outbox = match self.events {
-            Writer::Table(_) => "table",
+            Writer::Table(_) | Writer::Tables { .. } => "table",
             Writer::Messages(_) => "messages",
         };
         let text = format!(

@@ -1,6 +1,8 @@
 //! What a pipeline needs is there: next is a connection that can stream.
 
-use tracing::info;
+use std::collections::HashMap;
+
+use tracing::{info, warn};
 
 use super::Startup;
 use super::connected::Connected;
@@ -15,9 +17,25 @@ use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
 use crate::pipeline::wal_budget::slot_monitor;
 use crate::postgres::catalog::slot_state::SlotOf;
-use crate::postgres::catalog::{CatalogError, Observed, SlotInUse};
+use crate::postgres::catalog::{
+    CatalogError, Observed, ObservedPublication, ObservedTable, SlotInUse,
+};
 use crate::postgres::replication::Identity;
+use crate::postgres::table::TableName;
 use crate::sink::Sink;
+
+/// The tables of an outbox of several.
+async fn published(
+    catalog: &impl CatalogQueries,
+    observed: &Observed,
+) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
+    match &observed.publication {
+        Some(publication) if !publication.tables.is_empty() => {
+            catalog.tables(&publication.tables).await
+        }
+        _ => Ok(Vec::new()),
+    }
+}
 
 /// The database has what the pipeline needs, and nobody has the slot.
 pub(super) struct Checked<C> {
@@ -40,13 +58,26 @@ impl<C: CatalogQueries> Checked<C> {
         settings.check_drop_slot(&observed)?;
         if !start.session_state.has_reminded {
             slot_monitor::remind(settings, &catalog).await?;
+            if let Some(lack) = observed
+                .publication
+                .as_ref()
+                .and_then(ObservedPublication::lack)
+            {
+                warn!(pipeline = settings.name, "{lack}");
+            }
             start.session_state.has_reminded = true;
         }
         // As the table is now; rows say again what it was like when they were written.
         settings.check_columns(&observed)?;
+        let mut facts = HashMap::new();
         if let Some(table) = &observed.table {
-            start.core.describe_columns(table.facts.clone());
+            facts.insert(table.oid, table.facts.clone());
         }
+        for (name, table) in published(&catalog, &observed).await? {
+            settings.mapping_of(&name, Some(&table))?;
+            facts.insert(table.oid, table.facts);
+        }
+        start.core.describe_columns(facts);
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
             start.session_state.access.granted();
             let slot = target.slot.clone();

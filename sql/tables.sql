@@ -1,0 +1,134 @@
+-- Several outboxes on one slot: walpost.add_outbox adds a table to those of a publication.
+--
+--   psql -f sql/tables.sql
+--
+--   SELECT walpost.add_outbox('tenant_42.outbox', 'walpost_tenants');
+--
+-- Its events are delivered from then on, by a Walpost that runs as by one that starts later; and before them, in the same
+-- transaction, the rows that are in the table already. These are written into walpost.outbox_row, which is in the publication, and
+-- deleted again: so they are in WAL exactly once, before everything that the table has later. The result is how many they are, and
+-- nothing where the table was in the publication before.
+--
+-- Writers of the table wait until the transaction ends, and it waits for theirs. A million rows take some ten seconds, and
+-- about three times their size in WAL: where that is too much, add the table while it is empty, and send its rows with walpost
+-- replay.
+--
+-- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: a table that is there already is
+-- examined, the function is replaced, what was granted or revoked on both stays.
+-- `walpost init` runs the same for a pipeline with `tables`.
+--
+-- Who may add a table: who owns the publication and the table (PostgreSQL asks for both), and may insert into and delete from
+-- walpost.outbox_row. Whoever may do that can write any event of any table, so grant it to who migrates, and not to an
+-- application:
+--   GRANT USAGE ON SCHEMA walpost TO migrator;
+--   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
+--   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
+--   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
+\set ON_ERROR_STOP on
+-- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
+SET search_path = pg_catalog;
+SET row_security = off;
+\set table ''
+\set examine 'owners outbox_row'
+\ir examine.sql
+
+DO $walpost$
+BEGIN
+    IF to_regnamespace('walpost') IS NULL THEN
+        CREATE SCHEMA walpost;
+    END IF;
+    PERFORM set_config('walpost.add_outbox_is_new', (NOT EXISTS (SELECT FROM pg_proc
+        WHERE pronamespace = 'walpost'::regnamespace AND proname = 'add_outbox'))::text, false);
+    IF to_regclass('walpost.outbox_row') IS NOT NULL THEN
+        RETURN;
+    END IF;
+    -- The key is for publications of others that publish deletes.
+    CREATE TABLE walpost.outbox_row (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        publication text NOT NULL,
+        relation oid NOT NULL,
+        table_schema text NOT NULL,
+        table_name text NOT NULL,
+        -- JSON: names of the columns and OIDs of their types.
+        column_list text NOT NULL,
+        -- JSON: their values as text, or null.
+        row_values text NOT NULL
+    );
+    COMMENT ON TABLE walpost.outbox_row IS 'Rows on their way into WAL, while walpost.add_outbox adds their table; empty otherwise';
+END
+$walpost$;
+
+CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
+RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
+-- As Walpost has values written in its stream.
+SET search_path = pg_catalog, pg_temp SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
+AS $walpost$
+DECLARE
+    -- What Walpost reads of a row at most by default, less what stands around it.
+    row_bytes_max CONSTANT int := 60000000;
+    its_schema name;
+    its_name name;
+    kind "char";
+    column_list text;
+    row_values text;
+    ordering text;
+    added int8;
+    longest int;
+BEGIN
+    -- Who has written to the table has ended by then, and who writes next finds it in the publication.
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', outbox);
+    SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
+    IF kind NOT IN ('r', 'p') THEN
+        RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
+            USING ERRCODE = 'wrong_object_type';
+    END IF;
+    IF EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
+        AND p.schemaname = its_schema AND p.tablename = its_name) THEN
+        RETURN NULL;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
+        AND p.schemaname = 'walpost' AND p.tablename = 'outbox_row') THEN
+        RAISE EXCEPTION 'publication % does not exist, or does not contain table walpost.outbox_row', quote_ident(publication)
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = format('Make it with walpost init or sql/publication.sql. If it is there: ALTER PUBLICATION %I ADD TABLE '
+                    'walpost.outbox_row', publication);
+    END IF;
+    EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
+
+    -- concat() writes a value as the stream has it; a cast to text would not, of some types.
+    SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,
+            string_agg(format('CASE num_nulls(o.%1$I) WHEN 0 THEN concat(o.%1$I) END', attname), ', ' ORDER BY attnum)
+        INTO column_list, row_values FROM pg_attribute
+        WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
+    SELECT string_agg(format('o.%I', name), ', ' ORDER BY place) INTO ordering FROM (
+        SELECT attname, 0 FROM pg_attribute WHERE attrelid = outbox AND attname = 'created_at' AND NOT attisdropped
+            AND atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype)
+        UNION ALL SELECT attname, k.place FROM pg_index, unnest(indkey::int2[]) WITH ORDINALITY AS k (number, place)
+            JOIN pg_attribute ON attnum = k.number WHERE indrelid = outbox AND indisprimary AND attrelid = outbox AND place <= indnkeyatts
+    ) AS columns (name, place);
+    EXECUTE format('INSERT INTO walpost.outbox_row (publication, relation, table_schema, table_name, column_list, row_values) '
+        'SELECT $1, $2, $3, $4, $5, to_json(ARRAY[%s]::text[])::text FROM %I.%I AS o %s', row_values, its_schema, its_name,
+        'ORDER BY ' || ordering) USING publication::text, outbox::oid, its_schema::text, its_name::text, column_list;
+    GET DIAGNOSTICS added = ROW_COUNT;
+    IF added > 0 THEN
+        SELECT max(octet_length(r.row_values)) INTO longest FROM walpost.outbox_row r;
+        IF longest > row_bytes_max THEN
+            RAISE EXCEPTION 'a row of %.% takes % bytes, expected at most %', quote_ident(its_schema), quote_ident(its_name),
+                longest, row_bytes_max USING ERRCODE = 'program_limit_exceeded';
+        END IF;
+        DELETE FROM walpost.outbox_row;
+    END IF;
+    RETURN added;
+END
+$walpost$;
+
+DO $walpost$
+BEGIN
+    IF current_setting('walpost.add_outbox_is_new')::boolean THEN
+        REVOKE ALL ON FUNCTION walpost.add_outbox(regclass, name) FROM PUBLIC;
+        COMMENT ON FUNCTION walpost.add_outbox(regclass, name) IS 'Adds a table to the outboxes of a publication, with its rows';
+    END IF;
+END
+$walpost$;

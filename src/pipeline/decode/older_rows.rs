@@ -1,0 +1,116 @@
+//! Rows that a table had when it was added to the outboxes of a publication: `walpost.add_outbox` of `sql/tables.sql` writes
+//! them into `walpost.outbox_row`, in the transaction that adds it. So they are in the stream like any other row, before all that
+//! the table has later.
+
+use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
+use crate::postgres::table::TableName;
+use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
+
+const SCHEMA: &str = "walpost";
+const TABLE: &str = "outbox_row";
+
+/// The columns of `walpost.outbox_row` that are read.
+const COLUMNS: [&str; 6] = [
+    "publication",
+    "relation",
+    "table_schema",
+    "table_name",
+    "column_list",
+    "row_values",
+];
+
+/// `walpost.outbox_row`, as the stream has described it.
+pub(super) struct RowTable {
+    oid: u32,
+    /// Where each of [`COLUMNS`] is.
+    places: [usize; COLUMNS.len()],
+}
+
+impl RowTable {
+    pub(super) fn name() -> TableName {
+        TableName::of(SCHEMA, TABLE)
+    }
+
+    pub(super) fn is(relation: &Relation<'_>) -> bool {
+        relation.namespace == SCHEMA && relation.name == TABLE
+    }
+
+    pub(super) fn of(relation: &Relation<'_>) -> Result<Self, MappingError> {
+        let mut places = [0; COLUMNS.len()];
+        for (place, name) in places.iter_mut().zip(COLUMNS) {
+            let mut columns = relation.columns.iter();
+            let found = columns.position(|column| column.name == name);
+            *place = found.ok_or_else(|| {
+                let columns = relation.columns.iter().map(|column| column.name);
+                MappingError::MissingColumn {
+                    table: Self::name().to_string(),
+                    column: name.to_owned(),
+                    setting: "walpost.add_outbox".to_owned(),
+                    found: columns.collect::<Vec<_>>().join(", "),
+                }
+            })?;
+        }
+        Ok(Self {
+            oid: relation.oid,
+            places,
+        })
+    }
+
+    pub(super) fn has(&self, relation: u32) -> bool {
+        self.oid == relation
+    }
+
+    /// The row that is in a row of it; the error says what else is there.
+    pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
+        let text = |place: usize| match tuple.values().nth(place) {
+            Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),
+            _ => Err("a row without one of its values"),
+        };
+        let [publication, relation, schema, name, columns, values] = self.places.map(text);
+        let json = "a list of columns or values that is none";
+        let row = OlderRow {
+            publication: publication?.to_owned(),
+            oid: relation?.parse().map_err(|_| "an OID that is none")?,
+            table: TableName::of(schema?, name?),
+            columns: serde_json::from_str(columns?).map_err(|_| json)?,
+            values: serde_json::from_str(values?).map_err(|_| json)?,
+        };
+        match row.columns.len() == row.values.len() {
+            true => Ok(row),
+            false => Err("a row with another number of values than columns"),
+        }
+    }
+}
+
+/// A row of a table from before that was added.
+pub(super) struct OlderRow {
+    pub(super) publication: String,
+    /// OID of the table.
+    pub(super) oid: u32,
+    pub(super) table: TableName,
+    /// Names of its columns, and OIDs of their types.
+    columns: Vec<(String, u32)>,
+    values: Vec<Option<String>>,
+}
+
+impl OlderRow {
+    pub(super) fn columns(&self) -> Vec<TableColumn<'_>> {
+        let columns = self.columns.iter();
+        let columns = columns.map(|(name, type_oid)| TableColumn {
+            name,
+            type_oid: *type_oid,
+        });
+        columns.collect()
+    }
+
+    /// Puts the values that `mapping` needs into their slots.
+    pub(super) fn lay_out(&self, mapping: &Mapping) -> Row<'_> {
+        let mut row = [None; COLUMNS_MAX];
+        for (index, value) in self.values.iter().enumerate() {
+            if let Some(slot) = mapping.slot(index) {
+                row[slot] = value.as_deref().map(str::as_bytes);
+            }
+        }
+        row
+    }
+}

@@ -1,0 +1,369 @@
+//! Patterns over the names of tables: `tenant_*.outbox`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use regex::Regex;
+
+use super::table::{TableName, identifier};
+
+/// Names of tables in which `*` stands for any characters, and `?` for one.
+///
+/// As in psql's `\d`: outside double quotes letters are folded to lower case, and within them every character stands for
+/// itself; a name may be quoted in part. Without a schema it is `public`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TablePattern {
+    schema: NamePattern,
+    name: NamePattern,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NamePattern(Vec<Element>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Element {
+    This(char),
+    /// `?`
+    One,
+    /// `*`
+    Any,
+}
+
+/// A text that is no pattern.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no pattern for tables: expected SCHEMA.TABLE with * for any characters and ? for one, like tenant_*.outbox, and \
+     \"double quotes\" around what needs them, like \"tenant-\"*.outbox"
+)]
+pub(crate) struct TablePatternError(String);
+
+impl TablePattern {
+    /// The patterns of schema and name for SQL's `LIKE`, with the backslash before what stands for itself.
+    #[must_use]
+    pub(crate) fn like(&self) -> [String; 2] {
+        [self.schema.like(), self.name.like()]
+    }
+
+    /// The one table, where it stands for no others.
+    fn table(&self) -> Option<TableName> {
+        Some(TableName {
+            schema: self.schema.text()?,
+            name: self.name.text()?,
+        })
+    }
+}
+
+impl NamePattern {
+    /// As a regular expression.
+    fn regex(&self) -> String {
+        let element = |element: &Element| match element {
+            Element::Any => "[^\0]*".to_owned(),
+            Element::One => "[^\0]".to_owned(),
+            Element::This(char) => regex::escape(char.encode_utf8(&mut [0; 4])),
+        };
+        self.0.iter().map(element).collect()
+    }
+
+    fn like(&self) -> String {
+        let mut like = String::new();
+        for element in &self.0 {
+            match element {
+                Element::Any => like.push('%'),
+                Element::One => like.push('_'),
+                Element::This(char) => {
+                    if matches!(char, '%' | '_' | '\\') {
+                        like.push('\\');
+                    }
+                    like.push(*char);
+                }
+            }
+        }
+        like
+    }
+
+    fn text(&self) -> Option<String> {
+        let char = |element: &Element| match element {
+            Element::This(char) => Some(*char),
+            Element::One | Element::Any => None,
+        };
+        self.0.iter().map(char).collect()
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(text) = self.text() {
+            return f.write_str(&identifier(&text));
+        }
+        let mut literal = String::new();
+        let flush = |literal: &mut String, f: &mut fmt::Formatter<'_>| {
+            let needs_quotes = |char: char| !is_plain(char) || char.is_ascii_uppercase();
+            match literal.contains(needs_quotes) {
+                true => write!(f, "\"{}\"", literal.replace('"', "\"\""))?,
+                false => f.write_str(literal)?,
+            }
+            literal.clear();
+            Ok(())
+        };
+        for element in &self.0 {
+            match element {
+                Element::This(char) => literal.push(*char),
+                Element::One | Element::Any => {
+                    flush(&mut literal, f)?;
+                    f.write_str(if *element == Element::One { "?" } else { "*" })?;
+                }
+            }
+        }
+        flush(&mut literal, f)
+    }
+}
+
+impl fmt::Display for TablePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.schema, self.name)
+    }
+}
+
+/// A character that needs no quotes, or is folded.
+fn is_plain(char: char) -> bool {
+    char.is_alphanumeric() || matches!(char, '_' | '$')
+}
+
+impl FromStr for TablePattern {
+    type Err = TablePatternError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || TablePatternError(text.to_owned());
+        let (first, rest) = part(text).ok_or_else(error)?;
+        let second = match rest.strip_prefix('.') {
+            None if rest.is_empty() => None,
+            Some(rest) => match part(rest).ok_or_else(error)? {
+                (second, "") => Some(second),
+                _ => return Err(error()),
+            },
+            None => return Err(error()),
+        };
+        let public = || NamePattern("public".chars().map(Element::This).collect());
+        Ok(match second {
+            Some(name) => Self {
+                schema: first,
+                name,
+            },
+            None => Self {
+                schema: public(),
+                name: first,
+            },
+        })
+    }
+}
+
+/// Takes the pattern of one name off the front.
+fn part(text: &str) -> Option<(NamePattern, &str)> {
+    let mut elements = Vec::new();
+    let mut rest = text;
+    while let Some(char) = rest.chars().next() {
+        let after = &rest[char.len_utf8()..];
+        match char {
+            '.' => break,
+            '*' => elements.push(Element::Any),
+            '?' => elements.push(Element::One),
+            '"' => {
+                rest = after;
+                loop {
+                    let (before, after) = rest.split_once('"')?;
+                    elements.extend(before.chars().map(Element::This));
+                    rest = after;
+                    match after.strip_prefix('"') {
+                        Some(after) => {
+                            elements.push(Element::This('"'));
+                            rest = after;
+                        }
+                        None => break,
+                    }
+                }
+                continue;
+            }
+            char if is_plain(char) => elements.push(Element::This(char.to_ascii_lowercase())),
+            _ => return None,
+        }
+        rest = after;
+    }
+    (!elements.is_empty()).then_some((NamePattern(elements), rest))
+}
+
+/// The tables that are outboxes of one pipeline: those that one of the patterns stands for.
+#[derive(Clone, Debug)]
+pub struct TablePatterns {
+    patterns: Vec<TablePattern>,
+    /// Matches schema and name with a NUL between, which neither can have.
+    regex: Regex,
+}
+
+impl PartialEq for TablePatterns {
+    fn eq(&self, other: &Self) -> bool {
+        self.patterns == other.patterns
+    }
+}
+
+impl Eq for TablePatterns {}
+
+impl TablePatterns {
+    /// The table with this schema and this name, as the catalog spells them, is one of them.
+    #[must_use]
+    pub(crate) fn matches(&self, schema: &str, name: &str) -> bool {
+        self.regex.is_match(&format!("{schema}\0{name}"))
+    }
+
+    /// The patterns of schemas and of names for SQL's `LIKE`, in two lists of one length.
+    #[must_use]
+    pub(crate) fn like(&self) -> [Vec<String>; 2] {
+        let pairs = self.patterns.iter().map(TablePattern::like);
+        let (schemas, names) = pairs.map(|[schema, name]| (schema, name)).unzip();
+        [schemas, names]
+    }
+
+    /// Those that stand for one table each.
+    pub(crate) fn named(&self) -> impl Iterator<Item = TableName> {
+        self.patterns.iter().filter_map(TablePattern::table)
+    }
+}
+
+impl TablePatterns {
+    /// # Errors
+    /// There is none, or a text is no pattern.
+    pub(crate) fn new(texts: &[String]) -> Result<Self, TablePatternError> {
+        let patterns = texts.iter().map(|text| text.parse());
+        let patterns = patterns.collect::<Result<Vec<TablePattern>, _>>()?;
+        if patterns.is_empty() {
+            return Err(TablePatternError(String::new()));
+        }
+        let tables = patterns
+            .iter()
+            .map(|pattern| format!("{}\\x00{}", pattern.schema.regex(), pattern.name.regex()));
+        let regex = format!("\\A(?:{})\\z", tables.collect::<Vec<_>>().join("|"));
+        // Too many patterns make too large an automaton.
+        let regex = Regex::new(&regex).map_err(|_| TablePatternError(texts.join(", ")))?;
+        Ok(Self { patterns, regex })
+    }
+}
+
+impl fmt::Display for TablePatterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, pattern) in self.patterns.iter().enumerate() {
+            if index > 0 {
+                f.write_str(", ")?;
+            }
+            pattern.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pattern(text: &str) -> TablePattern {
+        text.parse().expect(text)
+    }
+
+    fn patterns(texts: &[&str]) -> TablePatterns {
+        let texts = texts.iter().map(|&text| text.to_owned());
+        TablePatterns::new(&texts.collect::<Vec<_>>()).expect("patterns")
+    }
+
+    #[test]
+    fn patterns_stand_for_tables() {
+        let check = |text: &str, is: &[(&str, &str)], is_not: &[(&str, &str)]| {
+            let pattern = patterns(&[text]);
+            for (schema, name) in is {
+                assert!(pattern.matches(schema, name), "{text}: {schema}.{name}");
+            }
+            for (schema, name) in is_not {
+                assert!(!pattern.matches(schema, name), "{text}: {schema}.{name}");
+            }
+        };
+        check(
+            "tenant_*.outbox",
+            &[("tenant_", "outbox"), ("tenant_42", "outbox")],
+            &[
+                ("tenant", "outbox"),
+                ("tenant_1", "outbox2"),
+                ("Tenant_1", "outbox"),
+            ],
+        );
+        check("outbox", &[("public", "outbox")], &[("shop", "outbox")]);
+        check(
+            "Shop.Out?ox_*",
+            &[("shop", "outbox_"), ("shop", "outyox_2026")],
+            &[("shop", "outox_"), ("shop", "outbox")],
+        );
+        check(
+            "\"Tenant-\"*.\"out*box\"",
+            &[("Tenant-", "out*box"), ("Tenant-a.b", "out*box")],
+            &[("tenant-1", "out*box"), ("Tenant-1", "outxbox")],
+        );
+        check("*.*", &[("a", "b"), ("", "")], &[]);
+        check(
+            "s.*a*b",
+            &[("s", "ab"), ("s", "xaxbxb"), ("s", "aab")],
+            &[("s", "ba"), ("s", "abx"), ("s", "")],
+        );
+        check("s.größe?", &[("s", "größeß")], &[("s", "größe")]);
+    }
+
+    #[test]
+    fn patterns_are_shown_as_they_can_be_read() {
+        for (text, shown) in [
+            ("tenant_*.outbox", "tenant_*.outbox"),
+            ("Outbox", "public.outbox"),
+            ("\"Tenant-\"*.out?", "\"Tenant-\"*.out?"),
+            ("s.\"a*\"\"\"", "s.\"a*\"\"\""),
+            ("s.x\"*\"*", "s.\"x*\"*"),
+            ("\"order\".user", "\"order\".\"user\""),
+        ] {
+            assert_eq!(pattern(text).to_string(), shown, "{text}");
+            assert_eq!(pattern(shown), pattern(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pattern_is_refused() {
+        for text in [
+            "", ".", "a.", ".b", "a.b.c", "a b", "\"a", "\"\"", "a;b", "a-*.b", "a.b,c",
+        ] {
+            let error = TablePatternError(text.to_owned());
+            assert_eq!(text.parse::<TablePattern>(), Err(error));
+        }
+    }
+
+    #[test]
+    fn like_has_what_stands_for_itself_escaped() {
+        let like = pattern("ten_nt?*.\"50%\\\"").like();
+        assert_eq!(like, ["ten\\_nt_%", "50\\%\\\\"]);
+    }
+
+    #[test]
+    fn patterns_that_name_one_table_are_known() {
+        let patterns = patterns(&["shop.outbox", "tenant_*.outbox", "\"*\".x"]);
+        let named: Vec<_> = patterns.named().map(|table| table.to_string()).collect();
+        assert_eq!(named, ["shop.outbox", "\"*\".x"]);
+        assert!(patterns.matches("*", "x") && patterns.matches("tenant_", "outbox"));
+        assert!(!patterns.matches("shop", "x"));
+        assert!(TablePatterns::new(&[]).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_a_pattern_or_an_error(text in "[a*?\".A-]{0,10}", name in "[a*]{0,5}") {
+            if let Ok(pattern) = text.parse::<TablePattern>() {
+                let _ = patterns(&[&text]).matches(&name, &name);
+                prop_assert_eq!(pattern.to_string().parse::<TablePattern>(), Ok(pattern));
+            }
+        }
+    }
+}

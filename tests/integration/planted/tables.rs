@@ -1,0 +1,88 @@
+//! Several outboxes: what serves all of them is not for the owner of one to make.
+
+use super::*;
+
+impl Shop {
+    /// With nothing of Walpost's, and a tenant's schema and table that are the attacker's.
+    fn of_tenants(major: u32) -> Self {
+        let mut shop = Self::bare(Outbox::Table, major);
+        shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+        shop.theirs.run(
+            "CREATE SCHEMA tenant_m;
+             CREATE TABLE tenant_m.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+             INSERT INTO tenant_m.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{}')",
+        );
+        shop
+    }
+
+    fn add(&self) -> Invocation {
+        self.init().args(["--table", "tenant_m.outbox"])
+    }
+
+    /// `init` is refused for these words, and nothing of the attacker's has run.
+    fn expect_refused(&self, init: Invocation, words: &[&str]) {
+        let refused = init.finish();
+        assert_ne!(refused.code, Some(0), "{refused:?}");
+        refused.expect_says(words);
+        self.expect_nothing_ran(words[0]);
+    }
+}
+
+#[test]
+fn function_and_table_that_serve_all_outboxes_are_nobodys_who_owns_one() {
+    for major in [14, 18] {
+        let shop = Shop::of_tenants(major);
+        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        shop.init().finish().expect_code(0);
+        // As they were if the attacker had come first.
+        db.run(&format!(
+            "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER FUNCTION walpost.add_outbox(regclass, name) OWNER TO {mallory}"
+        ));
+        shop.theirs.run(
+            "CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox regclass, publication name DEFAULT 'walpost_outbox')
+                 RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('add_outbox'); RETURN NULL; END $$",
+        );
+        db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));
+        let owner = format!("role {mallory}");
+        shop.expect_refused(shop.add(), &["function walpost.add_outbox", &owner]);
+        db.run("DROP FUNCTION walpost.add_outbox(regclass, name)");
+
+        db.run(&format!(
+            "ALTER TABLE walpost.outbox_row OWNER TO {mallory}"
+        ));
+        shop.theirs.run(
+            "CREATE TRIGGER planted AFTER INSERT ON walpost.outbox_row FOR EACH ROW EXECUTE FUNCTION plot.row()",
+        );
+        shop.expect_refused(shop.add(), &["table walpost.outbox_row", &owner]);
+        db.run("ALTER TABLE walpost.outbox_row OWNER TO CURRENT_USER");
+        shop.expect_refused(shop.add(), &["table walpost.outbox_row", "trigger planted"]);
+        db.run("DROP TRIGGER planted ON walpost.outbox_row");
+        shop.add().finish().expect_code(0);
+        shop.expect_nothing_ran("init --table");
+    }
+}
+
+#[test]
+fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
+    for major in [14, 18] {
+        let shop = Shop::of_tenants(major);
+        shop.init().finish().expect_code(0);
+        shop.theirs
+            .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
+        shop.expect_refused(
+            shop.add(),
+            &["tenant_m.outbox", "plot.note", "SELECT walpost.add_outbox"],
+        );
+        let publication = shop.scene.slot();
+        // Who owns both, and was granted it, may.
+        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        db.run(&format!(
+            "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
+             GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {mallory};
+             GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {mallory}"
+        ));
+        let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
+        assert_eq!(shop.theirs.number(&add), 1);
+        shop.expect_nothing_ran("add_outbox");
+    }
+}

@@ -1,0 +1,399 @@
+//! Several outbox tables on one slot.
+
+use crate::support::checker::Resends;
+use crate::support::event::{Event, Writer};
+use crate::support::kafka::Broker;
+use crate::support::lsn::parse_position;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::{Record, keys};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+const SETTINGS: &str = "tables = [\"tenant_*.outbox\", \"tenant_odd.\\\"Out-\\\"*\"]\n\
+    headers = { id = \"{id}\", tenant = \"{table.schema}\", table = \"{table.name}\" }\n";
+
+fn writer(tables: &[&str]) -> Writer {
+    Writer::Tables {
+        like: "tenant%".to_owned(),
+        tables: tables.iter().map(|&table| table.to_owned()).collect(),
+    }
+}
+
+/// A database with the slot for several tables, and these, each made by `walpost init`.
+fn scene_on(major: u32, settings: &str, tables: &[&str]) -> Scene<'static> {
+    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    scene.use_settings(settings);
+    scene.write_to(writer(tables));
+    scene.init().finish().expect_code(0);
+    for table in tables {
+        add(&scene, table, "");
+    }
+    scene
+}
+
+fn scene(tables: &[&str]) -> Scene<'static> {
+    scene_on(MAJOR, SETTINGS, tables)
+}
+
+/// Makes the table's schema and runs `create`, and has `walpost init` do the rest.
+fn add(scene: &Scene<'_>, table: &str, create: &str) {
+    let (schema, _) = table.split_once('.').unwrap();
+    scene
+        .db
+        .run(&format!("CREATE SCHEMA IF NOT EXISTS {schema}; {create}"));
+    scene
+        .init()
+        .args(["--table", table])
+        .finish()
+        .expect_code(0);
+}
+
+fn walsender(scene: &Scene<'_>) -> i64 {
+    let slot = scene.slot();
+    scene.db.number(&format!(
+        "SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot}'), 0)"
+    ))
+}
+
+in_both_modes! {
+    events_of_all_tables_arrive_in_commit_order_through_deaths
+    tables_come_and_go_under_load_and_the_stream_goes_on
+    rows_that_a_table_has_when_it_is_added_are_delivered_first
+}
+
+/// Of tables that have columns in another order, more of them, partitions and names that need quotes.
+fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool) {
+    const TABLES: [&str; 4] = [
+        "tenant_1.outbox",
+        "tenant_2.outbox",
+        "tenant_3.outbox",
+        "tenant_odd.\"Out-box\"",
+    ];
+    let scene = scene(&TABLES[..1]);
+    add(
+        &scene,
+        TABLES[1],
+        "CREATE TABLE tenant_2.outbox (more int, payload jsonb, type text, aggregateid text, aggregatetype text, id uuid)",
+    );
+    add(
+        &scene,
+        TABLES[2],
+        "CREATE TABLE tenant_3.outbox (id uuid, aggregatetype text, aggregateid text, type text, payload text, part int DEFAULT 1)
+            PARTITION BY LIST (part);
+         CREATE TABLE tenant_3.one PARTITION OF tenant_3.outbox FOR VALUES IN (1)",
+    );
+    add(&scene, TABLES[3], "");
+    let mut scene = scene.in_mode(exactly_once);
+    scene.write_to(writer(&TABLES));
+    let aggregate = scene.aggregate(3);
+    scene.check().finish().expect_code(0);
+    let mut walpost = scene.start();
+    let load = scene.load(&[&aggregate]);
+    let mut deaths = Vec::new();
+    for _ in 0..2 {
+        load.wait_for_transactions(60);
+        deaths.push(scene.kill(walpost));
+        walpost = scene.start();
+    }
+    load.wait_for_transactions(30);
+    load.stop();
+    scene.settle(walpost, &deaths, scene.resends(2));
+    let records = scene.records();
+    for (schema, name) in [
+        ("tenant_1", "outbox"),
+        ("tenant_2", "outbox"),
+        ("tenant_3", "outbox"),
+        ("tenant_odd", "Out-box"),
+    ] {
+        let has = records
+            .iter()
+            .any(|record| record.header("tenant") == schema && record.header("table") == name);
+        assert!(has, "{schema}.{name}");
+    }
+}
+
+/// Added by `walpost init` beside the stream, dropped with their schemas, renamed and re-created.
+fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
+    let mut scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
+    let aggregate = scene.aggregate(3);
+    let walpost = scene.start();
+    let holder = walsender(&scene);
+    let load = scene.load(&[&aggregate]);
+    let publication = scene.slot();
+    for number in 2..5 {
+        let table = format!("tenant_{number}.outbox");
+        add(&scene, &table, "");
+        let here = writer(&[&table]);
+        let insert = |key: &str| here.one(Event::new(&aggregate, key, "{}"));
+        scene.db.run(&insert("first"));
+        load.wait_for_transactions(10);
+        match number {
+            2 => scene.db.run(&format!(
+                "BEGIN; {} DROP SCHEMA tenant_2 CASCADE; COMMIT",
+                insert("with its schema")
+            )),
+            3 => scene.db.run(&format!(
+                "BEGIN; {} ALTER TABLE tenant_3.outbox RENAME TO old; ALTER PUBLICATION {publication} DROP TABLE tenant_3.old; COMMIT",
+                insert("before its name")
+            )),
+            _ => scene.db.run(&format!(
+                "BEGIN; {} DROP TABLE tenant_4.outbox;
+                 CREATE TABLE tenant_4.outbox (payload text, id uuid, aggregateid text, aggregatetype text, type text);
+                 ALTER PUBLICATION {publication} ADD TABLE tenant_4.outbox; {} COMMIT",
+                insert("of the old one"),
+                insert("of the new one")
+            )),
+        }
+    }
+    load.wait_for_transactions(10);
+    load.stop();
+    wait_until("the stream to go on", || walsender(&scene) == holder);
+    assert_eq!(walpost.logged("reconnecting"), 0, "{}", walpost.log());
+    scene.write_to(writer(&["tenant_1.outbox"]));
+    scene.settle(walpost, &[], Resends::Never);
+    let records = scene.records();
+    let of = |tenant: &str| {
+        records
+            .iter()
+            .filter(|record| record.header("tenant") == tenant)
+            .count()
+    };
+    assert_eq!(
+        [2, 3, 4].map(|number| of(&format!("tenant_{number}"))),
+        [2, 2, 3]
+    );
+}
+
+#[test]
+fn init_makes_the_slot_and_adds_tables_on_every_version() {
+    for major in [14, 15, 16, 17, 18] {
+        let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
+        // Twice without harm, and also beside a stream.
+        scene.init().finish().expect_code(0);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        add(&scene, "tenant_2.outbox", "");
+        scene
+            .init()
+            .args(["--table", "tenant_2.outbox"])
+            .finish()
+            .expect_code(0);
+        for table in ["tenant_1.outbox", "tenant_2.outbox"] {
+            let event = Event::new(&aggregate, table, "{}");
+            scene.db.run(&writer(&[table]).one(event));
+        }
+        scene.wait_for_records(2);
+        let refused = scene.init().args(["--table", "shop.outbox"]).finish();
+        refused
+            .expect_code(2)
+            .expect_says(&["shop.outbox", "tenant_*.outbox"]);
+        walpost.terminate().expect_code(0);
+    }
+}
+
+/// They are in WAL once, between what the table had before and what it has later, whatever happens to who delivers them.
+fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool) {
+    let scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    scene.db.run(
+        "CREATE SCHEMA tenant_2;
+         CREATE TABLE tenant_2.outbox (more bool DEFAULT true, id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text,
+             payload jsonb, created_at timestamptz DEFAULT clock_timestamp())",
+    );
+    let events = writer(&["tenant_2.outbox"]);
+    let event = |key| {
+        let payload = "{\"a\": \"quote \\\" and \\u00fc\"}";
+        events.one(Event::new(&aggregate, key, payload))
+    };
+    for key in ["1", "2", "3"] {
+        scene.db.run(&event(key));
+    }
+    let check = scene.check().finish().expect_code(0);
+    check.expect_says(&[
+        "not in the publication",
+        "walpost init --table tenant_2.outbox",
+    ]);
+
+    // A transaction that has written to the table is waited for; what it has written counts among the older rows.
+    let open = scene.server.session(&scene.name);
+    open.run(&format!("BEGIN; {}", event("4")));
+    let init = scene.init().args(["--table", "tenant_2.outbox"]).start();
+    wait_until("init to wait", || {
+        scene.db.is_true(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'tenant_2.outbox'::regclass)",
+        )
+    });
+    open.run("COMMIT");
+    init.finish().expect_code(0);
+    scene.db.run(&event("5"));
+
+    // Killed in the middle, again and again.
+    let mut walpost = scene.start();
+    for _ in 0..2 {
+        scene.kill(walpost);
+        walpost = scene.start();
+    }
+    let last = |record: &Record| record.key() == "5";
+    wait_until("the last event", || scene.records().iter().any(last));
+    walpost.terminate().expect_code(0);
+    let records = scene.records();
+    let mut seen = Vec::new();
+    for record in &records {
+        assert_eq!(
+            (record.header("tenant"), record.header("table")),
+            ("tenant_2", "outbox")
+        );
+        assert_eq!(record.text(), "{\"a\": \"quote \\\" and \u{fc}\"}");
+        if !seen.contains(&record.key()) {
+            seen.push(record.key());
+        }
+    }
+    assert_eq!(seen, ["1", "2", "3", "4", "5"]);
+    assert!(records.len() == 5 || !exactly_once, "{}", records.len());
+    let left = scene.db.number("SELECT count(*) FROM walpost.outbox_row");
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
+    let scene = scene(&["tenant_1.outbox"]);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let event = |key| writer(&["tenant_2.outbox"]).one(Event::new(&aggregate, key, "{}"));
+    let add = format!(
+        "SELECT walpost.add_outbox('tenant_2.outbox', 'walpost_{}')",
+        scene.name
+    );
+    let migrate = format!(
+        "BEGIN; CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL); {} {add}; {}",
+        event("before"),
+        event("after")
+    );
+    scene.db.run(&format!("{migrate} ROLLBACK"));
+    scene.db.run(&format!("{migrate} COMMIT"));
+    // Another time it is there already.
+    assert_eq!(scene.db.value(&add), None);
+    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
+    for (statement, word) in [
+        (
+            "SELECT walpost.add_outbox('tenant_1.outbox', 'nothing')",
+            "nothing",
+        ),
+        (
+            "SELECT walpost.add_outbox('pg_stat_activity', 'walpost_x')",
+            "pg_stat_activity",
+        ),
+    ] {
+        let error = scene.db.try_run(statement).expect_err(statement);
+        let message = error.as_db_error().expect(statement).message();
+        assert!(message.contains(word), "{message}");
+    }
+    let replay = scene.replay(&["--all", "--yes"]).finish();
+    replay
+        .expect_code(2)
+        .expect_says(&["several tables", "--table SCHEMA.TABLE"]);
+    let replay = scene.replay(&["--all", "--yes", "--table", "tenant_2.outbox"]);
+    replay.finish().expect_code(0);
+    assert_eq!(scene.wait_for_records(4)[3].header("tenant"), "tenant_2");
+    let verify = scene.verify().finish();
+    verify
+        .expect_code(2)
+        .expect_says(&["several tables", "--table"]);
+    let verify = scene.verify().args(["--table", "tenant_2.outbox"]).finish();
+    verify.expect_code(0);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn table_that_no_pattern_stands_for_halts_and_nothing_after_it_is_confirmed() {
+    let scene = scene(&["tenant_1.outbox"]);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "before");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    let before = scene.confirmed();
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "CREATE TABLE stranger (id int); ALTER PUBLICATION {publication} ADD TABLE stranger; INSERT INTO stranger VALUES (1)"
+    ));
+    let lost = scene.wal_position();
+    let finished = walpost.finish().expect_code(3);
+    finished.expect_says(&["halted", "public.stranger", "tenant_*.outbox"]);
+    assert!(before <= scene.confirmed() && scene.confirmed() < lost);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&[
+        "FAILED",
+        "other tables than tenant_*.outbox",
+        "public.stranger",
+    ]);
+}
+
+#[test]
+fn one_table_that_does_not_fit_is_named_and_halts() {
+    let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
+    scene
+        .db
+        .run("ALTER TABLE tenant_2.outbox RENAME aggregateid TO other");
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&[
+        "FAILED",
+        "tenant_2.outbox",
+        "aggregateid",
+        "2 tables are in the publication",
+    ]);
+    let finished = scene.run().finish().expect_code(3);
+    finished.expect_says(&["halted", "tenant_2.outbox", "aggregateid"]);
+}
+
+#[test]
+fn columns_of_a_table_that_is_added_are_asked_for_where_records_depend_on_them() {
+    let settings = format!(
+        "{SETTINGS}null_default = true\nkey = \"{{table.schema}}\"\npayload = \"payload\"\n"
+    );
+    let scene = scene_on(MAJOR, &settings, &["tenant_1.outbox"]);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    for number in 2..4 {
+        let table = format!("tenant_{number}.outbox");
+        add(
+            &scene,
+            &table,
+            &format!(
+                "CREATE TABLE {table} (id uuid, aggregatetype text, payload text DEFAULT 'default of {number}')"
+            ),
+        );
+        scene.db.run(&format!(
+            "INSERT INTO {table} VALUES (gen_random_uuid(), '{aggregate}', NULL)"
+        ));
+    }
+    let records = scene.wait_for_records(2);
+    let found = records.iter().map(|record| (record.key(), record.text()));
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [("tenant_2", "default of 2"), ("tenant_3", "default of 3")]
+    );
+    let positions = records
+        .iter()
+        .map(|record| parse_position(record.header("walpost-position")));
+    assert!(positions.is_sorted());
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn command_about_all_tables_refuses_to_be_about_one() {
+    let scene = scene(&["tenant_1.outbox"]);
+    for command in ["run", "check"] {
+        let refused = scene
+            .invoke(command)
+            .args(["--table", "tenant_1.outbox"])
+            .finish();
+        refused
+            .expect_code(2)
+            .expect_says(&["--table", "all of them"]);
+    }
+    let refused = scene.init().arg("--partitioned").finish();
+    refused
+        .expect_code(2)
+        .expect_says(&["--partitioned", "--table"]);
+}
