@@ -9,9 +9,8 @@
 -- deleted again: so they are in WAL exactly once, before everything that the table has later. The result is how many they are, and
 -- nothing where the table was in the publication before.
 --
--- Writers of the table wait until the transaction ends, and it waits for theirs. A million rows take some ten seconds, and
--- about three times their size in WAL: where that is too much, add the table while it is empty, and send its rows with walpost
--- replay.
+-- Writers of the table wait until the transaction ends, and it waits for theirs. Each row is written into WAL
+-- once more: where the table is too large for that, add it by ALTER PUBLICATION, and send its rows with walpost replay.
 --
 -- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: a table that is there already is
 -- examined, the function is replaced, what was granted or revoked on both stays.
