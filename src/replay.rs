@@ -537,13 +537,7 @@ impl<'s> Plan<'s> {
             database,
         })?;
         let columns = observed.columns;
-        let typed: Vec<_> = columns
-            .iter()
-            .map(|(name, type_oid)| TableColumn {
-                name,
-                type_oid: *type_oid,
-            })
-            .collect();
+        let typed = TableColumn::list(&columns);
         let mapping = Mapping::bind_with(
             outbox,
             table.rows(&table.to_string()),

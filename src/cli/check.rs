@@ -21,6 +21,7 @@ use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, some_of,
+    unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
@@ -389,7 +390,7 @@ async fn budget(
     }
 }
 
-/// What is the case of each of several tables.
+/// Several tables that share the slot.
 async fn tables(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -401,9 +402,6 @@ async fn tables(
     else {
         return;
     };
-    if let Some(lack) = publication.lack() {
-        report.add("tables", Outcome::Warning, lack);
-    }
     if !publication.has_outbox_row {
         let name = identifier(&settings.target.publication);
         let message = format!(
@@ -412,14 +410,22 @@ async fn tables(
         );
         report.add("tables", Outcome::Warning, message);
     }
-    let found = match catalog.tables(&publication.tables).await {
-        Ok(found) => found,
+    let asked = async {
+        let found = catalog.tables(&publication.tables).await?;
+        let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
+        Ok::<_, CatalogError>((found, unpublished))
+    };
+    let (found, unpublished) = match asked.await {
+        Ok(asked) => asked,
         Err(error) => {
             return report.add("tables", of(recovery::of_catalog(&error)), error);
         }
     };
+    if let Some(warning) = unpublished_warning(&unpublished) {
+        report.add("tables", Outcome::Warning, warning);
+    }
     let is_there = |table: &TableName| {
-        publication.lacks.contains(table) || found.iter().any(|(name, _)| name == table)
+        unpublished.contains(table) || found.iter().any(|(name, _)| name == table)
     };
     for table in patterns.named().filter(|table| !is_there(table)) {
         let message =
@@ -471,7 +477,7 @@ async fn tables(
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    // Those of several tables are told of with these.
+    // Several tables have a finding of their own.
     if observed.table.is_none() && !settings.target.outbox.is_messages() {
         return;
     }

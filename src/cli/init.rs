@@ -104,7 +104,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         if is_given && let Some(settings) = pipelines.iter().find(has_none) {
             let remedy = match settings.target.outbox.is_messages() {
                 true => "this outbox is of messages; leave it out",
-                false => "this outbox is several; name one with --table",
+                false => "this outbox is several tables; name one with --table",
             };
             error!(
                 "pipeline {:?}: {flag} is for a table, and {remedy}",

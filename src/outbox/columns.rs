@@ -24,6 +24,17 @@ pub struct TableColumn<'a> {
     pub type_oid: u32,
 }
 
+impl<'a> TableColumn<'a> {
+    /// Of names and type OIDs.
+    pub(crate) fn list(columns: &'a [(String, u32)]) -> Vec<Self> {
+        let columns = columns.iter().map(|(name, type_oid)| Self {
+            name,
+            type_oid: *type_oid,
+        });
+        columns.collect()
+    }
+}
+
 /// The table that rows are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowsOf<'a> {
@@ -487,10 +498,8 @@ impl Binder<'_> {
                 Part::Literal(text) => Ok(Piece::Literal(text.as_bytes().into())),
                 Part::Column(name) => self.column(name, &setting).map(Piece::Column),
                 Part::Time(name) => self.time(name, &setting),
-                Part::TableSchema => {
-                    self.of_table("{table.schema}", &setting, |table| table.schema)
-                }
-                Part::TableName => self.of_table("{table.name}", &setting, |table| table.name),
+                Part::TableSchema => self.of_table("table.schema", &setting, |table| table.schema),
+                Part::TableName => self.of_table("table.name", &setting, |table| table.name),
             })
             .collect::<Result<_, _>>()?;
         Ok(Bound { pieces })
@@ -504,7 +513,7 @@ impl Binder<'_> {
     ) -> Result<Piece, MappingError> {
         match &self.table {
             Some(table) => Ok(Piece::Literal(text(table).as_bytes().into())),
-            None => Err(self.missing(part.trim_matches(['{', '}']), setting)),
+            None => Err(self.missing(part, setting)),
         }
     }
 

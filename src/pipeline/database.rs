@@ -17,6 +17,7 @@ use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Target;
 
 /// The database, as a session needs it.
@@ -45,6 +46,13 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         tables: &[TableName],
     ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
+
+    /// Tables that the patterns stand for and that are not `published`.
+    fn unpublished(
+        &self,
+        patterns: &TablePatterns,
+        published: &[TableName],
+    ) -> impl Future<Output = Result<Vec<TableName>, CatalogError>> + Send;
 
     /// What is known of the columns of the table with this OID; nothing where that is not there.
     fn facts(
@@ -157,6 +165,14 @@ impl CatalogQueries for Catalog {
         tables: &[TableName],
     ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
         Catalog::tables(self, tables).await
+    }
+
+    async fn unpublished(
+        &self,
+        patterns: &TablePatterns,
+        published: &[TableName],
+    ) -> Result<Vec<TableName>, CatalogError> {
+        Catalog::unpublished(self, patterns, published).await
     }
 
     async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {

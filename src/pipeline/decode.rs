@@ -118,9 +118,7 @@ impl Core {
 
     /// Of an outbox of several tables: rows that were in one when it was added to this publication are events too.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
-        if let Source::Table(source) = &mut self.source {
-            source.read_older_rows_of(publication);
-        }
+        self.source.read_older_rows_of(publication);
     }
 
     /// How many dead letters there were; nothing where there can be none.

@@ -158,14 +158,7 @@ impl PipelineSettings {
     ) -> Result<Mapping, MappingError> {
         let none = ObservedTable::default();
         let found = found.unwrap_or(&none);
-        let columns: Vec<_> = found
-            .columns
-            .iter()
-            .map(|(name, type_oid)| TableColumn {
-                name,
-                type_oid: *type_oid,
-            })
-            .collect();
+        let columns = TableColumn::list(&found.columns);
         let shown = table.to_string();
         let bound = Mapping::bind_with(&self.outbox, table.rows(&shown), &columns, &found.facts);
         bound.map_err(|error| {

@@ -57,6 +57,7 @@ use crate::postgres::connect::dial;
 use crate::postgres::connect::dial::{DialError, ServerError, Socket};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 
 mod broker;
@@ -151,6 +152,14 @@ impl CatalogQueries for SimDatabase {
         &self,
         _: &[TableName],
     ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn unpublished(
+        &self,
+        _: &TablePatterns,
+        _: &[TableName],
+    ) -> Result<Vec<TableName>, CatalogError> {
         Ok(Vec::new())
     }
 

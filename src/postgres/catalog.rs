@@ -15,7 +15,7 @@ use super::connect::dial::{DialError, ServerError, SqlLimits};
 use super::sql_file;
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
-use super::target::{Outbox, Target};
+use super::target::{OUTBOX_ROW, Outbox, Target};
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
 
@@ -23,7 +23,8 @@ pub(crate) use self::everybody::Everybody;
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse, some_of,
+    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
+    some_of, unpublished_warning,
 };
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
@@ -467,7 +468,8 @@ impl Catalog {
                 schema: row.try_get(0)?,
                 name: row.try_get(1)?,
             };
-            if target.outbox.is_several() && table.is("walpost", "outbox_row") {
+            let [schema, name] = OUTBOX_ROW;
+            if target.outbox.is_several() && table.is(schema, name) {
                 publication.has_outbox_row = true;
                 continue;
             }
@@ -483,9 +485,6 @@ impl Catalog {
                 outbox if outbox.table() == Some(&table) => publication.has_table = true,
                 _ => {}
             }
-        }
-        if let Outbox::Tables(patterns) = &target.outbox {
-            publication.lacks = self.unpublished(patterns, &publication.tables).await?;
         }
         if let Some(table) = target.outbox.table()
             && !publication.has_table
@@ -506,7 +505,10 @@ impl Catalog {
     }
 
     /// Tables that the patterns stand for and that are not `published`.
-    async fn unpublished(
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    pub(crate) async fn unpublished(
         &self,
         patterns: &TablePatterns,
         published: &[TableName],

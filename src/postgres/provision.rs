@@ -85,6 +85,8 @@ pub(crate) enum Left {
     NoSlot,
     /// Everything, and the slot, which retains WAL from now on; but not what is noted of it.
     Slot,
+    /// All but the last step; the slot was there before, and may be streamed from.
+    LastStep,
 }
 
 impl fmt::Display for Left {
@@ -100,6 +102,9 @@ impl fmt::Display for Left {
             Self::Slot => {
                 "The slot is there and retains WAL from now on: run the same command again, which leaves what is there as it \
                  is; or drop the slot with sql/teardown.sql"
+            }
+            Self::LastStep => {
+                "The slot was there before. Run the same command again, which leaves what is there as it is"
             }
         })
     }
@@ -268,7 +273,7 @@ impl Provision {
                 let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
                 noted.map_err(failed(note, Left::Slot))?;
             }
-            left = Left::Slot;
+            left = if is_new { Left::Slot } else { Left::LastStep };
         }
         Ok(())
     }

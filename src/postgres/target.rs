@@ -5,6 +5,9 @@ use std::fmt;
 use super::table::TableName;
 use super::table_pattern::TablePatterns;
 
+/// Schema and name of the table through which older rows of one of several outboxes come: `sql/tables.sql`.
+pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
+
 /// What a pipeline uses in its database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {

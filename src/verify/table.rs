@@ -53,14 +53,7 @@ impl Plan {
         observed: &ObservedTable,
         range: &Range,
     ) -> Result<Self, VerifyError> {
-        let columns: Vec<_> = observed
-            .columns
-            .iter()
-            .map(|(name, type_oid)| TableColumn {
-                name,
-                type_oid: *type_oid,
-            })
-            .collect();
+        let columns = TableColumn::list(&observed.columns);
         let outbox = &settings.outbox;
         let mapping = Mapping::bind_with(
             outbox,

@@ -4,10 +4,8 @@
 
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::postgres::table::TableName;
+use crate::postgres::target::OUTBOX_ROW;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
-
-const SCHEMA: &str = "walpost";
-const TABLE: &str = "outbox_row";
 
 /// The columns of `walpost.outbox_row` that are read.
 const COLUMNS: [&str; 6] = [
@@ -28,11 +26,12 @@ pub(super) struct RowTable {
 
 impl RowTable {
     pub(super) fn name() -> TableName {
-        TableName::of(SCHEMA, TABLE)
+        let [schema, name] = OUTBOX_ROW;
+        TableName::of(schema, name)
     }
 
     pub(super) fn is(relation: &Relation<'_>) -> bool {
-        relation.namespace == SCHEMA && relation.name == TABLE
+        [relation.namespace, relation.name] == OUTBOX_ROW
     }
 
     pub(super) fn of(relation: &Relation<'_>) -> Result<Self, MappingError> {
@@ -95,12 +94,7 @@ pub(super) struct OlderRow {
 
 impl OlderRow {
     pub(super) fn columns(&self) -> Vec<TableColumn<'_>> {
-        let columns = self.columns.iter();
-        let columns = columns.map(|(name, type_oid)| TableColumn {
-            name,
-            type_oid: *type_oid,
-        });
-        columns.collect()
+        TableColumn::list(&self.columns)
     }
 
     /// Puts the values that `mapping` needs into their slots.

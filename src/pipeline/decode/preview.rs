@@ -128,9 +128,7 @@ impl Preview {
 
     /// As [`Core::read_older_rows_of`](super::Core::read_older_rows_of).
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
-        if let Source::Table(source) = &mut self.source {
-            source.read_older_rows_of(publication);
-        }
+        self.source.read_older_rows_of(publication);
     }
 
     /// Takes one message of the plugin, and says whether the stretch goes on behind it.

@@ -22,6 +22,13 @@ impl Source {
         })
     }
 
+    /// See [`Core::read_older_rows_of`](super::Core::read_older_rows_of).
+    pub(super) fn read_older_rows_of(&mut self, publication: &str) {
+        if let Self::Table(source) = self {
+            source.read_older_rows_of(publication);
+        }
+    }
+
     /// What the message is to an outbox of this kind.
     #[inline]
     pub(super) fn meaning<'s, 'm, 't>(&'s self, message: &'m Message<'t>) -> Meaning<'s, 'm, 't> {

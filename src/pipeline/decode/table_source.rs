@@ -97,7 +97,7 @@ impl TableSource {
         row_table.is_some_and(|row_table| row_table.has(relation))
     }
 
-    /// The row that is carried; none where it is another publication's.
+    /// The older row in a row of `walpost.outbox_row`; none where it is another publication's.
     pub(super) fn older(
         &self,
         at: Position,
@@ -124,7 +124,7 @@ impl TableSource {
         }
     }
 
-    /// What a row that is carried means.
+    /// What an older row means.
     pub(super) fn mapping_of(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
         self.bind(&row.table, row.oid, &row.columns())
     }

@@ -119,8 +119,6 @@ pub(crate) struct ObservedPublication {
     pub tables: Vec<TableName>,
     /// It has `walpost.outbox_row`, for rows of several tables from before these were added.
     pub has_outbox_row: bool,
-    /// Those of an outbox of several that it lacks.
-    pub lacks: Vec<TableName>,
     /// It has other tables: for an outbox of messages, any.
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
@@ -539,18 +537,6 @@ impl Observed {
 }
 
 impl ObservedPublication {
-    /// What is to be said of tables that an outbox of several should have and the publication has not.
-    #[must_use]
-    pub(crate) fn lack(&self) -> Option<String> {
-        let first = self.lacks.first()?;
-        let names: Vec<_> = self.lacks.iter().map(TableName::to_string).collect();
-        Some(format!(
-            "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
-             walpost init --table {first}; or leave it out of the patterns in tables",
-            some_of(&names)
-        ))
-    }
-
     /// What keeps an outbox of several tables from being read by it. Those that it lacks may be none yet.
     fn problem_of_several(&self, publication: String, of: String) -> Option<Problem> {
         if !self.inserts {
@@ -582,6 +568,18 @@ impl ObservedSlot {
             holder: holder.clone(),
         })
     }
+}
+
+/// What there is to say of `tables` that are outboxes by their names and are not published.
+#[must_use]
+pub(crate) fn unpublished_warning(tables: &[TableName]) -> Option<String> {
+    let first = tables.first()?;
+    let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
+    Some(format!(
+        "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
+         walpost init --table {first}; or leave it out of the patterns in tables",
+        some_of(&names)
+    ))
 }
 
 /// The first few of a list that can be as long as the database has tables.
@@ -902,12 +900,12 @@ mod tests {
             |p| p.other_tables.push("shop.orders".to_owned()),
             "contains other tables than tenant_*.outbox: shop.orders",
         );
-        let lacks = observed(|p| p.lacks.push("tenant_7.outbox".parse().expect("table")));
-        assert_eq!(lacks.problems(&target), []);
-        let lack = lacks.publication.and_then(|publication| publication.lack());
+        let warning = unpublished_warning(&["tenant_7.outbox".parse().expect("table")]);
+        let warning = warning.expect("one is not published");
         assert!(
-            lack.expect("said")
-                .contains("walpost init --table tenant_7.outbox")
+            warning.contains("walpost init --table tenant_7.outbox"),
+            "{warning}"
         );
+        assert_eq!(unpublished_warning(&[]), None);
     }
 }

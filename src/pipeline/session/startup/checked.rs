@@ -18,10 +18,11 @@ use crate::pipeline::snapshot;
 use crate::pipeline::wal_budget::slot_monitor;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::catalog::{
-    CatalogError, Observed, ObservedPublication, ObservedTable, SlotInUse,
+    CatalogError, Observed, ObservedTable, SlotInUse, unpublished_warning,
 };
 use crate::postgres::replication::Identity;
 use crate::postgres::table::TableName;
+use crate::postgres::target::Outbox;
 use crate::sink::Sink;
 
 /// The tables of an outbox of several.
@@ -58,12 +59,13 @@ impl<C: CatalogQueries> Checked<C> {
         settings.check_drop_slot(&observed)?;
         if !start.session_state.has_reminded {
             slot_monitor::remind(settings, &catalog).await?;
-            if let Some(lack) = observed
-                .publication
-                .as_ref()
-                .and_then(ObservedPublication::lack)
+            if let (Outbox::Tables(patterns), Some(publication)) =
+                (&target.outbox, &observed.publication)
             {
-                warn!(pipeline = settings.name, "{lack}");
+                let tables = catalog.unpublished(patterns, &publication.tables).await?;
+                if let Some(warning) = unpublished_warning(&tables) {
+                    warn!(pipeline = settings.name, "{warning}");
+                }
             }
             start.session_state.has_reminded = true;
         }
