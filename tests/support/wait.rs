@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Between two questions: what lasts is asked about less often, for the answers cost the processor that it waits for.
-const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(40);
+const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(100);
 
 /// Asks until the answer is `Some`, and returns it.
 ///
@@ -40,7 +40,7 @@ pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>
         if waited >= within {
             return None;
         }
-        thread::sleep((waited / 50).clamp(*POLL.start(), *POLL.end()));
+        thread::sleep((waited / 20).clamp(*POLL.start(), *POLL.end()));
     }
 }
 

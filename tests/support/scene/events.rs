@@ -27,7 +27,7 @@ impl Scene<'_> {
 
     /// Writers on this database, events for the aggregates.
     pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
-        self.load_that_rests(aggregates, Duration::from_millis(5))
+        self.load_that_rests(aggregates, Duration::from_millis(20))
     }
 
     /// As [`Scene::load`], with rests of that length between transactions.

@@ -74,14 +74,18 @@ impl Scene<'_> {
         let mut read = None;
         let found = poll_until(PATIENCE, || {
             let ends = self.broker.ends(&topics);
-            let arrived = match (self.exactly_once, &read) {
-                // The ends of transactions count there; what was just read is not read again at once.
-                (true, Some((before, at))) if *before == ends && Instant::elapsed(at) < AGAIN => {
-                    return None;
-                }
-                (true, _) => self.records().len(),
-                (false, _) => usize::try_from(ends.values().sum::<i64>()).unwrap(),
-            };
+            // The ends of transactions count there too.
+            let arrived_at_most = usize::try_from(ends.values().sum::<i64>()).unwrap();
+            if arrived_at_most < count || !self.exactly_once {
+                return (arrived_at_most >= count).then_some(());
+            }
+            if let Some((before, at)) = &read
+                && *before == ends
+                && Instant::elapsed(at) < AGAIN
+            {
+                return None;
+            }
+            let arrived = self.records().len();
             read = Some((ends, Instant::now()));
             (arrived >= count).then_some(())
         });
