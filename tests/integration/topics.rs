@@ -12,8 +12,9 @@ in_both_modes! {
 }
 
 const TOPICS: usize = 200;
-/// Topics that are created together take that many requests. Some are looked for before all of the rows were read.
-const REQUESTS: usize = TOPICS / 4;
+/// Topics that are created together take fewer requests than that, and fewer Kafka transactions. One by one it would be one each; but
+/// some are looked for before all of the rows were read, and more where processors are scarce.
+const SOME: usize = TOPICS / 2;
 
 /// Says when it asks for topics to be created.
 fn run(scene: &Scene) -> Invocation {
@@ -40,7 +41,7 @@ fn insert(scene: &Scene) -> Vec<String> {
 fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     scene.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
-    assert!((1..REQUESTS).contains(&requests), "{requests} requests");
+    assert!((1..SOME).contains(&requests), "{requests} requests");
     walpost.terminate().expect_code(0);
     let ends = scene.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
@@ -52,7 +53,7 @@ fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     if scene.is_exactly_once() {
         // Topics that are waited for one after the other are no quiet times.
         let checkpoints = scene.checkpoints().len();
-        assert!(checkpoints < TOPICS / 4, "{checkpoints} checkpoints");
+        assert!(checkpoints < SOME, "{checkpoints} checkpoints");
     }
 }
 
