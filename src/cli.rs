@@ -9,6 +9,7 @@ pub(crate) mod import;
 pub(crate) mod init;
 pub(crate) mod maintain;
 mod out;
+pub(crate) mod pipeline;
 pub(crate) mod replay;
 mod retired;
 pub(crate) mod run;
@@ -61,6 +62,9 @@ pub(crate) enum Command {
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
+    /// List, stop, start or restart pipelines of the process that runs, or have it read its configuration again
+    #[command(subcommand)]
+    Pipeline(pipeline::PipelineCommand),
     /// Send rows of the outbox table again: counts them, asks first, and can be resumed
     Replay(replay::ReplayArgs),
     /// Move the slot forward over events that must not be delivered: shows them, asks first, and
@@ -129,6 +133,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
         Command::Checkpoint(command) => checkpoint::run(command),
         Command::Import(command) => import::run(&command),
         Command::Maintain(args) => maintain::run(&args),
+        Command::Pipeline(command) => pipeline::run(&command),
         Command::Run(args) => run::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Skip(args) => skip::run(&args),
@@ -170,12 +175,15 @@ fn loaded(
         error!("{reason}");
         Exit::Usage
     })?;
-    for settings in &pipelines {
-        for open in settings.sink.warnings() {
-            warn!(pipeline = settings.name, "Kafka: {open}");
-        }
-    }
+    pipelines.iter().for_each(warn_of_exposure);
     Ok(pipelines)
+}
+
+/// Says what is open to those who share the network with Kafka.
+fn warn_of_exposure(settings: &PipelineSettings) {
+    for open in settings.sink.warnings() {
+        warn!(pipeline = settings.name, "Kafka: {open}");
+    }
 }
 
 /// As [`load`], with a runtime to ask for the pipelines' servers on.

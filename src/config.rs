@@ -32,6 +32,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 use crate::program::Program;
+use crate::supervisor::definitions::{Defined, Definitions};
 
 use self::file::{
     DeliveryName, File, FileEmptyArray, FileHeaders, FileNull, FilePipeline, OutboxName, SinkName,
@@ -110,6 +111,16 @@ pub(crate) enum ConfigError {
         /// What they share.
         what: &'static str,
     },
+    /// Two files have a pipeline of the same name.
+    #[error("pipeline {name:?} is in two files, {} and {}; each needs its own name", first.display(), second.display())]
+    InTwoFiles {
+        /// The name.
+        name: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
     /// A flag for one pipeline, and several pipelines.
     #[error(
         "flags or WALPOST_* variables for one pipeline are given, but the configuration file has several: {0}. Choose one with --pipeline NAME, or put the values into the file"
@@ -149,6 +160,13 @@ pub(crate) struct Given<'a> {
     pub takes_one_of: bool,
 }
 
+/// What says that there shall be no control socket.
+const OFF: &str = "off";
+/// Its name in a folder that is for it.
+const CONTROL_FILE: &str = "control.sock";
+/// Where it is on a machine with the unit that is shipped.
+pub(crate) const CONTROL_BY_SYSTEMD: &str = "/run/walpost/control.sock";
+
 /// The keys that name a program.
 const PASSWORD_COMMAND: &str = "password_command";
 const TOKEN_COMMAND: &str = "kafka_token_command";
@@ -164,17 +182,90 @@ pub(crate) fn load(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Vec<PipelineSettings>, ConfigError> {
+    let defined = define(given, env, env_vars)?;
+    Ok(defined.into_iter().map(|of| of.settings).collect())
+}
+
+/// As [`load`], with what is compared when the files have changed.
+fn define(
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: impl Iterator<Item = (String, String)>,
+) -> Result<Vec<Defined<Definition>>, ConfigError> {
     let path = given.connection.config.as_deref();
-    let file = path.map(file::read).transpose()?;
-    if let (Some(path), Some(file)) = (path, &file)
-        && let Some(exposed) = file::exposed(path, file)
-    {
-        tracing::warn!("{exposed}");
+    let files = path.map(file::read_all).transpose()?.unwrap_or_default();
+    for (path, file) in &files {
+        if let Some(exposed) = file::exposed(path, file) {
+            tracing::warn!("{exposed}");
+        }
     }
-    if let (Some(path), Some(file)) = (path, &file) {
+    for (path, file) in &files {
         trust::check(path, file)?;
     }
-    of_file(path.zip(file), given, env, env_vars)
+    of_file(path.zip(merged(files)), given, env, env_vars)
+}
+
+/// The file, with the pipelines of its sources.
+fn merged(files: Vec<(PathBuf, File)>) -> Option<File> {
+    let mut files = files.into_iter().map(|(_, file)| file);
+    let mut all = files.next()?;
+    all.pipeline.extend(files.flat_map(|part| part.pipeline));
+    Some(all)
+}
+
+/// The pipelines that flags, environment and files define, however often they are read.
+pub(crate) struct Configured<'a> {
+    pub given: Given<'a>,
+    pub env: fn(&str) -> Option<String>,
+    pub env_vars: fn() -> Vec<(String, String)>,
+}
+
+impl Definitions for Configured<'_> {
+    type Definition = Definition;
+
+    fn read(&self) -> Result<Vec<Defined<Definition>>, String> {
+        define(&self.given, &self.env, (self.env_vars)().into_iter())
+            .map_err(|error| error.to_string())
+    }
+
+    fn places(&self) -> Vec<PathBuf> {
+        let Some(path) = &self.given.connection.config else {
+            return Vec::new();
+        };
+        // What can't be read has no sources, until it has changed.
+        let sources = file::read(path).map_or_else(|_| Vec::new(), |file| file.fleet.source);
+        let directories = sources
+            .iter()
+            .map(|source| file::beside(path, &source.directory));
+        std::iter::once(path.clone()).chain(directories).collect()
+    }
+}
+
+/// What the files say of a pipeline, but for passwords: whoever connects reads those again.
+#[derive(PartialEq)]
+pub(crate) struct Definition {
+    pipeline: FilePipeline,
+    postgres: Vec<(String, String)>,
+    kafka: BTreeMap<String, file::Scalar>,
+}
+
+impl Definition {
+    fn of(pipeline: &FilePipeline, kafka: &BTreeMap<String, file::Scalar>) -> Self {
+        let postgres = pipeline.postgres.as_deref().unwrap_or_default();
+        let kafka = kafka.iter().chain(pipeline.kafka.iter().flatten());
+        Self {
+            postgres: Conninfo::without_passwords(postgres),
+            kafka: kafka
+                .filter(|(name, _)| !Credentials::have(name))
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+            pipeline: FilePipeline {
+                postgres: None,
+                kafka: None,
+                ..pipeline.clone()
+            },
+        }
+    }
 }
 
 /// As [`load`], for who makes what the pipelines need. With several pipelines of a file, `--postgres` is the
@@ -191,7 +282,8 @@ pub(crate) fn load_to_administer(
     let (Some(path), Some(url)) = (&connection.config, &connection.postgres) else {
         return load(given, env, env_vars);
     };
-    if choose(file::read(path)?.pipeline, &connection.pipeline, true)?.len() < 2 {
+    let all = merged(file::read_all(path)?).unwrap_or_default();
+    if choose(all, &connection.pipeline, true)?.len() < 2 {
         return load(given, env, env_vars);
     }
     let own = ConnectionArgs {
@@ -209,7 +301,7 @@ pub(crate) fn load_to_administer(
     for settings in &mut pipelines {
         settings.postgres = administrator.to_database_of(&settings.postgres);
     }
-    each_its_own(&pipelines)?;
+    each_its_own(&pipelines.iter().collect::<Vec<_>>())?;
     Ok(pipelines)
 }
 
@@ -263,31 +355,70 @@ pub(crate) fn http_hosts(
     Ok(file.map(|file| file.http_hosts).unwrap_or_default())
 }
 
+/// Where `walpost pipeline` is answered: as the flag or its variable says, or else the file, or else in the folder that systemd
+/// has made for this; nowhere where nobody says.
+///
+/// # Errors
+/// The file can't be used.
+pub(crate) fn control(
+    given: Option<&Path>,
+    file: Option<&Path>,
+    env: Env<'_>,
+) -> Result<Option<PathBuf>, ConfigError> {
+    let named = match (given, file) {
+        (Some(given), _) => Some(given.to_owned()),
+        (None, None) => None,
+        (None, Some(file)) => {
+            let named = file::read(file)?.control;
+            named.map(|named| match named.as_str() {
+                OFF => PathBuf::from(OFF),
+                path => file::beside(file, Path::new(path)),
+            })
+        }
+    };
+    let by_systemd = || {
+        let folders = env("RUNTIME_DIRECTORY")?;
+        let first = folders.split(':').next().filter(|path| !path.is_empty())?;
+        Some(Path::new(first).join(CONTROL_FILE))
+    };
+    Ok(named
+        .or_else(by_systemd)
+        .filter(|path| path != Path::new(OFF)))
+}
+
 /// The settings of every pipeline that was asked for, of the file if there is one.
 fn of_file(
     read: Option<(&Path, File)>,
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
-) -> Result<Vec<PipelineSettings>, ConfigError> {
+) -> Result<Vec<Defined<Definition>>, ConfigError> {
     let path = read.as_ref().map(|(path, _)| *path);
     let file = read.map(|(_, file)| file).unwrap_or_default();
+    let kafka = file.kafka.clone();
     let env_vars: Vec<_> = env_vars.collect();
     let mut variables = env_vars.iter().map(|(name, _)| name);
     if let Some(reason) = variables.find_map(|name| retired::variable(name)) {
         return Err(ConfigError::Flag(reason));
     }
     let from_env = kafka_properties(env_vars.into_iter());
-    let chosen = choose(file.pipeline, &given.connection.pipeline, path.is_some())?;
+    let chosen = choose(file, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
     }
-    let settings: Vec<_> = chosen
+    each_in_one_file(&chosen)?;
+    let defined: Vec<_> = chosen
         .into_iter()
-        .map(|pipeline| settings(pipeline, path, &file.kafka, &from_env, given, env))
-        .collect::<Result<_, _>>()?;
-    each_its_own(&settings)?;
-    Ok(settings)
+        .map(|pipeline| {
+            Ok(Defined {
+                definition: Definition::of(&pipeline, &kafka),
+                settings: settings(pipeline, path, &kafka, &from_env, given, env)?,
+            })
+        })
+        .collect::<Result<_, ConfigError>>()?;
+    let all: Vec<_> = defined.iter().map(|of| &of.settings).collect();
+    each_its_own(&all)?;
+    Ok(defined)
 }
 
 impl Given<'_> {
@@ -303,11 +434,9 @@ fn names(pipelines: &[FilePipeline]) -> String {
 }
 
 /// The pipelines of the file that were asked for; without a file, one with nothing but a name.
-fn choose(
-    pipelines: Vec<FilePipeline>,
-    asked: &[String],
-    from_file: bool,
-) -> Result<Vec<FilePipeline>, ConfigError> {
+fn choose(file: File, asked: &[String], from_file: bool) -> Result<Vec<FilePipeline>, ConfigError> {
+    let has_sources = !file.fleet.source.is_empty();
+    let pipelines = file.pipeline;
     if pipelines.is_empty() && !from_file {
         let unnamed = || vec![FilePipeline::default()];
         let named = |name: &String| FilePipeline {
@@ -326,7 +455,7 @@ fn choose(
         }
     }
     if asked.is_empty() {
-        return Ok(if pipelines.is_empty() {
+        return Ok(if pipelines.is_empty() && !has_sources {
             vec![FilePipeline::default()]
         } else {
             pipelines
@@ -338,7 +467,22 @@ fn choose(
         .collect())
 }
 
-fn each_its_own(settings: &[PipelineSettings]) -> Result<(), ConfigError> {
+fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
+    for (at, second) in pipelines.iter().enumerate() {
+        let is_other =
+            |first: &&FilePipeline| first.name() == second.name() && first.origin != second.origin;
+        if let Some(first) = pipelines[..at].iter().find(is_other) {
+            return Err(ConfigError::InTwoFiles {
+                name: second.name().to_owned(),
+                first: first.origin.clone(),
+                second: second.origin.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
     for (at, second) in settings.iter().enumerate() {
         for first in &settings[..at] {
             let what = if first.name == second.name {
@@ -431,7 +575,7 @@ fn settings(
         && file.postgres.is_some()
         && given.connection.postgres.is_none()
     {
-        postgres = kept(postgres, path, &name);
+        postgres = kept(postgres, path, &file.origin, &name);
     }
     // Whoever names another connection on the command line has its password too.
     if let Some(argv) = &file.password_command
@@ -661,29 +805,39 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
     })
 }
 
-/// The connection string, whose password may change in the file.
-fn kept(postgres: Conninfo, path: &Path, pipeline: &str) -> Conninfo {
-    let place = format!("postgres of pipeline {pipeline:?} in {}", path.display());
-    let (path, pipeline) = (path.to_owned(), pipeline.to_owned());
+/// The connection string, whose password may change in the file that it comes from.
+fn kept(postgres: Conninfo, path: &Path, origin: &Path, pipeline: &str) -> Conninfo {
+    let place = format!("postgres of pipeline {pipeline:?} in {}", origin.display());
+    let (path, origin) = (path.to_owned(), origin.to_owned());
+    let pipeline = pipeline.to_owned();
     postgres.kept_in(&place, move || {
-        let (_, now) = read_again(&path, &pipeline).map_err(|error| error.to_string())?;
+        let again = read_again(&path, &origin, &pipeline);
+        let (_, now) = again.map_err(|error| error.to_string())?;
         let env = |name: &str| std::env::var(name).ok();
         self::postgres(&pipeline, now.postgres.as_deref(), &env).map_err(|error| error.to_string())
     })
 }
 
-/// The properties of Kafka that the file has for all by now, and the pipeline.
+/// The properties of Kafka that the file has for all by now, and the pipeline, which is in the file `origin`; nowhere where no
+/// file names it.
 fn read_again(
     path: &Path,
+    origin: &Path,
     pipeline: &str,
 ) -> Result<(BTreeMap<String, file::Scalar>, FilePipeline), ConfigError> {
-    let file = file::read(path)?;
-    let asked: &[String] = match file.pipeline.is_empty() {
+    let mut file = file::read(path)?;
+    let kafka = std::mem::take(&mut file.kafka);
+    let is_part = ![path, Path::new("")].contains(&origin);
+    if is_part {
+        file.pipeline = file::read_part(origin)?;
+    }
+    let asked: &[String] = match file.pipeline.is_empty() && !is_part {
         true => &[],
         false => &[pipeline.to_owned()],
     };
-    let mut chosen = choose(file.pipeline, asked, true)?;
-    Ok((file.kafka, chosen.remove(0)))
+    let chosen = choose(file, asked, true)?;
+    let found = chosen.into_iter().next();
+    Ok((kafka, found.unwrap_or_default()))
 }
 
 fn target(reader: &Reader, file: &FilePipeline, given: &Given<'_>) -> Result<Target, ConfigError> {
@@ -985,7 +1139,7 @@ fn sink(
             let origin = format!("{TOKEN_COMMAND} of pipeline {pipeline:?}: {path}");
             Credentials::of_program(origin, program)
         }
-        None => credentials(path, &reader.pipeline, over),
+        None => credentials(path, &file.origin, &reader.pipeline, over),
     };
     Ok(SinkSettings::Kafka {
         properties,
@@ -1044,7 +1198,12 @@ fn properties_of_file(
 }
 
 /// What proves to the brokers who we are, which may change in the file. What is given `over` that stays.
-fn credentials(path: Option<&Path>, pipeline: &str, over: Properties) -> Credentials {
+fn credentials(
+    path: Option<&Path>,
+    origin: &Path,
+    pipeline: &str,
+    over: Properties,
+) -> Credentials {
     let path = match path {
         Some(path) if !over.contains_key("sasl.password") => path.to_owned(),
         _ => {
@@ -1053,10 +1212,11 @@ fn credentials(path: Option<&Path>, pipeline: &str, over: Properties) -> Credent
             ));
         }
     };
-    let origin = format!("\"sasl.password\" in {}", path.display());
-    let pipeline = pipeline.to_owned();
-    Credentials::kept(origin, move || {
-        let (kafka, now) = read_again(&path, &pipeline).map_err(|error| error.to_string())?;
+    let place = format!("\"sasl.password\" in {}", path.display());
+    let (origin, pipeline) = (origin.to_owned(), pipeline.to_owned());
+    Credentials::kept(place, move || {
+        let again = read_again(&path, &origin, &pipeline);
+        let (kafka, now) = again.map_err(|error| error.to_string())?;
         let mut now = properties_of_file(&kafka, &now);
         now.extend(over.clone());
         Ok(now)

@@ -21,7 +21,7 @@
 //! - [`import`]: another tool's configuration becomes walpost.toml. Beside [`config`], which it does not know: `cli` tests
 //!   that what the one writes, the other reads.
 //! - [`supervisor`]: builds sinks and pipelines, and runs these side by side, each on its thread; signals; what systemd
-//!   is told.
+//!   is told. It starts, stops and replaces single ones as their definitions change, or as the control socket asks.
 //! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
 //!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
 //!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
@@ -72,7 +72,7 @@
 //! - An alert: [`observe::watchdog`] finds it, [`observe::problem`] words it; `deploy/prometheus/` has those that are made of
 //!   metrics.
 //! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
-//!   [`pipeline::settings`] carries it.
+//!   [`pipeline::settings`] carries it. Whether a pipeline goes on when it changes follows from `config::Definition`.
 //! - A property of Debezium: a file of [`import`], if it makes a line of walpost.toml; else `import::known`.
 //! - A remedy: [`pipeline::recovery`], for every error of every stage.
 //!

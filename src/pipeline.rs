@@ -51,10 +51,10 @@ use crate::sink::{Sink, SinkError};
 /// How long a broken producer may take to tell which delivery has failed.
 const REASON: Duration = Duration::from_secs(1);
 
-/// Goes on looking at the slot of a pipeline that has halted, for as long as the
+/// Goes on looking at the slot of a pipeline that has halted or was stopped, for as long as the
 /// process runs for the sake of others. The slot is never dropped: a person has been called, and
 /// it may be the wrong server's. Does not end by itself.
-pub(crate) async fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
+pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     let watched = Watched::holding(settings, &stats);
     loop {
         let looked = async {

@@ -1,53 +1,49 @@
 //! Many pipelines in one process: each on a thread of its own, so that none waits for another.
 
+use std::future::pending;
 use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-use crate::delivery::isolation::Batching;
-use crate::delivery::stats::PipelineStats;
-use crate::kafka::limits::BatchLimit;
-use crate::kafka::producer::KafkaSink;
+use self::control::{Answer, Asked, Control, Request};
+use self::definitions::{Defined, Definitions};
+use self::pipelines::{Pipelines, STOPPING, Said};
+use self::places::Places;
+use self::systemd::Systemd;
 use crate::model::exit::Exit;
-use crate::model::lifecycle::{ErrorKind, State};
 use crate::observe::http;
 use crate::observe::registry::Registry;
-use crate::pipeline;
-use crate::pipeline::error::PipelineError;
 use crate::pipeline::order::Order;
-use crate::pipeline::recovery::Remedy;
-use crate::pipeline::settings::PipelineSettings;
-use crate::retention::maintenance;
-use crate::sink::stdout::StdoutSink;
 
-use self::systemd::Systemd;
-
+pub(crate) mod control;
+pub(crate) mod definitions;
+mod pipelines;
+pub(crate) mod places;
 mod systemd;
-
-/// How a pipeline ended.
-enum Ended {
-    Stopped,
-    Halted,
-    Defect,
-}
 
 /// How often it is taken down how the pipelines are.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Runs `pipelines` until all have ended, and shows over HTTP how they are to whoever connects to
-/// `listener`. The first SIGTERM or SIGINT drains them, the second stops the process at once;
-/// SIGHUP is logged. A pipeline that halts is reported and leaves the others running.
+/// Runs the pipelines `first`, and those that `definitions` has when `places` change, until all have ended. Shows over HTTP how they
+/// are to whoever connects to `listener`, and does what is asked of `control`. The first SIGTERM or SIGINT drains them, the second
+/// stops the process at once; SIGHUP has the definitions read again. A pipeline that halts is reported and leaves the others
+/// running.
 #[must_use]
-pub(crate) fn run(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
+pub(crate) fn run<D: Definitions>(
+    definitions: &D,
+    places: Places,
+    first: Vec<Defined<D::Definition>>,
+    listener: Option<http::Listener>,
+    control: Option<Control>,
+) -> Exit {
     match runtime() {
-        Ok(runtime) => runtime.block_on(supervise(pipelines, listener)),
+        Ok(runtime) => runtime.block_on(supervise(definitions, places, first, listener, control)),
         Err(reason) => {
             error!("the asynchronous runtime can't be started: {reason}");
             Exit::Failed
@@ -60,7 +56,13 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
 
-async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::Listener>) -> Exit {
+async fn supervise<D: Definitions>(
+    definitions: &D,
+    places: Places,
+    first: Vec<Defined<D::Definition>>,
+    listener: Option<http::Listener>,
+    control: Option<Control>,
+) -> Exit {
     let (orders, _) = watch::channel(Order::Run);
     let (mut terminate, mut interrupt, mut hangup) = match (
         signal(SignalKind::terminate()),
@@ -73,60 +75,170 @@ async fn supervise(pipelines: Vec<PipelineSettings>, listener: Option<http::List
             return Exit::Failed;
         }
     };
-    let pipelines: Vec<_> = pipelines
-        .into_iter()
-        .map(|settings| (Arc::new(PipelineStats::new(settings.about())), settings))
-        .collect();
-    let registry = Registry::new(pipelines.iter().map(|(stats, _)| Arc::clone(stats)));
-    let registry = Arc::new(registry);
-    if let Some(listener) = listener
-        && let Err(reason) = show(listener, Arc::clone(&registry))
+    let registry = Arc::new(Registry::new([]));
+    let (ended, mut endings) = mpsc::unbounded_channel();
+    let mut supervisor = Supervisor {
+        definitions,
+        places,
+        pipelines: Pipelines::new(Arc::clone(&registry), ended),
+        registry: Arc::clone(&registry),
+    };
+    let (asks, mut asked) = mpsc::channel(1);
+    let shown = listener.map_or(Ok(()), |listener| show(listener, Arc::clone(&registry)));
+    let controlled = control
+        .as_ref()
+        .map_or(Ok(()), |control| control.serve(asks));
+    if let Err((what, reason)) = shown
+        .map_err(|error| ("HTTP", error))
+        .and(controlled.map_err(|error| ("control socket", error)))
     {
-        error!("HTTP: {reason}");
+        error!("{what}: {reason}");
         return Exit::Failed;
     }
+    supervisor.pipelines.apply(first);
     if let Some(systemd) = Systemd::from_env() {
         tokio::spawn(systemd.tell(Arc::clone(&registry), orders.subscribe()));
     }
     tokio::spawn(watch_over(registry));
-    let (ended, mut endings) = mpsc::channel(pipelines.len().max(1));
-    for (stats, settings) in pipelines {
-        start(settings, stats, orders.subscribe(), ended.clone());
-    }
-    drop(ended);
-
-    let mut exit = Exit::Done;
-    loop {
-        let asked = tokio::select! {
-            ending = endings.recv() => {
-                match ending {
-                    None => return exit,
-                    Some(Ended::Stopped) => {}
-                    Some(Ended::Halted) => exit = Exit::Halted,
-                    Some(Ended::Defect) if exit == Exit::Done => exit = Exit::Failed,
-                    Some(Ended::Defect) => {}
-                }
+    let mut look = tokio::time::interval(places::LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !supervisor.pipelines.are_over() {
+        let signal = tokio::select! {
+            Some(ending) = endings.recv() => {
+                supervisor.pipelines.ended(ending);
+                continue;
+            }
+            request = next(&mut asked) => {
+                supervisor.answer(request);
+                continue;
+            }
+            _ = look.tick() => {
+                supervisor.look();
+                continue;
+            }
+            _ = hangup.recv() => {
+                // It has been told, and there is nobody else to tell.
+                let _ = supervisor.reload("SIGHUP", false);
                 continue;
             }
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
-            _ = hangup.recv() => {
-                warn!(
-                    "SIGHUP ignored: settings are read at the start only. To have new ones, restart Walpost"
-                );
-                continue;
-            }
         };
         if *orders.borrow() == Order::Drain {
             warn!(
-                signal = asked,
+                signal,
                 "second signal: stopping at once; what was in flight will be sent again"
             );
+            drop(control);
             // Without the runtime's and librdkafka's farewells, which can take seconds.
             std::process::exit(i32::from(Exit::Failed.code()));
         }
-        info!(signal = asked, "stopping; a second signal stops at once");
+        info!(signal, "stopping; a second signal stops at once");
         orders.send_replace(Order::Drain);
+        supervisor.pipelines.drain();
+    }
+    supervisor.pipelines.exit()
+}
+
+/// The next request. There is none where there is no control socket.
+async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
+    match asked.recv().await {
+        Some(request) => request,
+        None => pending().await,
+    }
+}
+
+/// What changes while the process runs.
+struct Supervisor<'d, D: Definitions> {
+    definitions: &'d D,
+    places: Places,
+    pipelines: Pipelines<D::Definition>,
+    registry: Arc<Registry>,
+}
+
+impl<D: Definitions> Supervisor<'_, D> {
+    /// Reads the definitions again if they have changed.
+    fn look(&mut self) {
+        if self.places.have_changed() {
+            // See SIGHUP.
+            let _ = self.reload("a changed file", false);
+        }
+    }
+
+    /// Reads the definitions again, because of `what`. Most pipelines go only if somebody has said so.
+    fn reload(&mut self, what: &str, is_accepted: bool) -> Said {
+        self.places = Places::of(self.definitions.places());
+        let said = self.read_and_apply(is_accepted);
+        self.registry.reloaded(said.as_ref().err().cloned());
+        match &said {
+            Ok(changes) => info!("configuration reloaded after {what}: {changes}"),
+            Err(reason) => error!(
+                "configuration not reloaded after {what}, and the pipelines go on as they are: {reason}"
+            ),
+        }
+        said
+    }
+
+    fn read_and_apply(&mut self, is_accepted: bool) -> Said {
+        if self.pipelines.are_stopping() {
+            return Err(STOPPING.to_owned());
+        }
+        let next = self.definitions.read()?;
+        let changes = self.pipelines.changes(&next);
+        if changes.are_doubtful() && !is_accepted {
+            let (removed, left) = (changes.removed.len(), next.len());
+            return Err(format!(
+                "{removed} pipelines would be removed ({}), and {left} would be left. If that is meant: walpost pipeline reload --accept",
+                changes.removed.join(", ")
+            ));
+        }
+        self.pipelines.apply(next);
+        Ok(changes.to_string())
+    }
+
+    fn answer(&mut self, (request, answer): Asked) {
+        let names = match &request {
+            Request::Stop(names) | Request::Start(names) | Request::Restart(names) => names.clone(),
+            Request::List => {
+                let list = self.pipelines.list().into_iter();
+                let done = list
+                    .map(|(name, state)| format!("{name} {state}"))
+                    .collect();
+                let refused = Vec::new();
+                let _ = answer.send(Answer { done, refused });
+                return;
+            }
+            Request::Reload { accept } => {
+                let mut said = Answer::default();
+                match self.reload("walpost pipeline reload", *accept) {
+                    Ok(changes) => said.done.push(changes),
+                    Err(reason) => said.refused.push(reason),
+                }
+                let _ = answer.send(said);
+                return;
+            }
+        };
+        let mut waiting = Vec::new();
+        for name in names {
+            let (waits, waited) = oneshot::channel();
+            match &request {
+                Request::Stop(_) => self.pipelines.stop(&name, waits),
+                Request::Start(_) => self.pipelines.start_again(&name, waits),
+                _ => self.pipelines.restart(&name, waits),
+            }
+            waiting.push(waited);
+        }
+        tokio::spawn(async move {
+            let mut said = Answer::default();
+            for waited in waiting {
+                match waited.await {
+                    Ok(Ok(done)) => said.done.push(done),
+                    Ok(Err(refused)) => said.refused.push(refused),
+                    Err(_) => said.refused.push("walpost has ended meanwhile".to_owned()),
+                }
+            }
+            let _ = answer.send(said);
+        });
     }
 }
 
@@ -146,114 +258,5 @@ async fn watch_over(registry: Arc<Registry>) {
     loop {
         interval.tick().await;
         registry.sample();
-    }
-}
-
-fn start(
-    settings: PipelineSettings,
-    stats: Arc<PipelineStats>,
-    orders: watch::Receiver<Order>,
-    ended: mpsc::Sender<Ended>,
-) {
-    let name = settings.name.clone();
-    let report = Report {
-        name: name.clone(),
-        stats: Arc::clone(&stats),
-        ended,
-        ending: Ended::Defect,
-    };
-    let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
-        let mut report = report;
-        match run_one(&settings, orders, Arc::clone(&stats)) {
-            Ok(()) => {
-                stats.entered(State::Stopped);
-                report.ending = Ended::Stopped;
-            }
-            Err(reason) => {
-                error!(pipeline = settings.name, "halted: {reason}");
-                report.ending = Ended::Halted;
-                drop(report);
-                watch_halted(&settings, stats);
-            }
-        }
-    });
-    if let Err(reason) = spawned {
-        error!(
-            pipeline = name,
-            "the pipeline's thread can't be started: {reason}"
-        );
-    }
-}
-
-fn run_one(
-    settings: &PipelineSettings,
-    orders: watch::Receiver<Order>,
-    stats: Arc<PipelineStats>,
-) -> Result<(), PipelineError> {
-    let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
-    let result = runtime.block_on(run_into_sink(settings, orders, stats));
-    // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
-    runtime.shutdown_background();
-    result
-}
-
-/// Runs the pipeline into the sink that its settings name, and maintains its table beside it.
-async fn run_into_sink(
-    settings: &PipelineSettings,
-    orders: watch::Receiver<Order>,
-    stats: Arc<PipelineStats>,
-) -> Result<(), PipelineError> {
-    let _maintenance = maintenance::beside(settings);
-    let postgres = &settings.postgres;
-    match settings.producer() {
-        None => {
-            let make = |deliveries, _: &Batching| Ok(StdoutSink::new(deliveries));
-            pipeline::run(settings, postgres, orders, stats, make).await
-        }
-        Some(producer) => {
-            let limit = BatchLimit::default();
-            let make = |deliveries, batching: &Batching| {
-                KafkaSink::for_pipeline(&producer, batching, &limit, deliveries)
-            };
-            pipeline::run(settings, postgres, orders, stats, make).await
-        }
-    }
-}
-
-/// Until the process ends, which it does when no pipeline is left.
-fn watch_halted(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
-    match runtime() {
-        Ok(runtime) => runtime.block_on(async {
-            let _maintenance = maintenance::beside(settings);
-            pipeline::watch_halted(settings, stats).await;
-        }),
-        Err(reason) => warn!(
-            pipeline = settings.name,
-            "the slot of the halted pipeline is not monitored: {reason}"
-        ),
-    }
-}
-
-/// Says how a pipeline ended when it is dropped: also when its thread panics.
-struct Report {
-    name: String,
-    stats: Arc<PipelineStats>,
-    ended: mpsc::Sender<Ended>,
-    ending: Ended,
-}
-
-impl Drop for Report {
-    fn drop(&mut self) {
-        let ending = std::mem::replace(&mut self.ending, Ended::Stopped);
-        if thread::panicking() {
-            const DEFECT: &str = "stopped by a defect in walpost; please report it";
-            error!(pipeline = self.name, "{DEFECT}");
-            self.stats.entered(State::Halted);
-            let remedy = Remedy::Halt.describe();
-            self.stats
-                .failed(ErrorKind::Defect, DEFECT.to_owned(), remedy);
-        }
-        // There is room for one ending per pipeline; nobody listens only when the process ends.
-        let _ = self.ended.try_send(ending);
     }
 }

@@ -1,18 +1,22 @@
 //! `walpost run`
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tracing::error;
+use tracing::{error, warn};
 
-use super::{init, load};
+use super::{init, variable, variables, warn_of_exposure};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
-use crate::config::{self, Given};
+use crate::config::{self, Configured, Given};
 use crate::model::exit::Exit;
 use crate::observe::http;
 use crate::postgres::provision::Provision;
 use crate::supervisor;
+use crate::supervisor::control::{self, Control};
+use crate::supervisor::definitions::{Defined, Definitions};
+use crate::supervisor::places::Places;
 
 /// How long `--init` waits for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,6 +39,14 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     http_host: Vec<String>,
+    /// Unix-domain socket at which `walpost pipeline` is answered, or off. With systemd's RuntimeDirectory there is one by itself
+    #[arg(
+        long,
+        env = "WALPOST_CONTROL",
+        value_name = "PATH",
+        hide_short_help = true
+    )]
+    control: Option<PathBuf>,
     /// First create table or functions, publication and slot, where they are missing
     #[arg(long)]
     init: bool,
@@ -53,16 +65,35 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         sink: args.sink,
         takes_one_of: false,
     };
-    let pipelines = match load(&given) {
-        Ok(pipelines) => pipelines,
-        Err(exit) => return exit,
+    let definitions = Configured {
+        given,
+        env: variable,
+        env_vars: || variables().collect(),
     };
+    let places = Places::of(definitions.places());
+    let pipelines = match definitions.read() {
+        Ok(pipelines) => pipelines,
+        Err(reason) => {
+            error!("{reason}");
+            return Exit::Usage;
+        }
+    };
+    for open in pipelines.iter().map(|of| &of.settings) {
+        warn_of_exposure(open);
+    }
+    if pipelines.is_empty() {
+        warn!("there is no pipeline yet; waiting for one");
+    }
     let listener = match listen(args) {
         Ok(listener) => listener,
         Err(exit) => return exit,
     };
+    let control = match control(args) {
+        Ok(control) => control,
+        Err(exit) => return exit,
+    };
     if args.init {
-        for settings in &pipelines {
+        for Defined { settings, .. } in &pipelines {
             let provision = Provision {
                 pipeline: settings.name.clone(),
                 target: settings.target.clone(),
@@ -79,7 +110,20 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             }
         }
     }
-    supervisor::run(pipelines, listener)
+    supervisor::run(&definitions, places, pipelines, listener, control)
+}
+
+fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {
+    let config = args.connection.config.as_deref();
+    let path = config::control(args.control.as_deref(), config, &variable).map_err(|reason| {
+        error!("{reason}");
+        Exit::Usage
+    })?;
+    let control = path.map(|path| control::listen(&path)).transpose();
+    control.map_err(|reason| {
+        error!("{reason}");
+        Exit::Usage
+    })
 }
 
 /// Before anything is done: who can't be watched as asked shall not begin.

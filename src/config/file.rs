@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -25,6 +25,11 @@ pub(crate) struct File {
     /// Further names by which they may be asked for.
     #[serde(default)]
     pub http_hosts: Vec<String>,
+    /// Where `walpost pipeline` is answered.
+    pub control: Option<String>,
+    /// Where else pipelines are.
+    #[serde(default)]
+    pub fleet: FileFleet,
     /// librdkafka's properties for every pipeline.
     #[serde(default)]
     pub kafka: BTreeMap<String, Scalar>,
@@ -33,10 +38,37 @@ pub(crate) struct File {
     pub pipeline: Vec<FilePipeline>,
 }
 
+/// Pipelines that are elsewhere.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileFleet {
+    #[serde(default)]
+    pub source: Vec<FileSource>,
+}
+
+/// One `[[fleet.source]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileSource {
+    /// Each file in it whose name ends in `.toml` has pipelines.
+    pub directory: PathBuf,
+}
+
+/// A file of a source: pipelines, and nothing else.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartFile {
+    #[serde(default)]
+    pipeline: Vec<FilePipeline>,
+}
+
 /// One `[[pipeline]]`. Every key is optional: flags and defaults fill in.
-#[derive(Clone, Default, Deserialize)]
+#[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FilePipeline {
+    /// The file that it is in.
+    #[serde(skip)]
+    pub origin: PathBuf,
     pub name: Option<String>,
     pub postgres: Option<String>,
     pub password_command: Option<Vec<String>>,
@@ -130,7 +162,7 @@ pub(crate) struct FileCheckpoint {
 }
 
 /// The topic by a regular expression.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileRoute {
     pub column: String,
@@ -194,7 +226,7 @@ impl<'de> Deserialize<'de> for FileHeaders {
 }
 
 /// How much WAL the slot may retain.
-#[derive(Clone, Default, Deserialize)]
+#[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileWalBudget {
     pub warn: Option<Scalar>,
@@ -203,7 +235,7 @@ pub(crate) struct FileWalBudget {
 }
 
 /// A text, number or truth value: librdkafka takes them all as text.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(crate) enum Scalar {
     /// In quotes.
     Text(String),
@@ -353,11 +385,81 @@ impl Given<'_> {
     }
 }
 
-/// Reads the file.
+/// Reads the file alone.
 ///
 /// # Errors
 /// It can't be read, or has a key or value that it can't have.
 pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
+    let mut file: File = read_as(path, parse)?;
+    for pipeline in &mut file.pipeline {
+        pipeline.origin = path.to_owned();
+    }
+    Ok(file)
+}
+
+/// Reads the file, and those of its sources in the order of their names, each as a file of its own.
+///
+/// # Errors
+/// As [`read`]; or a folder can't be read.
+pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError> {
+    let file = read(path)?;
+    let mut parts = Vec::new();
+    for source in &file.fleet.source {
+        let directory = beside(path, &source.directory);
+        for part in files_in(&directory)? {
+            let mut pipeline = read_part(&part)?;
+            for pipeline in &mut pipeline {
+                pipeline.origin.clone_from(&part);
+            }
+            let file = File {
+                pipeline,
+                ..File::default()
+            };
+            parts.push((part, file));
+        }
+    }
+    Ok(std::iter::once((path.to_owned(), file))
+        .chain(parts)
+        .collect())
+}
+
+/// The pipelines of one of the files of a source.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
+    Ok(read_as(path, parse::<PartFile>)?.pipeline)
+}
+
+/// Where a path in the file leads to.
+pub(super) fn beside(file: &Path, path: &Path) -> PathBuf {
+    file.parent().unwrap_or(Path::new("")).join(path)
+}
+
+/// The files of a folder that have pipelines. Editors leave others there for a while.
+fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let unreadable = |error| ConfigError::Unreadable {
+        path: directory.to_owned(),
+        error,
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let is_hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !is_hidden && path.extension().is_some_and(|of| of == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+fn read_as<T>(
+    path: &Path,
+    parse: impl Fn(&str) -> Result<T, (usize, String)>,
+) -> Result<T, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
         path: path.to_owned(),
         error,
@@ -422,7 +524,7 @@ impl File {
 
 /// The file's text; an error has its line. The error never quotes the line, which can have a
 /// password in it.
-pub(super) fn parse(text: &str) -> Result<File, (usize, String)> {
+pub(super) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
     let place = |span: Option<std::ops::Range<usize>>| {
         let before = span
             .and_then(|span| text.get(..span.start))

@@ -51,7 +51,7 @@ pub fn config(data: &[u8]) {
 /// What comes of the text without flags or variables: the file as a log would show it, and the
 /// settings; or the error in all its forms.
 fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
-    let file = file::parse(text).map_err(|(line, reason)| {
+    let file: super::File = file::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
         assert!((1..=lines).contains(&line), "line {line} of {lines}");
         reason
@@ -71,7 +71,7 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
         &env,
         std::iter::empty(),
     ) {
-        Ok(settings) => Ok((read, settings)),
+        Ok(defined) => Ok((read, defined.into_iter().map(|of| of.settings).collect())),
         Err(error) => Err(format!("{read} {error} {error:?}")),
     }
 }

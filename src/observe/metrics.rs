@@ -81,6 +81,17 @@ pub const METRICS: &[Definition] = &[
         Source::Process(None, |status| (String::new(), status.started_at)),
     ),
     metric(
+        "walpost_config_reload_failed",
+        "1 if the configuration has changed and can't be used, so that the pipelines go on as they are; else 0.",
+        Source::Process(None, |status| {
+            let failed = status
+                .reload
+                .as_ref()
+                .is_some_and(|last| last.error.is_some());
+            (String::new(), f64::from(u8::from(failed)))
+        }),
+    ),
+    metric(
         "walpost_pipeline_state",
         "1 for the state that the pipeline is in, 0 for the others.",
         Source::Gauges("state", |of| {

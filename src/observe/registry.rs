@@ -1,22 +1,23 @@
 //! The pipelines of the process, for those who watch.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use super::history::{History, Point, Sample};
-use super::status::{PipelineStatus, Status};
+use super::status::{PipelineStatus, Reload, Status};
 use super::watchdog::{Facts, Watchdog};
 use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// Every pipeline that was started, whatever has become of it.
+/// The pipelines of the process, whatever has become of them.
 #[derive(Debug)]
 pub(crate) struct Registry {
     started_micros: u64,
-    pipelines: Vec<Watched>,
+    pipelines: RwLock<Vec<Arc<Watched>>>,
+    reload: Mutex<Option<Reload>>,
 }
 
 #[derive(Debug)]
@@ -69,21 +70,52 @@ impl Registry {
     /// Of these.
     #[must_use]
     pub(crate) fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
-        let watched = |stats| Watched {
-            stats,
-            history: Mutex::default(),
-            watchdog: Mutex::default(),
-        };
-        Self {
+        let registry = Self {
             started_micros: unix_micros(),
-            pipelines: pipelines.into_iter().map(watched).collect(),
-        }
+            pipelines: RwLock::default(),
+            reload: Mutex::default(),
+        };
+        registry.replace(pipelines);
+        registry
+    }
+
+    /// Has these pipelines, in this order, in the place of those before. What is known of one that stays is kept.
+    pub(crate) fn replace(&self, pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) {
+        let mut now = self
+            .pipelines
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let watched = |stats: Arc<PipelineStats>| {
+            let known = now.iter().find(|known| Arc::ptr_eq(&known.stats, &stats));
+            known.cloned().unwrap_or_else(|| {
+                Arc::new(Watched {
+                    stats,
+                    history: Mutex::default(),
+                    watchdog: Mutex::default(),
+                })
+            })
+        };
+        *now = pipelines.into_iter().map(watched).collect();
+    }
+
+    /// Notes what became of the last attempt to read the configuration again.
+    pub(crate) fn reloaded(&self, error: Option<String>) {
+        let mut reload = self.reload.lock().unwrap_or_else(PoisonError::into_inner);
+        *reload = Some(Reload {
+            at: seconds(unix_micros()),
+            error,
+        });
+    }
+
+    fn pipelines(&self) -> Vec<Arc<Watched>> {
+        let pipelines = self.pipelines.read();
+        pipelines.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes down how all of them are, and logs what is wrong with them. To be called once a second.
     pub(crate) fn sample(&self) {
         let now = unix_micros();
-        for pipeline in &self.pipelines {
+        for pipeline in self.pipelines() {
             pipeline.watch(now);
             let lag = pipeline.status(now).lag;
             let sample = Sample::of(&pipeline.stats, now);
@@ -95,12 +127,14 @@ impl Registry {
     #[must_use]
     pub(crate) fn status(&self) -> Status {
         let now = unix_micros();
-        let pipelines: Vec<_> = self.pipelines.iter().map(|of| of.status(now)).collect();
+        let pipelines: Vec<_> = self.pipelines().iter().map(|of| of.status(now)).collect();
+        let reload = self.reload.lock().unwrap_or_else(PoisonError::into_inner);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_at: seconds(self.started_micros),
             now: seconds(now),
             ready: pipelines.iter().all(|pipeline| pipeline.ready),
+            reload: reload.clone(),
             pipelines,
         }
     }
@@ -108,10 +142,10 @@ impl Registry {
     /// The last minutes of all of them: what came after `since`, in seconds since 1970.
     #[must_use]
     pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
-        let of = |pipeline: &Watched| PipelineHistory {
+        let of = |pipeline: &Arc<Watched>| PipelineHistory {
             name: pipeline.stats.about.name.clone(),
             points: pipeline.history().points(since),
         };
-        self.pipelines.iter().map(of).collect()
+        self.pipelines().iter().map(of).collect()
     }
 }

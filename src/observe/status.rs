@@ -27,8 +27,19 @@ pub struct Status {
     pub now: f64,
     /// What `/readyz` says.
     pub ready: bool,
+    /// The last time that the configuration was read again; nothing if it was not, since the start.
+    #[serde(default)]
+    pub reload: Option<Reload>,
     /// The pipelines, as configured.
     pub pipelines: Vec<PipelineStatus>,
+}
+
+/// What became of an attempt to read the configuration again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reload {
+    pub at: f64,
+    /// Why nothing was changed; nothing where it was taken over.
+    pub error: Option<String>,
 }
 
 /// One pipeline.

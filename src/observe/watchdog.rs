@@ -378,8 +378,12 @@ fn unready(kind: Kind, why: &NotReady) -> Problem {
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::Moot),
-        State::Draining | State::Stopped => return Err(Verdict::Unknown),
-        State::Starting | State::Streaming | State::Reconnecting | State::Halted => {}
+        State::Draining => return Err(Verdict::Unknown),
+        State::Starting
+        | State::Streaming
+        | State::Reconnecting
+        | State::Halted
+        | State::Stopped => {}
     }
     let said = facts.lifecycle.database.as_ref();
     said.map(|(vitals, _)| vitals).ok_or(Verdict::Unknown)

@@ -9,10 +9,12 @@ pub(crate) enum Order {
     Run,
     /// Stop reading, deliver what was read, confirm it, end.
     Drain,
+    /// The same; then its slot is watched until it is started again.
+    Pause,
 }
 
 /// Resolves when the pipeline is told to drain, or nobody is there to tell it anything.
 pub(super) async fn drain_ordered(orders: &mut watch::Receiver<Order>) {
     // An error means that the sender is gone, which is an order to end as well.
-    let _ = orders.wait_for(|order| *order == Order::Drain).await;
+    let _ = orders.wait_for(|order| *order != Order::Run).await;
 }

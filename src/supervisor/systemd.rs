@@ -159,7 +159,7 @@ impl News {
 fn is_started(status: &Status, lasts: Duration) -> bool {
     let of = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
     let pipelines = &status.pipelines;
-    !pipelines.iter().all(of(State::Halted))
+    (pipelines.is_empty() || !pipelines.iter().all(of(State::Halted)))
         && (lasts >= START || !pipelines.iter().any(of(State::Starting)))
 }
 

@@ -150,14 +150,15 @@ fn stops_when_asked_while_postgresql_and_kafka_are_away() {
     walpost.terminate().expect_code(0);
 }
 
-/// A terminal that goes, or somebody who hopes for new settings.
+/// A terminal that goes, or somebody who has changed settings elsewhere.
 #[test]
-fn hangup_is_logged_and_changes_nothing() {
+fn hangup_has_the_configuration_read_again_and_ends_nothing() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     walpost.signal("HUP");
-    walpost.wait_for_log("SIGHUP");
+    let line = walpost.wait_for_log("SIGHUP");
+    assert!(line.contains(": 1 unchanged"), "{line}");
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     assert!(walpost.is_running());

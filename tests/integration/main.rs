@@ -111,6 +111,7 @@ mod readme;
 mod reconnects;
 mod refused;
 mod relation;
+mod reload;
 mod rented;
 mod replay;
 mod restored;

@@ -62,6 +62,9 @@ examples! {
     ADD_OUTBOX = "docs/tables.md", "Set it up", sql;
     REVOKE = "docs/messages.md", "Who can forge an event", sql;
     PIPELINES = "docs/configuration.md", "Several pipelines", sh;
+    SOURCES = "docs/pipelines.md", "Where they are defined", toml;
+    RELOAD = "docs/pipelines.md", "Change them", sh;
+    CONTROL = "docs/pipelines.md", "Stop, start and restart one", sh;
     BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
     ADOPT = "docs/exactly-once.md", "The first start", sh;
     JOURNAL = "docs/architecture.md", "The journal", sql;
@@ -210,6 +213,7 @@ fn configuration_files_fit_what_init_makes() {
         let blocks = blocks.filter(|block| block.language == "toml");
         blocks.map(|block| block.text).collect()
     };
+    fs::create_dir(place.etc("pipelines.d")).unwrap();
     let mut files = files_of(false);
     assert!(files.len() >= 4, "{files:?}");
     files.push(in_config_map());
@@ -373,6 +377,53 @@ fn event_that_is_published_without_a_table_arrives() {
             .number("SELECT count(*) FROM pg_replication_slots");
         assert_eq!(kept, 0);
     }
+}
+
+#[test]
+fn pipelines_are_changed_as_described() {
+    let place = Place::new("");
+    create_topic(&place);
+    place.write("walpost.toml", &SOURCES.one());
+    fs::create_dir(place.etc("pipelines.d")).unwrap();
+    place.sh(&PIPELINES.one());
+    let mut walpost = place.start(&run_line());
+    walpost.wait_for_log("streaming");
+    let [reload, accept] = &RELOAD.all()[..] else {
+        panic!("two ways to reload");
+    };
+    // Where systemd's unit has it.
+    let control = |example: &str| {
+        let socket = "export WALPOST_CONTROL=/run/walpost/control.sock";
+        place.sh(&format!("{socket}\n{example}"))
+    };
+    assert!(control(reload).contains("1 unchanged"));
+    let part = SOURCES.one();
+    let (_, pipeline) = part.split_once("[[pipeline]]").unwrap();
+    let late = format!("[[pipeline]]{}", pipeline.replace("orders", "late"));
+    place.write("pipelines.d/late.toml", &late);
+    walpost.wait_for_log("1 added (late)");
+    // There is no publication, as the page says.
+    walpost.wait_for_log("halted");
+    place.sh(&PIPELINES
+        .one()
+        .replace("--pipeline orders", "--pipeline late"));
+    assert!(control("walpost pipeline start late").contains("late is started"));
+    let said = control(&CONTROL.one());
+    for text in ["orders streaming", "orders is stopped", "orders is started"] {
+        assert!(said.contains(text), "{said}");
+    }
+    place.write(
+        "walpost.toml",
+        &part.replace(pipeline, "").replace("[[pipeline]]", ""),
+    );
+    fs::remove_file(place.etc("pipelines.d/late.toml")).unwrap();
+    place.write("pipelines.d/new.toml", &late.replace("late", "new"));
+    walpost.wait_for_log("configuration not reloaded");
+    place.sh(&PIPELINES
+        .one()
+        .replace("--pipeline orders", "--pipeline new"));
+    assert!(control(accept).contains("1 added (new), 2 removed (orders, late)"));
+    walpost.stop();
 }
 
 #[test]

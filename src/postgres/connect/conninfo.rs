@@ -268,6 +268,11 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Whether the parameter is a password.
+fn is_password(name: &str) -> bool {
+    ["password", "sslpassword"].contains(&name)
+}
+
 const PORT_DEFAULT: u16 = 5432;
 /// Debian's and PostgreSQL's own.
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
@@ -428,8 +433,16 @@ impl Conninfo {
     /// Whether a connection string has a password in it.
     #[must_use]
     pub fn holds_password(text: &str) -> bool {
-        let secret = |name: &str| ["password", "sslpassword"].contains(&name);
-        syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| secret(name)))
+        syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| is_password(name)))
+    }
+
+    /// What a connection string says, but for its passwords; all of one that can't be read.
+    #[must_use]
+    pub fn without_passwords(text: &str) -> Vec<(String, String)> {
+        let mut pairs =
+            syntax::pairs(text).unwrap_or_else(|_| vec![(String::new(), text.to_owned())]);
+        pairs.retain(|(name, _)| !is_password(name));
+        pairs
     }
 
     /// Database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as

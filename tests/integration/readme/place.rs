@@ -92,6 +92,7 @@ impl Place {
             ("/etc/walpost-tls/postgres.pem", root.clone()),
             ("/etc/walpost-tls/kafka.pem", root),
             ("/etc/walpost", self.folder.display().to_string()),
+            ("/run/walpost", self.folder.display().to_string()),
             (
                 "/usr/local/bin/walpost",
                 self.folder.join("walpost").display().to_string(),

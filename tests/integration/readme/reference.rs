@@ -120,6 +120,8 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
         &["skip"],
         &["verify"],
         &["status"],
+        &["pipeline", "list"],
+        &["pipeline", "reload"],
     ] {
         for flag in flags(command) {
             let found = documented.iter().find(|row| row.name == flag.name);

@@ -1,0 +1,107 @@
+//! `walpost pipeline`: what a person asks of the process that runs, by its control socket.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use tracing::error;
+
+use super::out::say;
+use super::variable;
+use crate::config;
+use crate::model::exit::Exit;
+use crate::supervisor::control::{self, Request};
+
+/// Subcommands of `walpost pipeline`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PipelineCommand {
+    /// Show which pipelines the process has, and what each is at
+    List(SocketArgs),
+    /// Have pipelines drain and stop; PostgreSQL retains WAL for their slots meanwhile
+    Stop(NamesArgs),
+    /// Start pipelines that have halted or were stopped
+    Start(NamesArgs),
+    /// Have pipelines drain, and start them again
+    Restart(NamesArgs),
+    /// Have the configuration read again, as SIGHUP does, and show what has changed
+    Reload(ReloadArgs),
+}
+
+/// Where the process is.
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    /// The control socket, as `run` has it; /run/walpost/control.sock where nobody says
+    #[arg(long, env = "WALPOST_CONTROL", value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Configuration file (walpost.toml), which can name the control socket
+    #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NamesArgs {
+    /// Names of pipelines
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReloadArgs {
+    /// Also where more than half of the pipelines would be removed
+    #[arg(long)]
+    accept: bool,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+/// Asks the process, and prints what it has done.
+#[must_use]
+pub(crate) fn run(command: &PipelineCommand) -> Exit {
+    let (socket, request) = match command {
+        PipelineCommand::List(socket) => (socket, Request::List),
+        PipelineCommand::Stop(args) => (&args.socket, Request::Stop(args.names.clone())),
+        PipelineCommand::Start(args) => (&args.socket, Request::Start(args.names.clone())),
+        PipelineCommand::Restart(args) => (&args.socket, Request::Restart(args.names.clone())),
+        PipelineCommand::Reload(ReloadArgs { accept, socket }) => {
+            (socket, Request::Reload { accept: *accept })
+        }
+    };
+    let named = config::control(
+        socket.control.as_deref(),
+        socket.config.as_deref(),
+        &variable,
+    );
+    let path = match named {
+        Ok(named) => named.unwrap_or_else(|| PathBuf::from(config::CONTROL_BY_SYSTEMD)),
+        Err(reason) => {
+            error!("{reason}");
+            return Exit::Usage;
+        }
+    };
+    let answer = match control::ask(&path, &request) {
+        Ok(answer) => answer,
+        Err(reason) => {
+            error!("{}", unanswered(&path, &reason));
+            return Exit::Failed;
+        }
+    };
+    for line in &answer.done {
+        say!("{line}");
+    }
+    for line in &answer.refused {
+        error!("{line}");
+    }
+    match answer.refused.is_empty() {
+        true => Exit::Done,
+        false => Exit::Failed,
+    }
+}
+
+fn unanswered(path: &Path, reason: &std::io::Error) -> String {
+    format!(
+        "control socket {}: {reason}. Expected the socket of a walpost that runs, as root or as its user: see \"walpost pipeline\" \
+         in its log, and run it with --control PATH, or control at the top of walpost.toml",
+        path.display()
+    )
+}

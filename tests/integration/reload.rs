@@ -1,0 +1,409 @@
+//! Pipelines that come, go and change while the process runs, and the others that do not notice.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::support::checker::Resends;
+use crate::support::kafka::Broker;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation, Walpost};
+
+const RELOADED: &str = "configuration reloaded";
+const NOT_RELOADED: &str = "configuration not reloaded";
+
+/// A process with a configuration file, which can be asked by its control socket.
+struct Process {
+    folder: PathBuf,
+    walpost: Walpost,
+}
+
+impl Process {
+    /// With these pipelines in its file.
+    fn start(scenes: &[&Scene]) -> Self {
+        let folder = reaper::folder("config");
+        replace(&folder.join("walpost.toml"), &file_of(scenes));
+        Self::start_in(folder, scenes.len())
+    }
+
+    fn start_in(folder: PathBuf, pipelines: usize) -> Self {
+        let mut walpost = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"])
+            .arg(folder.join("walpost.toml"))
+            .start();
+        walpost.wait_for_logs("streaming", pipelines);
+        Self { folder, walpost }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("walpost.toml")
+    }
+
+    /// Puts these pipelines into its file, and waits until that was taken, for the `count`th time.
+    fn reload(&mut self, scenes: &[&Scene], count: usize) -> String {
+        replace(&self.file(), &file_of(scenes));
+        self.walpost.wait_for_logs(RELOADED, count)
+    }
+
+    fn ask(&self, words: &[&str]) -> Finished {
+        Invocation::new(["pipeline"])
+            .args(words)
+            .arg("--config")
+            .arg(self.file())
+            .finish()
+    }
+}
+
+/// As editors do it.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, file).unwrap();
+}
+
+fn head() -> String {
+    format!(
+        "control = 'control.sock'\n[kafka]\n'bootstrap.servers' = '{}'\n",
+        Broker::shared().address()
+    )
+}
+
+fn pipeline(scene: &Scene, more: &str) -> String {
+    format!(
+        "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n{more}\n",
+        scene.name,
+        scene.conninfo()
+    )
+}
+
+fn file_of(scenes: &[&Scene]) -> String {
+    let pipelines = scenes.iter().map(|scene| pipeline(scene, ""));
+    head() + &pipelines.collect::<String>()
+}
+
+/// The process of the server that sends the pipeline its events.
+fn walsender(scene: &Scene) -> String {
+    scene.db.value(&format!(
+        "SELECT coalesce(active_pid::text, 'none') FROM pg_replication_slots WHERE slot_name = '{}'",
+        scene.slot()
+    )).unwrap()
+}
+
+fn wait_until_streaming(scene: &Scene) {
+    wait_until("the slot to be active", || scene.slot_is_active());
+}
+
+#[test]
+fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
+    let [stays, comes] = [Scene::new(), Scene::new()];
+    let mut process = Process::start(&[&stays]);
+    let aggregate = stays.aggregate(2);
+    let load = stays.load(&[&aggregate]);
+    let sender = walsender(&stays);
+    let line = process.reload(&[&stays, &comes], 1);
+    assert!(
+        line.contains("1 added") && line.contains(&comes.name) && line.contains("1 unchanged"),
+        "{line}"
+    );
+    wait_until_streaming(&comes);
+    let other = comes.aggregate(1);
+    comes.insert(&other, "k");
+    comes.wait_for_records(1);
+    let line = process.reload(&[&stays], 2);
+    assert!(line.contains("1 removed"), "{line}");
+    wait_until("the slot to be released", || !comes.slot_is_active());
+    // It is there, so that nothing is lost.
+    let gone = process
+        .walpost
+        .wait_for_log("removed from the configuration");
+    assert!(
+        gone.contains(&format!("pg_drop_replication_slot('{}')", comes.slot())),
+        "{gone}"
+    );
+    comes.insert(&other, "k");
+    process.reload(&[&comes, &stays], 3);
+    comes.wait_for_records(2);
+    load.wait_for_transactions(20);
+    load.stop();
+    assert_eq!(walsender(&stays), sender);
+    assert_eq!(
+        stays.settle(process.walpost, &[], Resends::Never).repeated,
+        0
+    );
+    assert_eq!(comes.judge(&[], Resends::Never).committed, 2);
+}
+
+#[test]
+fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
+    for exactly_once in [false, true] {
+        let [stays, changes] = [Scene::new(), Scene::new().in_mode(exactly_once)];
+        let mode = match exactly_once {
+            true => "delivery = 'exactly-once'\n",
+            false => "",
+        };
+        let text = |window: u32| {
+            let more = format!("{mode}window_records = {window}");
+            head() + &pipeline(&stays, "") + &pipeline(&changes, &more)
+        };
+        let folder = reaper::folder("config");
+        replace(&folder.join("walpost.toml"), &text(1000));
+        let mut process = Process::start_in(folder, 2);
+        let aggregate = changes.aggregate(3);
+        let load = changes.load(&[&aggregate]);
+        let senders = [&stays, &changes].map(walsender);
+        for (times, window) in [(1, 500), (2, 800)] {
+            load.wait_for_transactions(30);
+            replace(&process.file(), &text(window));
+            let line = process.walpost.wait_for_logs(RELOADED, times);
+            assert!(
+                line.contains("1 changed") && line.contains("1 unchanged"),
+                "{line}"
+            );
+            process.walpost.wait_for_logs("streaming", 2 + times);
+        }
+        load.wait_for_transactions(30);
+        load.stop();
+        assert_eq!(walsender(&stays), senders[0]);
+        assert_ne!(walsender(&changes), senders[1]);
+        // It drains before it starts again.
+        let summary = changes.settle(process.walpost, &[], Resends::Never);
+        assert_eq!(summary.repeated, 0);
+    }
+}
+
+#[test]
+fn password_that_is_rotated_restarts_nothing() {
+    let scene = Scene::new();
+    let mut process = Process::start(&[&scene]);
+    let sender = walsender(&scene);
+    let rotated = file_of(&[&scene]).replace("user=postgres", "user=postgres password=new");
+    assert!(rotated.contains("password=new"), "{rotated}");
+    replace(&process.file(), &rotated);
+    let line = process.walpost.wait_for_log(RELOADED);
+    assert!(line.contains(": 1 unchanged"), "{line}");
+    assert_eq!(walsender(&scene), sender);
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn file_that_cannot_be_used_changes_nothing_and_is_told() {
+    let [one, other] = [Scene::new(), Scene::new()];
+    let mut process = Process::start(&[&one, &other]);
+    let http = process.walpost.http();
+    let senders = [&one, &other].map(walsender);
+    let good = file_of(&[&one, &other]);
+    let twice = good.clone() + &pipeline(&one, "");
+    // In the middle of a text; with a key that there is not; with a name that is there already.
+    let broken = [
+        (&good[..good.len() - 5], "line "),
+        (&(good.clone() + "windows = 1\n"), "windows"),
+        (&twice, "have the same name"),
+    ];
+    for (times, (text, why)) in broken.into_iter().enumerate() {
+        // As it is while it is being written, so that there is a moment when it is empty.
+        fs::write(process.file(), text).unwrap();
+        let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
+        assert!(line.contains(why), "{line}");
+        assert_eq!(http.metrics()["walpost_config_reload_failed"], 1.0);
+    }
+    fs::remove_file(process.file()).unwrap();
+    process.walpost.wait_for_logs(NOT_RELOADED, 4);
+    assert_eq!([&one, &other].map(walsender), senders);
+    process.reload(&[&one, &other], 1);
+    assert_eq!(http.metrics()["walpost_config_reload_failed"], 0.0);
+    assert_eq!([&one, &other].map(walsender), senders);
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn most_pipelines_go_only_when_a_person_has_said_so() {
+    let scenes = [Scene::new(), Scene::new(), Scene::new()];
+    let mut process = Process::start(&scenes.each_ref());
+    let senders = scenes.each_ref().map(walsender);
+    for (times, text) in [file_of(&[&scenes[1]]), head(), String::new()]
+        .iter()
+        .enumerate()
+    {
+        replace(&process.file(), text);
+        let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
+        assert!(
+            line.contains("walpost pipeline reload --accept")
+                || line.contains("no database is named"),
+            "{line}"
+        );
+    }
+    replace(&process.file(), &file_of(&[&scenes[1]]));
+    process.walpost.wait_for_logs(NOT_RELOADED, 4);
+    process.walpost.signal("HUP");
+    process.walpost.wait_for_logs(NOT_RELOADED, 5);
+    let refused = process.ask(&["reload"]).expect_code(1);
+    refused.expect_says(&["2 pipelines would be removed", &scenes[0].name]);
+    assert_eq!(scenes.each_ref().map(walsender), senders);
+    let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
+    accepted.expect_says(&["2 removed", "1 unchanged"]);
+    wait_until("two slots to be released", || {
+        !scenes[0].slot_is_active() && !scenes[2].slot_is_active()
+    });
+    assert_eq!(walsender(&scenes[1]), senders[1]);
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn folder_has_a_pipeline_in_each_file() {
+    let [one, two, three] = [Scene::new(), Scene::new(), Scene::new()];
+    let folder = reaper::folder("config");
+    let parts = folder.join("pipelines.d");
+    fs::create_dir(&parts).unwrap();
+    let source = "[[fleet.source]]\ndirectory = 'pipelines.d'\n";
+    replace(&folder.join("walpost.toml"), &(head() + source));
+    let part = |name: &str, scene: &Scene| replace(&parts.join(name), &pipeline(scene, ""));
+    part("one.toml", &one);
+    // What editors leave is none.
+    fs::write(parts.join(".two.toml.swp"), "half").unwrap();
+    fs::write(parts.join("two.toml~"), "half").unwrap();
+    let mut process = Process::start_in(folder, 1);
+    let sender = walsender(&one);
+    part("two.toml", &two);
+    process.walpost.wait_for_logs(RELOADED, 1);
+    wait_until_streaming(&two);
+    // The same name in another file.
+    part("three.toml", &two);
+    let line = process.walpost.wait_for_log(NOT_RELOADED);
+    assert!(
+        line.contains(&two.name) && line.contains("two.toml") && line.contains("three.toml"),
+        "{line}"
+    );
+    part("three.toml", &three);
+    process.walpost.wait_for_logs(RELOADED, 2);
+    wait_until_streaming(&three);
+    fs::remove_file(parts.join("two.toml")).unwrap();
+    process.walpost.wait_for_logs(RELOADED, 3);
+    wait_until("the slot to be released", || !two.slot_is_active());
+    // A folder that is not there any more is no word of a person.
+    fs::rename(&parts, parts.with_extension("away")).unwrap();
+    let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
+    assert!(line.contains("pipelines.d"), "{line}");
+    fs::rename(parts.with_extension("away"), &parts).unwrap();
+    process.walpost.wait_for_logs(RELOADED, 4);
+    assert_eq!(walsender(&one), sender);
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn pipelines_are_stopped_and_started_by_the_control_socket() {
+    let [one, other] = [Scene::new(), Scene::new()];
+    let process = Process::start(&[&one, &other]);
+    let aggregate = one.aggregate(1);
+    let sender = walsender(&other);
+    let stopped = process.ask(&["stop", &one.name]).expect_code(0);
+    stopped.expect_says(&["is stopped", "retains WAL", &one.slot()]);
+    assert!(!one.slot_is_active());
+    let listed = process.ask(&["list"]).expect_code(0);
+    listed.expect_says(&[
+        &format!("{} stopped", one.name),
+        &format!("{} streaming", other.name),
+    ]);
+    one.insert(&aggregate, "k");
+    // A file that is read again starts nothing that a person has stopped.
+    process
+        .ask(&["reload"])
+        .expect_code(0)
+        .expect_says(&["2 unchanged"]);
+    assert!(!one.slot_is_active());
+    process.ask(&["start", &one.name]).expect_code(0);
+    one.wait_for_records(1);
+    let first = walsender(&one);
+    process
+        .ask(&["start", &one.name])
+        .expect_code(0)
+        .expect_says(&["is running already"]);
+    assert_eq!(walsender(&one), first);
+    process
+        .ask(&["restart", &one.name])
+        .expect_code(0)
+        .expect_says(&["begin again at 0"]);
+    wait_until_streaming(&one);
+    assert_ne!(walsender(&one), first);
+    let unknown = process.ask(&["stop", "nobody"]).expect_code(1);
+    unknown.expect_says(&["no pipeline \"nobody\"", &one.name, &other.name]);
+    assert_eq!(walsender(&other), sender);
+    assert_eq!(one.settle(process.walpost, &[], Resends::Never).repeated, 0);
+    let socket = process.folder.join("control.sock");
+    assert!(!socket.exists());
+    Invocation::new(["pipeline", "list", "--control"])
+        .arg(&socket)
+        .finish()
+        .expect_code(1)
+        .expect_says(&["control.sock"]);
+}
+
+#[test]
+fn pipeline_that_has_halted_is_started_again_when_its_cause_is_gone() {
+    let [halts, other] = [Scene::new(), Scene::new()];
+    let mut process = Process::start(&[&halts, &other]);
+    let aggregate = halts.aggregate(1);
+    let late = format!("{aggregate}.late");
+    let sender = walsender(&other);
+    halts.insert(&late, "k");
+    process.walpost.wait_for_log("halted");
+    halts.topic(&format!("outbox.event.{late}"), 1, &[]);
+    process.ask(&["start", &halts.name]).expect_code(0);
+    halts.wait_for_records(1);
+    assert_eq!(walsender(&other), sender);
+    halts.wait_until_confirmed();
+    // It was put right: the process ends as if it had never halted.
+    process.walpost.terminate().expect_code(0);
+    assert_eq!(halts.judge(&[], Resends::Never).committed, 1);
+}
+
+#[test]
+fn process_whose_pipelines_were_all_stopped_goes_on_and_ends_when_it_is_told() {
+    let scene = Scene::new();
+    let mut process = Process::start(&[&scene]);
+    process.ask(&["stop", &scene.name]).expect_code(0);
+    let http = process.walpost.http();
+    // Its slot is watched still, for PostgreSQL retains WAL for it.
+    scene.write_other_wal(40);
+    wait_until("the retained WAL to be told", || {
+        let kept = http.metric("walpost_slot_retained_bytes", &scene.name);
+        kept > Some(f64::from(32 << 20))
+    });
+    assert!(process.walpost.is_running());
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
+    let [restarts, other] = [Scene::new().exactly_once(), Scene::new()];
+    let folder = reaper::folder("config");
+    let mode = "delivery = 'exactly-once'\n";
+    let text = head() + &pipeline(&restarts, mode) + &pipeline(&other, "");
+    replace(&folder.join("walpost.toml"), &text);
+    let process = Process::start_in(folder, 2);
+    let aggregate = restarts.aggregate(1);
+    let held = |what: &str| {
+        let place = format!("/proc/{}/{what}", process.walpost.process_id());
+        fs::read_dir(place).unwrap().count()
+    };
+    let restart = |count: usize| {
+        for _ in 0..count {
+            process.ask(&["restart", &restarts.name]).expect_code(0);
+            restarts.insert(&aggregate, "k");
+            restarts.wait_until_confirmed();
+        }
+    };
+    restart(3);
+    let before = ["task", "fd"].map(held);
+    restart(20);
+    // Clients of librdkafka go on a thread of their own.
+    wait_until("threads and descriptors to be as they were", || {
+        let now = ["task", "fd"].map(held);
+        now.iter().zip(before).all(|(now, before)| *now <= before)
+    });
+    assert_eq!(
+        restarts
+            .settle(process.walpost, &[], Resends::Never)
+            .repeated,
+        0
+    );
+}
