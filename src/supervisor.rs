@@ -77,6 +77,14 @@ async fn supervise<D: Definitions>(
     };
     let registry = Arc::new(Registry::new([]));
     let (ended, mut endings) = mpsc::unbounded_channel();
+    let (changed, mut changes) = mpsc::channel(1);
+    let places = match places::watch(places, changed) {
+        Ok(places) => places,
+        Err(reason) => {
+            error!("the configuration can't be watched: {reason}");
+            return Exit::Failed;
+        }
+    };
     let mut supervisor = Supervisor {
         definitions,
         places,
@@ -100,8 +108,6 @@ async fn supervise<D: Definitions>(
         tokio::spawn(systemd.tell(Arc::clone(&registry), orders.subscribe()));
     }
     tokio::spawn(watch_over(registry));
-    let mut look = tokio::time::interval(places::LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !supervisor.pipelines.are_over() {
         let signal = tokio::select! {
             Some(ending) = endings.recv() => {
@@ -112,12 +118,12 @@ async fn supervise<D: Definitions>(
                 supervisor.answer(request);
                 continue;
             }
-            _ = look.tick() => {
-                supervisor.look();
+            Some(()) = changes.recv() => {
+                // It has been told, and there is nobody else to tell.
+                let _ = supervisor.reload("a changed file", false);
                 continue;
             }
             _ = hangup.recv() => {
-                // It has been told, and there is nobody else to tell.
                 let _ = supervisor.reload("SIGHUP", false);
                 continue;
             }
@@ -151,23 +157,17 @@ async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
 /// What changes while the process runs.
 struct Supervisor<'d, D: Definitions> {
     definitions: &'d D,
-    places: Places,
+    /// Where it is told which places are watched, as they were when they were read.
+    places: std::sync::mpsc::Sender<Places>,
     pipelines: Pipelines<D::Definition>,
     registry: Arc<Registry>,
 }
 
 impl<D: Definitions> Supervisor<'_, D> {
-    /// Reads the definitions again if they have changed.
-    fn look(&mut self) {
-        if self.places.have_changed() {
-            // See SIGHUP.
-            let _ = self.reload("a changed file", false);
-        }
-    }
-
     /// Reads the definitions again, because of `what`. Most pipelines go only if somebody has said so.
     fn reload(&mut self, what: &str, is_accepted: bool) -> Said {
-        self.places = Places::of(self.definitions.places());
+        // The thread that watches them ends with the process.
+        let _ = self.places.send(Places::of(self.definitions.places()));
         let said = self.read_and_apply(is_accepted);
         self.registry.reloaded(said.as_ref().err().cloned());
         match &said {

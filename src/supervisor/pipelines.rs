@@ -106,6 +106,9 @@ impl<D: PartialEq> Pipelines<D> {
             let name = &self.all[gone].settings.name;
             if !names.contains(name) {
                 let slot = &self.all[gone].settings.target.slot;
+                if self.all[gone].phase == Phase::Draining(Then::Remove) {
+                    continue;
+                }
                 warn!(
                     pipeline = name,
                     "removed from the configuration: it is stopped, and its slot {slot:?} stays, for which PostgreSQL retains WAL. \
@@ -127,6 +130,16 @@ impl<D: PartialEq> Pipelines<D> {
             let is_same = entry.definition == defined.definition;
             if is_same && entry.phase != Phase::Draining(Then::Remove) {
                 continue;
+            }
+            let (before, now) = (&entry.settings, &defined.settings);
+            let slot = &before.target.slot;
+            if (slot, before.postgres.describe()) != (&now.target.slot, now.postgres.describe()) {
+                warn!(
+                    pipeline = before.name,
+                    "has another slot or database from here on: slot {slot:?} in {} stays, for which PostgreSQL retains WAL. Where \
+                     it is not needed any more: SELECT pg_drop_replication_slot('{slot}')",
+                    before.postgres.describe()
+                );
             }
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
             // What a person has stopped they start again.

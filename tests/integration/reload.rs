@@ -407,3 +407,30 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
         0
     );
 }
+
+#[test]
+fn slot_that_a_change_leaves_behind_is_told() {
+    let [changes, other] = [Scene::new(), Scene::new()];
+    let mut process = Process::start(&[&changes, &other]);
+    let sender = walsender(&other);
+    let text = head() + &pipeline(&changes, "slot = 'nobody_made_this'") + &pipeline(&other, "");
+    replace(&process.file(), &text);
+    let line = process.walpost.wait_for_log("has another slot or database");
+    assert!(
+        line.contains(&format!("pg_drop_replication_slot('{}')", changes.slot())),
+        "{line}"
+    );
+    process.walpost.wait_for_log("halted");
+    // Put right, it is as before: a pipeline that has halted starts when its definition changes.
+    let aggregate = changes.aggregate(1);
+    changes.insert(&aggregate, "k");
+    process.reload(&[&changes, &other], 2);
+    changes.wait_for_records(1);
+    assert_eq!(walsender(&other), sender);
+    assert_eq!(
+        changes
+            .settle(process.walpost, &[], Resends::Never)
+            .repeated,
+        0
+    );
+}
