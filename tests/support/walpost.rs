@@ -102,6 +102,8 @@ impl Invocation {
             .env("HOME", reaper::scratch())
             // Many run at once.
             .env("WALPOST_HTTP", "off")
+            // A slot waits for the transactions of all tests of its server, and some are open for long.
+            .env("WALPOST_LOCK_TIMEOUT", "180s")
             .current_dir(reaper::scratch())
             .args(arguments);
         Self {

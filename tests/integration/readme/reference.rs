@@ -26,6 +26,7 @@ fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
         // The help shows what a variable is set to.
         .without("WALPOST_HTTP")
+        .without("WALPOST_LOCK_TIMEOUT")
         .finish()
         .expect_code(0)
         .stdout;
