@@ -175,15 +175,8 @@ fn loaded(
         error!("{reason}");
         Exit::Usage
     })?;
-    pipelines.iter().for_each(warn_of_exposure);
+    pipelines.iter().for_each(PipelineSettings::log_exposures);
     Ok(pipelines)
-}
-
-/// Says what is open to those who share the network with Kafka.
-fn warn_of_exposure(settings: &PipelineSettings) {
-    for open in settings.sink.warnings() {
-        warn!(pipeline = settings.name, "Kafka: {open}");
-    }
 }
 
 /// As [`load`], with a runtime to ask for the pipelines' servers on.

@@ -14,7 +14,7 @@ use crate::supervisor::control::{self, Request};
 /// Subcommands of `walpost pipeline`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PipelineCommand {
-    /// Show which pipelines the process has, and what each is at
+    /// Show the pipelines of the process, each with its state
     List(SocketArgs),
     /// Have pipelines drain and stop; PostgreSQL retains WAL for their slots meanwhile
     Stop(NamesArgs),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use tracing::{error, warn};
 
-use super::{init, variable, variables, warn_of_exposure};
+use super::{init, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
 use crate::config::{self, Configured, Given};
@@ -78,9 +78,6 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             return Exit::Usage;
         }
     };
-    for open in pipelines.iter().map(|of| &of.settings) {
-        warn_of_exposure(open);
-    }
     if pipelines.is_empty() {
         warn!("there is no pipeline yet; waiting for one");
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tracing::warn;
+
 use super::wal_budget::budget::{OnMax, WalBudget};
 use super::wal_budget::error::WalBudgetError;
 use crate::delivery::stats::About;
@@ -76,6 +78,13 @@ impl PipelineSettings {
             },
             wal_budget_warn_bytes: self.wal_budget.warn_bytes,
             wal_budget_max_bytes: self.wal_budget.max_bytes,
+        }
+    }
+
+    /// Logs what is open to those who share the network with Kafka.
+    pub(crate) fn log_exposures(&self) {
+        for open in self.sink.warnings() {
+            warn!(pipeline = self.name, "Kafka: {open}");
         }
     }
 

@@ -181,6 +181,7 @@ impl<D: PartialEq> Pipelines<D> {
     fn start(&mut self, at: usize) {
         self.starts += 1;
         let entry = &mut self.all[at];
+        entry.settings.log_exposures();
         entry.start = self.starts;
         entry.stats = Arc::new(PipelineStats::new(entry.settings.about()));
         let (orders, receiver) = watch::channel(Order::Run);
@@ -207,7 +208,7 @@ impl<D: PartialEq> Pipelines<D> {
         self.asked(name, Then::Stop, waits);
     }
 
-    /// As [`Self::stop`], and then it is started; what runs already is left alone.
+    /// As [`Self::stop`], and then it is started.
     pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<Said>) {
         self.asked(name, Then::Start, waits);
     }
@@ -232,7 +233,7 @@ impl<D: PartialEq> Pipelines<D> {
             Some(at) => {
                 info!(
                     pipeline = name,
-                    "{} as asked",
+                    "{} on request",
                     match then {
                         Then::Stop | Then::Remove => "stopping",
                         Then::Start => "starting again",
