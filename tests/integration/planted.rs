@@ -55,6 +55,8 @@ struct Shop {
     walpost: String,
     /// A session of the attacker's.
     theirs: Session,
+    /// How long the server's log was before all of it.
+    log_length: u64,
 }
 
 impl Shop {
@@ -62,6 +64,7 @@ impl Shop {
     fn bare(outbox: Outbox, major: u32) -> Self {
         let scene = Scene::bare_of(outbox, Server::shared(major), Broker::shared(), "");
         let (mallory, walpost) = (format!("{}_m", scene.name), format!("{}_w", scene.name));
+        let log_length = scene.server.log_length();
         scene.db.run(&format!(
             "CREATE ROLE {mallory} LOGIN; GRANT CREATE ON SCHEMA public TO PUBLIC;
              GRANT CREATE ON DATABASE {} TO {mallory};
@@ -82,6 +85,7 @@ impl Shop {
             mallory,
             walpost,
             theirs,
+            log_length,
         }
     }
 
@@ -129,7 +133,7 @@ impl Shop {
             format!(" in {} ran as ", self.scene.name),
             format!(" ran as {}.", self.mallory),
         );
-        let log = self.scene.server.log();
+        let log = self.scene.server.log_after(self.log_length);
         let lines = log.lines().filter(|line| {
             line.contains("PLANTED") && line.contains(&ours) && !line.contains(&theirs)
         });

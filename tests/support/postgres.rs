@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -321,6 +322,20 @@ impl Server {
     /// What the server has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    /// Bytes that the server has logged.
+    pub(crate) fn log_length(&self) -> u64 {
+        fs::metadata(self.log_file()).map_or(0, |file| file.len())
+    }
+
+    /// What the server has logged behind that many bytes: the log of a shared server is long.
+    pub(crate) fn log_after(&self, length: u64) -> String {
+        let mut file = fs::File::open(self.log_file()).unwrap();
+        file.seek(SeekFrom::Start(length)).unwrap();
+        let mut log = String::new();
+        file.read_to_string(&mut log).unwrap();
+        log
     }
 
     fn log_file(&self) -> PathBuf {
