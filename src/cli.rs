@@ -22,7 +22,7 @@ use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
 
 use crate::config::args::LogArgs;
-use crate::config::{self, ConfigError, Given};
+use crate::config::{self, ConfigError, Given, Loaded};
 use crate::escape::Escaped;
 use crate::kafka::reader::ReadError;
 use crate::model::exit::Exit;
@@ -150,12 +150,12 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 
 /// The settings that flags, environment and file make together, or a logged reason why not.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load(given, &variable, variables()))
+    loaded(config::load(given, &variable, variables())).map(told)
 }
 
 /// As [`load`], for who makes what the pipelines need.
 fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load_to_administer(given, &variable, variables()))
+    loaded(config::load_to_administer(given, &variable, variables())).map(told)
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -168,15 +168,27 @@ fn variables() -> impl Iterator<Item = (String, String)> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-fn loaded(
-    pipelines: Result<Vec<PipelineSettings>, ConfigError>,
-) -> Result<Vec<PipelineSettings>, Exit> {
-    let pipelines = pipelines.map_err(|reason: ConfigError| {
+fn loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
+    let loaded = loaded.map_err(|reason| {
         error!("{reason}");
         Exit::Usage
     })?;
+    let pipelines = &loaded.pipelines;
     pipelines.iter().for_each(PipelineSettings::log_exposures);
-    Ok(pipelines)
+    Ok(loaded)
+}
+
+/// The pipelines. That others are missing is logged.
+fn told(
+    Loaded {
+        pipelines,
+        failures,
+    }: Loaded,
+) -> Vec<PipelineSettings> {
+    for failure in failures {
+        error!("pipelines are missing: {failure}");
+    }
+    pipelines
 }
 
 /// As [`load`], with a runtime to ask for the pipelines' servers on.

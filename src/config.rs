@@ -2,16 +2,19 @@
 //!
 //! Flags come before environment variables (both arrive through clap), those before the file.
 
+mod answers;
 pub(crate) mod args;
 pub(crate) mod file;
+mod query;
 pub(crate) mod retired;
 mod trust;
 pub(crate) mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use self::answers::{Answers, Own};
 use self::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError};
@@ -32,10 +35,11 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 use crate::program::Program;
-use crate::supervisor::definitions::{Defined, Definitions};
+use crate::supervisor::definitions::{Defined, Definitions, Reading};
 
 use self::file::{
-    DeliveryName, File, FileEmptyArray, FileHeaders, FileNull, FilePipeline, OutboxName, SinkName,
+    DeliveryName, File, FileEmptyArray, FileHeaders, FileNull, FilePipeline, Origin, OutboxName,
+    SinkName,
 };
 use self::values::{Bytes, bytes, duration};
 
@@ -112,14 +116,22 @@ pub(crate) enum ConfigError {
         what: &'static str,
     },
     /// Two files have a pipeline of the same name.
-    #[error("pipeline {name:?} is in two files, {} and {}; each needs its own name", first.display(), second.display())]
+    #[error("pipeline {name:?} is in two files, {first} and {second}; each needs its own name")]
     InTwoFiles {
         /// The name.
         name: String,
         /// One file.
-        first: PathBuf,
+        first: String,
         /// The other.
-        second: PathBuf,
+        second: String,
+    },
+    /// A source is not what it should be, or its database can't be asked.
+    #[error("{name}: {reason}")]
+    Source {
+        /// The source.
+        name: String,
+        /// What is wrong.
+        reason: String,
     },
     /// A flag for one pipeline, and several pipelines.
     #[error(
@@ -128,12 +140,12 @@ pub(crate) enum ConfigError {
     Several(String),
     /// The file has a program in it, and somebody else could have written that.
     #[error(
-        "pipeline {pipeline:?}: {key}: {place} can be written by others ({found}), who could have programs run with all rights of \
-         walpost. Nothing was run. See what is in it, and then: {remedy}"
+        "{whose}: {key}: {place} can be written by others ({found}), who could have programs run with all rights of walpost. \
+         Nothing was run. See what is in it, and then: {remedy}"
     )]
     Writable {
-        /// The pipeline.
-        pipeline: String,
+        /// What names the program.
+        whose: String,
         /// The key.
         key: &'static str,
         /// What others can write.
@@ -142,6 +154,16 @@ pub(crate) enum ConfigError {
         found: String,
         /// The command that keeps them from it.
         remedy: String,
+    },
+    /// A program can't be looked at.
+    #[error("{whose}: {key}: {reason}")]
+    Program {
+        /// What names it.
+        whose: String,
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        reason: String,
     },
     /// An environment variable or flag for Kafka that can't be read.
     #[error("{0}")]
@@ -173,6 +195,24 @@ const TOKEN_COMMAND: &str = "kafka_token_command";
 
 type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
+/// Every pipeline that was asked for.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub pipelines: Vec<PipelineSettings>,
+    /// What sources of pipelines could not be used, and why. Their pipelines are missing.
+    pub failures: Vec<String>,
+}
+
+impl From<Reading<Definition>> for Loaded {
+    fn from(reading: Reading<Definition>) -> Self {
+        let pipelines = reading.defined.into_iter().map(|of| of.settings).collect();
+        Self {
+            pipelines,
+            failures: reading.failures,
+        }
+    }
+}
+
 /// The settings of every pipeline that was asked for.
 ///
 /// # Errors
@@ -181,19 +221,49 @@ pub(crate) fn load(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
-) -> Result<Vec<PipelineSettings>, ConfigError> {
-    let defined = define(given, env, env_vars)?;
-    Ok(defined.into_iter().map(|of| of.settings).collect())
+) -> Result<Loaded, ConfigError> {
+    let mut answers = Answers::default();
+    Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// As [`load`], with what is compared when the files have changed.
-fn define(
+/// As [`load`], for who connects to nothing: sources that are databases are among the failures.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_offline(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
-) -> Result<Vec<Defined<Definition>>, ConfigError> {
+) -> Result<Loaded, ConfigError> {
+    let mut answers = Answers::offline();
+    Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
+}
+
+/// As [`load`], with what is compared when the configuration has changed.
+fn define(
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: Vec<(String, String)>,
+    answers: &mut Answers,
+) -> Result<Reading<Definition>, ConfigError> {
     let path = given.connection.config.as_deref();
-    let files = path.map(file::read_all).transpose()?.unwrap_or_default();
+    let read = path.map(|path| everything(path, given, env, &env_vars, answers));
+    let (file, failures) = read.transpose()?.unzip();
+    Ok(Reading {
+        defined: of_file(path.zip(file), given, env, env_vars.into_iter())?,
+        failures: failures.unwrap_or_default(),
+    })
+}
+
+/// The file with the pipelines of its sources, and which sources could not be used.
+fn everything(
+    path: &Path,
+    given: &Given<'_>,
+    env: Env<'_>,
+    env_vars: &[(String, String)],
+    answers: &mut Answers,
+) -> Result<(File, Vec<String>), ConfigError> {
+    let files = file::read_all(path)?;
     for (path, file) in &files {
         if let Some(exposed) = file::exposed(path, file) {
             tracing::warn!("{exposed}");
@@ -202,41 +272,98 @@ fn define(
     for (path, file) in &files {
         trust::check(path, file)?;
     }
-    of_file(path.zip(merged(files)), given, env, env_vars)
+    let mut files = files.into_iter().map(|(_, file)| file);
+    let mut all = files.next().unwrap_or_default();
+    all.pipeline.extend(files.flat_map(|part| part.pipeline));
+    let from_env = kafka_properties(env_vars.iter().cloned());
+    let judge = |pipeline: &FilePipeline| {
+        let settings = settings(
+            pipeline.clone(),
+            Some(path),
+            &all.kafka,
+            &from_env,
+            given,
+            env,
+        );
+        settings
+            .map(|of| own(&of))
+            .map_err(|error| error.to_string())
+    };
+    let taken: HashSet<_> = match all.queries().next() {
+        // What is wrong with them is found by who reads them.
+        Some(_) => all.pipeline.iter().flat_map(&judge).flatten().collect(),
+        None => HashSet::new(),
+    };
+    let (found, failures) = answers.read(path, &all, env, &judge, taken)?;
+    all.pipeline.extend(found);
+    Ok((all, failures))
 }
 
-/// The file, with the pipelines of its sources.
-fn merged(files: Vec<(PathBuf, File)>) -> Option<File> {
-    let mut files = files.into_iter().map(|(_, file)| file);
-    let mut all = files.next()?;
-    all.pipeline.extend(files.flat_map(|part| part.pipeline));
-    Some(all)
+/// What no other pipeline may have.
+fn own(settings: &PipelineSettings) -> [Own; 2] {
+    [
+        Own::Name(settings.name.clone()),
+        Own::Slot {
+            slot: settings.target.slot.clone(),
+            database: settings.postgres.describe(),
+        },
+    ]
 }
 
 /// The pipelines that flags, environment and files define, however often they are read.
-pub(crate) struct Configured<'a> {
-    pub given: Given<'a>,
-    pub env: fn(&str) -> Option<String>,
-    pub env_vars: fn() -> Vec<(String, String)>,
+pub(crate) struct Configured {
+    connection: ConnectionArgs,
+    records: RecordArgs,
+    sink: Option<SinkName>,
+    env: fn(&str) -> Option<String>,
+    env_vars: fn() -> Vec<(String, String)>,
+    answers: Answers,
 }
 
-impl Definitions for Configured<'_> {
+impl Configured {
+    /// Those of these flags, and of these variables.
+    pub(crate) fn new(
+        connection: ConnectionArgs,
+        records: RecordArgs,
+        sink: Option<SinkName>,
+        env: fn(&str) -> Option<String>,
+        env_vars: fn() -> Vec<(String, String)>,
+    ) -> Self {
+        Self {
+            connection,
+            records,
+            sink,
+            env,
+            env_vars,
+            answers: Answers::default(),
+        }
+    }
+}
+
+impl Definitions for Configured {
     type Definition = Definition;
 
-    fn read(&self) -> Result<Vec<Defined<Definition>>, String> {
-        define(&self.given, &self.env, (self.env_vars)().into_iter())
+    fn read(&mut self) -> Result<Reading<Definition>, String> {
+        let given = Given {
+            connection: &self.connection,
+            records: Some(&self.records),
+            sink: self.sink,
+            takes_one_of: false,
+        };
+        define(&given, &self.env, (self.env_vars)(), &mut self.answers)
             .map_err(|error| error.to_string())
     }
 
+    fn have_changed(&mut self) -> bool {
+        self.answers.have_changed(&self.env)
+    }
+
     fn places(&self) -> Vec<PathBuf> {
-        let Some(path) = &self.given.connection.config else {
+        let Some(path) = &self.connection.config else {
             return Vec::new();
         };
         // What can't be read has no sources, until it has changed.
-        let sources = file::read(path).map_or_else(|_| Vec::new(), |file| file.fleet.source);
-        let directories = sources
-            .iter()
-            .map(|source| file::beside(path, &source.directory));
+        let directories = file::read(path).map_or_else(|_| Vec::new(), |of| of.directories(path));
         std::iter::once(path.clone()).chain(directories).collect()
     }
 }
@@ -277,24 +404,33 @@ pub(crate) fn load_to_administer(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
-) -> Result<Vec<PipelineSettings>, ConfigError> {
+) -> Result<Loaded, ConfigError> {
     let connection = given.connection;
     let (Some(path), Some(url)) = (&connection.config, &connection.postgres) else {
         return load(given, env, env_vars);
     };
-    let all = merged(file::read_all(path)?).unwrap_or_default();
-    if choose(all, &connection.pipeline, true)?.len() < 2 {
-        return load(given, env, env_vars);
-    }
     let own = ConnectionArgs {
         postgres: None,
         ..connection.clone()
     };
-    let given = Given {
+    let own = Given {
         connection: &own,
         ..*given
     };
-    let mut pipelines = load(&given, env, env_vars)?;
+    let env_vars: Vec<_> = env_vars.collect();
+    let (file, failures) = everything(path, &own, env, &env_vars, &mut Answers::default())?;
+    let asked = &connection.pipeline;
+    let is_asked = |of: &&FilePipeline| asked.is_empty() || asked.iter().any(|it| it == of.name());
+    let are_several = file.pipeline.iter().filter(is_asked).count() > 1;
+    let given = if are_several { &own } else { given };
+    let defined = of_file(Some((path, file)), given, env, env_vars.into_iter())?;
+    let mut pipelines: Vec<_> = defined.into_iter().map(|of| of.settings).collect();
+    if !are_several {
+        return Ok(Loaded {
+            pipelines,
+            failures,
+        });
+    }
     on_one_server(&pipelines)?;
     let administrator = Conninfo::parse(url, env)
         .map_err(|error| ConfigError::Flag(format!("--postgres: {error}")))?;
@@ -302,7 +438,10 @@ pub(crate) fn load_to_administer(
         settings.postgres = administrator.to_database_of(&settings.postgres);
     }
     each_its_own(&pipelines.iter().collect::<Vec<_>>())?;
-    Ok(pipelines)
+    Ok(Loaded {
+        pipelines,
+        failures,
+    })
 }
 
 /// The connection of an administrator is to one server: what another server's pipelines need would be made there.
@@ -411,6 +550,7 @@ fn of_file(
         .into_iter()
         .map(|pipeline| {
             Ok(Defined {
+                source: pipeline.origin.source(),
                 definition: Definition::of(&pipeline, &kafka),
                 settings: settings(pipeline, path, &kafka, &from_env, given, env)?,
             })
@@ -474,8 +614,8 @@ fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
         if let Some(first) = pipelines[..at].iter().find(is_other) {
             return Err(ConfigError::InTwoFiles {
                 name: second.name().to_owned(),
-                first: first.origin.clone(),
-                second: second.origin.clone(),
+                first: first.origin.to_string(),
+                second: second.origin.to_string(),
             });
         }
     }
@@ -806,9 +946,9 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
 }
 
 /// The connection string, whose password may change in the file that it comes from.
-fn kept(postgres: Conninfo, path: &Path, origin: &Path, pipeline: &str) -> Conninfo {
-    let place = format!("postgres of pipeline {pipeline:?} in {}", origin.display());
-    let (path, origin) = (path.to_owned(), origin.to_owned());
+fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Conninfo {
+    let place = format!("postgres of pipeline {pipeline:?} in {origin}");
+    let (path, origin) = (path.to_owned(), origin.clone());
     let pipeline = pipeline.to_owned();
     postgres.kept_in(&place, move || {
         let again = read_again(&path, &origin, &pipeline);
@@ -818,20 +958,27 @@ fn kept(postgres: Conninfo, path: &Path, origin: &Path, pipeline: &str) -> Conni
     })
 }
 
-/// The properties of Kafka that the file has for all by now, and the pipeline, which is in the file `origin`; nowhere where no
-/// file names it.
+/// The properties of Kafka that the file has for all by now, and the pipeline, which is defined at `origin`; nowhere where no file
+/// names it.
 fn read_again(
     path: &Path,
-    origin: &Path,
+    origin: &Origin,
     pipeline: &str,
 ) -> Result<(BTreeMap<String, file::Scalar>, FilePipeline), ConfigError> {
     let mut file = file::read(path)?;
     let kafka = std::mem::take(&mut file.kafka);
-    let is_part = ![path, Path::new("")].contains(&origin);
-    if is_part {
-        file.pipeline = file::read_part(origin)?;
+    match origin {
+        Origin::Nowhere | Origin::File(_) => {}
+        Origin::Part(part) => file.pipeline = file::read_part(part)?,
+        Origin::Row { rows, .. } => {
+            let row = rows.get(pipeline).unwrap_or_default();
+            let filled = file.queries().filter_map(|source| source.fill(&row).ok());
+            file.pipeline = filled.flat_map(FilePipeline::of_template).collect();
+        }
     }
-    let asked: &[String] = match file.pipeline.is_empty() && !is_part {
+    let is_unnamed =
+        file.pipeline.is_empty() && matches!(origin, Origin::Nowhere | Origin::File(_));
+    let asked: &[String] = match is_unnamed {
         true => &[],
         false => &[pipeline.to_owned()],
     };
@@ -1200,7 +1347,7 @@ fn properties_of_file(
 /// What proves to the brokers who we are, which may change in the file. What is given `over` that stays.
 fn credentials(
     path: Option<&Path>,
-    origin: &Path,
+    origin: &Origin,
     pipeline: &str,
     over: Properties,
 ) -> Credentials {
@@ -1213,7 +1360,7 @@ fn credentials(
         }
     };
     let place = format!("\"sasl.password\" in {}", path.display());
-    let (origin, pipeline) = (origin.to_owned(), pipeline.to_owned());
+    let (origin, pipeline) = (origin.clone(), pipeline.to_owned());
     Credentials::kept(place, move || {
         let again = read_again(&path, &origin, &pipeline);
         let (kafka, now) = again.map_err(|error| error.to_string())?;

@@ -13,4 +13,5 @@ mod sql_lsn;
 pub(crate) mod table;
 pub(crate) mod table_pattern;
 pub(crate) mod target;
+pub(crate) mod text_rows;
 pub(crate) mod wire;

@@ -11,8 +11,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
+use self::configuration::{Ask, Reread};
 use self::control::{Answer, Asked, Control, Request};
-use self::definitions::{Defined, Definitions};
+use self::definitions::{Defined, Definitions, Reading};
 use self::pipelines::{Pipelines, STOPPING, Said};
 use self::places::Places;
 use self::systemd::Systemd;
@@ -21,6 +22,7 @@ use crate::observe::http;
 use crate::observe::registry::Registry;
 use crate::pipeline::order::Order;
 
+mod configuration;
 pub(crate) mod control;
 pub(crate) mod definitions;
 mod pipelines;
@@ -30,15 +32,16 @@ mod systemd;
 /// How often it is taken down how the pipelines are.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Runs the pipelines `first`, and those that `definitions` has when `places` change, until all have ended. Shows over HTTP how they
+/// Runs the pipelines `first`, and those that `definitions` has later, until all have ended; `places` are as they were before
+/// `first` was read. Shows over HTTP how they
 /// are to whoever connects to `listener`, and does what is asked of `control`. The first SIGTERM or SIGINT drains them, the second
 /// stops the process at once; SIGHUP has the definitions read again. A pipeline that halts is reported and leaves the others
 /// running.
 #[must_use]
 pub(crate) fn run<D: Definitions>(
-    definitions: &D,
+    definitions: D,
     places: Places,
-    first: Vec<Defined<D::Definition>>,
+    first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
 ) -> Exit {
@@ -57,9 +60,9 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 }
 
 async fn supervise<D: Definitions>(
-    definitions: &D,
+    definitions: D,
     places: Places,
-    first: Vec<Defined<D::Definition>>,
+    first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
 ) -> Exit {
@@ -77,17 +80,16 @@ async fn supervise<D: Definitions>(
     };
     let registry = Arc::new(Registry::new([]));
     let (ended, mut endings) = mpsc::unbounded_channel();
-    let (changed, mut changes) = mpsc::channel(1);
-    let places = match places::watch(places, changed) {
-        Ok(places) => places,
+    let (reread, mut readings) = mpsc::channel(1);
+    let asks_to_read = match configuration::watch(definitions, places, reread) {
+        Ok(asks) => asks,
         Err(reason) => {
             error!("the configuration can't be watched: {reason}");
             return Exit::Failed;
         }
     };
     let mut supervisor = Supervisor {
-        definitions,
-        places,
+        asks_to_read,
         pipelines: Pipelines::new(Arc::clone(&registry), ended),
         registry: Arc::clone(&registry),
     };
@@ -103,7 +105,7 @@ async fn supervise<D: Definitions>(
         error!("{what}: {reason}");
         return Exit::Failed;
     }
-    supervisor.pipelines.apply(first);
+    supervisor.begin(first);
     if let Some(systemd) = Systemd::from_env() {
         tokio::spawn(systemd.tell(Arc::clone(&registry), orders.subscribe()));
     }
@@ -118,13 +120,12 @@ async fn supervise<D: Definitions>(
                 supervisor.answer(request);
                 continue;
             }
-            Some(()) = changes.recv() => {
-                // It has been told, and there is nobody else to tell.
-                let _ = supervisor.reload("a changed file", false);
+            Some(reread) = readings.recv() => {
+                supervisor.take(reread);
                 continue;
             }
             _ = hangup.recv() => {
-                let _ = supervisor.reload("SIGHUP", false);
+                supervisor.ask_to_read(Ask { why: "SIGHUP", is_accepted: false, answer: None });
                 continue;
             }
             _ = terminate.recv() => "SIGTERM",
@@ -155,41 +156,72 @@ async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
 }
 
 /// What changes while the process runs.
-struct Supervisor<'d, D: Definitions> {
-    definitions: &'d D,
-    /// Where it is told which places are watched, as they were when they were read.
-    places: std::sync::mpsc::Sender<Places>,
-    pipelines: Pipelines<D::Definition>,
+struct Supervisor<D> {
+    /// Where it is asked to read the configuration again.
+    asks_to_read: std::sync::mpsc::Sender<Ask>,
+    pipelines: Pipelines<D>,
     registry: Arc<Registry>,
 }
 
-impl<D: Definitions> Supervisor<'_, D> {
-    /// Reads the definitions again, because of `what`. Most pipelines go only if somebody has said so.
-    fn reload(&mut self, what: &str, is_accepted: bool) -> Said {
-        // The thread that watches them ends with the process.
-        let _ = self.places.send(Places::of(self.definitions.places()));
-        let said = self.read_and_apply(is_accepted);
-        self.registry.reloaded(said.as_ref().err().cloned());
-        match &said {
-            Ok(changes) => info!("configuration reloaded after {what}: {changes}"),
-            Err(reason) => error!(
-                "configuration not reloaded after {what}, and the pipelines go on as they are: {reason}"
-            ),
+impl<D: PartialEq> Supervisor<D> {
+    fn begin(&mut self, first: Reading<D>) {
+        let Reading { defined, failures } = first;
+        if !failures.is_empty() {
+            let failures = failures.join("; ");
+            error!("pipelines are missing until their source can be used: {failures}");
+            self.registry.reloaded(Some(failures));
         }
-        said
+        self.pipelines.apply(defined);
     }
 
-    fn read_and_apply(&mut self, is_accepted: bool) -> Said {
+    fn ask_to_read(&self, ask: Ask) {
+        // The thread that reads ends with the process.
+        let _ = self.asks_to_read.send(ask);
+    }
+
+    /// Goes over to what was read. Most pipelines of a source go only if somebody has said so.
+    fn take(&mut self, Reread { ask, result }: Reread<D>) {
+        let why = ask.why;
+        let mut said = Answer::default();
+        let mut failed = Vec::new();
+        match result.and_then(|Reading { defined, failures }| {
+            failed = failures;
+            self.apply(defined, ask.is_accepted)
+        }) {
+            Ok(changes) => {
+                info!("configuration reloaded after {why}: {changes}");
+                for failure in &failed {
+                    error!("{failure}; its pipelines go on as they are");
+                }
+                said.done.push(changes);
+            }
+            Err(reason) => {
+                error!(
+                    "configuration not reloaded after {why}, and the pipelines go on as they are: {reason}"
+                );
+                failed.push(reason);
+            }
+        }
+        self.registry
+            .reloaded((!failed.is_empty()).then(|| failed.join("; ")));
+        said.refused = failed;
+        if let Some(answer) = ask.answer {
+            let _ = answer.send(said);
+        }
+    }
+
+    fn apply(&mut self, next: Vec<Defined<D>>, is_accepted: bool) -> Said {
         if self.pipelines.are_stopping() {
             return Err(STOPPING.to_owned());
         }
-        let next = self.definitions.read()?;
         let changes = self.pipelines.changes(&next);
-        if changes.are_doubtful() && !is_accepted {
-            let (removed, left) = (changes.removed.len(), next.len());
+        if let Some(doubtful) = changes.doubtful.as_ref().filter(|_| !is_accepted) {
             return Err(format!(
-                "{removed} pipelines would be removed ({}), and {left} would be left. If that is meant: walpost pipeline reload --accept",
-                changes.removed.join(", ")
+                "{} pipelines would be removed ({}), and {} of {} would be left. If that is meant: walpost pipeline reload --accept",
+                doubtful.removed.len(),
+                doubtful.removed.join(", "),
+                doubtful.left,
+                doubtful.source
             ));
         }
         self.pipelines.apply(next);
@@ -209,13 +241,11 @@ impl<D: Definitions> Supervisor<'_, D> {
                 return;
             }
             Request::Reload { accept } => {
-                let mut said = Answer::default();
-                match self.reload("walpost pipeline reload", *accept) {
-                    Ok(changes) => said.done.push(changes),
-                    Err(reason) => said.refused.push(reason),
-                }
-                let _ = answer.send(said);
-                return;
+                return self.ask_to_read(Ask {
+                    why: "walpost pipeline reload",
+                    is_accepted: *accept,
+                    answer: Some(answer),
+                });
             }
         };
         let mut waiting = Vec::new();

@@ -4,9 +4,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::out::{self, say};
-use super::{load, load_to_ask};
-use crate::config::Given;
+use super::{loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::config::{self, Given};
 use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::limits::compaction_warning;
@@ -81,13 +81,17 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     if args.offline {
         return offline(&given, args.json);
     }
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let loaded = match loaded(config::load(&given, &variable, variables())) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    let mut findings = Vec::new();
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(exit) => return exit,
+    };
+    let mut findings = sources(loaded.failures, Outcome::Failure);
     let mut producers = Vec::new();
-    for settings in &pipelines {
+    for settings in &loaded.pipelines {
         let mut report = Report {
             pipeline: settings.name.clone(),
             findings: &mut findings,
@@ -112,12 +116,12 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 
 /// Says what the configuration means. One that can't be used was refused before.
 fn offline(given: &Given<'_>, json: bool) -> Exit {
-    let pipelines = match load(given) {
-        Ok(pipelines) => pipelines,
+    let loaded = match loaded(config::load_offline(given, &variable, variables())) {
+        Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    let mut findings = Vec::new();
-    for settings in &pipelines {
+    let mut findings = sources(loaded.failures, Outcome::Warning);
+    for settings in &loaded.pipelines {
         let mut report = Report {
             pipeline: settings.name.clone(),
             findings: &mut findings,
@@ -142,6 +146,17 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         report.add("configuration", Outcome::Ok, message);
     }
     told(&findings, json)
+}
+
+/// What could not be used of the sources of pipelines.
+fn sources(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
+    let finding = |message| Finding {
+        pipeline: "walpost.toml".to_owned(),
+        check: "source",
+        outcome,
+        message,
+    };
+    failures.into_iter().map(finding).collect()
 }
 
 /// Prints what was found.

@@ -9,7 +9,7 @@ use tracing::{error, warn};
 use super::{init, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
-use crate::config::{self, Configured, Given};
+use crate::config::{self, Configured};
 use crate::model::exit::Exit;
 use crate::observe::http;
 use crate::postgres::provision::Provision;
@@ -59,26 +59,22 @@ pub(crate) struct RunArgs {
 /// Runs the pipelines until they are told to stop or can't go on.
 #[must_use]
 pub(crate) fn run(args: &RunArgs) -> Exit {
-    let given = Given {
-        connection: &args.connection,
-        records: Some(&args.records),
-        sink: args.sink,
-        takes_one_of: false,
-    };
-    let definitions = Configured {
-        given,
-        env: variable,
-        env_vars: || variables().collect(),
-    };
+    let mut definitions = Configured::new(
+        args.connection.clone(),
+        args.records.clone(),
+        args.sink,
+        variable,
+        || variables().collect(),
+    );
     let places = Places::of(definitions.places());
-    let pipelines = match definitions.read() {
-        Ok(pipelines) => pipelines,
+    let first = match definitions.read() {
+        Ok(first) => first,
         Err(reason) => {
             error!("{reason}");
             return Exit::Usage;
         }
     };
-    if pipelines.is_empty() {
+    if first.defined.is_empty() {
         warn!("there is no pipeline yet; waiting for one");
     }
     let listener = match listen(args) {
@@ -90,7 +86,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         Err(exit) => return exit,
     };
     if args.init {
-        for Defined { settings, .. } in &pipelines {
+        for Defined { settings, .. } in &first.defined {
             let provision = Provision {
                 pipeline: settings.name.clone(),
                 target: settings.target.clone(),
@@ -107,7 +103,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             }
         }
     }
-    supervisor::run(&definitions, places, pipelines, listener, control)
+    supervisor::run(definitions, places, first, listener, control)
 }
 
 fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {

@@ -101,7 +101,7 @@ pub(crate) struct ConnectionArgs {
 }
 
 /// How records are made and delivered.
-#[derive(Default, Args)]
+#[derive(Clone, Default, Args)]
 pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
     #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]", help_heading = heading::KAFKA)]

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::query::{self, LastRows, QuerySource};
 use super::{ConfigError, Given, retired};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
@@ -48,10 +50,113 @@ pub(crate) struct FileFleet {
 
 /// One `[[fleet.source]]`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FileSource {
+#[serde(try_from = "WrittenSource")]
+pub(crate) enum FileSource {
     /// Each file in it whose name ends in `.toml` has pipelines.
-    pub directory: PathBuf,
+    Directory(PathBuf),
+    /// Each row of the query is one.
+    Query(QuerySource),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenSource {
+    directory: Option<PathBuf>,
+    postgres: Option<String>,
+    password_command: Option<Vec<String>>,
+    query: Option<String>,
+    every: Option<String>,
+    template: Option<toml::Table>,
+}
+
+impl TryFrom<WrittenSource> for FileSource {
+    type Error = String;
+
+    fn try_from(written: WrittenSource) -> Result<Self, String> {
+        const EXPECTED: &str = "expected either directory, or postgres, query and template";
+        let has_more = written.password_command.is_some() || written.every.is_some();
+        match (
+            written.directory,
+            written.postgres,
+            written.query,
+            written.template,
+        ) {
+            (Some(directory), None, None, None) if !has_more => Ok(Self::Directory(directory)),
+            (None, Some(postgres), Some(query), Some(template)) => {
+                query::check_template(&template)?;
+                Ok(Self::Query(QuerySource {
+                    postgres,
+                    password_command: written.password_command,
+                    query,
+                    every: QuerySource::every(written.every.as_deref())?,
+                    template,
+                }))
+            }
+            _ => Err(EXPECTED.to_owned()),
+        }
+    }
+}
+
+/// Where a pipeline is defined.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Origin {
+    /// By flags and environment alone.
+    #[default]
+    Nowhere,
+    /// In walpost.toml.
+    File(PathBuf),
+    /// In a file of a source.
+    Part(PathBuf),
+    /// In a row of a query.
+    Row {
+        /// That has the query.
+        file: PathBuf,
+        rows: Arc<LastRows>,
+        /// Which query it is, among others of the file.
+        source: String,
+    },
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nowhere, Self::Nowhere) => true,
+            (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
+                path == other
+            }
+            // Whichever query has found it.
+            (
+                Self::Row { file, rows, .. },
+                Self::Row {
+                    file: other,
+                    rows: others,
+                    ..
+                },
+            ) => file == other && Arc::ptr_eq(rows, others),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("the command line"),
+            Self::File(path) | Self::Part(path) => write!(f, "{}", path.display()),
+            Self::Row { file, .. } => write!(f, "a query of {}", file.display()),
+        }
+    }
+}
+
+impl Origin {
+    /// What has several pipelines, and can be broken as a whole.
+    pub(super) fn source(&self) -> String {
+        match self {
+            Self::Part(path) => path.parent().unwrap_or(path).display().to_string(),
+            Self::Row { source, .. } => source.clone(),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// A file of a source: pipelines, and nothing else.
@@ -66,9 +171,8 @@ struct PartFile {
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FilePipeline {
-    /// The file that it is in.
     #[serde(skip)]
-    pub origin: PathBuf,
+    pub origin: Origin,
     pub name: Option<String>,
     pub postgres: Option<String>,
     pub password_command: Option<Vec<String>>,
@@ -308,6 +412,17 @@ impl fmt::Debug for FilePipeline {
 }
 
 impl FilePipeline {
+    /// The pipeline that a filled template is.
+    ///
+    /// # Errors
+    /// It has a key or value that it can't have.
+    pub(super) fn of_template(filled: toml::Table) -> Result<Self, String> {
+        serde_path_to_error::deserialize(toml::Value::Table(filled)).map_err(|error| {
+            let path = error.path().to_string();
+            format!("template: {path}: {}", error.into_inner().message())
+        })
+    }
+
     /// The pipeline's name.
     #[must_use]
     pub(crate) fn name(&self) -> &str {
@@ -392,24 +507,23 @@ impl Given<'_> {
 pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     let mut file: File = read_as(path, parse)?;
     for pipeline in &mut file.pipeline {
-        pipeline.origin = path.to_owned();
+        pipeline.origin = Origin::File(path.to_owned());
     }
     Ok(file)
 }
 
-/// Reads the file, and those of its sources in the order of their names, each as a file of its own.
+/// Reads the file, and those of its directories in the order of their names, each as a file of its own.
 ///
 /// # Errors
 /// As [`read`]; or a folder can't be read.
 pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError> {
     let file = read(path)?;
     let mut parts = Vec::new();
-    for source in &file.fleet.source {
-        let directory = beside(path, &source.directory);
+    for directory in file.directories(path) {
         for part in files_in(&directory)? {
             let mut pipeline = read_part(&part)?;
             for pipeline in &mut pipeline {
-                pipeline.origin.clone_from(&part);
+                pipeline.origin = Origin::Part(part.clone());
             }
             let file = File {
                 pipeline,
@@ -498,9 +612,29 @@ pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
 }
 
 impl File {
+    /// Its sources that are folders.
+    pub(super) fn directories(&self, path: &Path) -> Vec<PathBuf> {
+        let directories = self.fleet.source.iter().filter_map(|source| match source {
+            FileSource::Directory(directory) => Some(beside(path, directory)),
+            FileSource::Query(_) => None,
+        });
+        directories.collect()
+    }
+
+    /// Its sources that are asked.
+    pub(super) fn queries(&self) -> impl Iterator<Item = &QuerySource> {
+        self.fleet.source.iter().filter_map(|source| match source {
+            FileSource::Directory(_) => None,
+            FileSource::Query(source) => Some(source),
+        })
+    }
+
     /// Names of the keys that have a password as their value, or in it.
     fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
+        for source in self.queries() {
+            found.extend(source.secrets());
+        }
         let mut add = |place: &str, kafka: &BTreeMap<String, Scalar>| {
             let names = kafka.keys().filter(|name| is_secret(name));
             found.extend(names.map(|name| format!("{name} of {place}")));

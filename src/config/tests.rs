@@ -32,7 +32,7 @@ fn load_text(
     let vars = env
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    load(&given, &look_up, vars)
+    Ok(load(&given, &look_up, vars)?.pipelines)
 }
 
 fn from_toml(toml: &str) -> Result<Vec<PipelineSettings>, ConfigError> {
@@ -591,7 +591,7 @@ fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Resul
         takes_one_of,
     };
     let loaded = load(&given, &|_| None, std::iter::empty());
-    let mut pipelines = loaded.map_err(|error| error.to_string())?;
+    let mut pipelines = loaded.map_err(|error| error.to_string())?.pipelines;
     Ok(pipelines.remove(0).target.outbox)
 }
 

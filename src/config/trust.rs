@@ -23,40 +23,55 @@ const WRITE: u32 = 0o022;
 /// Somebody could; or a program is not there.
 pub(super) fn check(path: &Path, file: &File) -> Result<(), ConfigError> {
     for pipeline in &file.pipeline {
+        let whose = format!("pipeline {:?}", pipeline.name());
         let commands = [
             (PASSWORD_COMMAND, &pipeline.password_command),
             (TOKEN_COMMAND, &pipeline.kafka_token_command),
         ];
         for (key, argv) in commands {
-            let Some(program) = argv.as_ref().and_then(|argv| argv.first()) else {
-                continue;
-            };
-            // Refused, as every program whose place is not certain.
-            if !Path::new(program).is_absolute() {
-                continue;
-            }
-            let name = || pipeline.name().to_owned();
-            for checked in [path, Path::new(program)] {
-                let found = trouble(checked).map_err(|error| ConfigError::Value {
-                    pipeline: name(),
-                    key,
-                    reason: format!("{}: {error}", checked.display()),
-                })?;
-                if let Some(Trouble {
-                    place,
-                    found,
-                    remedy,
-                }) = found
-                {
-                    return Err(ConfigError::Writable {
-                        pipeline: name(),
-                        key,
-                        place,
-                        found,
-                        remedy,
-                    });
-                }
-            }
+            check_program(path, &whose, key, argv.iter().flatten().next())?;
+        }
+    }
+    for source in file.queries() {
+        let own = source.password_command.iter().flatten().next();
+        check_program(path, "fleet.source", PASSWORD_COMMAND, own)?;
+        for key in [PASSWORD_COMMAND, TOKEN_COMMAND] {
+            let program = source.program_of_template(key);
+            check_program(path, "template of a fleet.source", key, program.as_ref())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_program(
+    path: &Path,
+    whose: &str,
+    key: &'static str,
+    program: Option<&String>,
+) -> Result<(), ConfigError> {
+    // One whose place is not certain is refused by who would run it.
+    let Some(program) = program.filter(|program| Path::new(program).is_absolute()) else {
+        return Ok(());
+    };
+    for checked in [path, Path::new(program)] {
+        let found = trouble(checked).map_err(|error| ConfigError::Program {
+            whose: whose.to_owned(),
+            key,
+            reason: format!("{}: {error}", checked.display()),
+        })?;
+        if let Some(Trouble {
+            place,
+            found,
+            remedy,
+        }) = found
+        {
+            return Err(ConfigError::Writable {
+                whose: whose.to_owned(),
+                key,
+                place,
+                found,
+                remedy,
+            });
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::thread;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
-use super::definitions::{Changes, Defined};
+use super::definitions::{Changes, Defined, Known};
 use super::runtime;
 use crate::delivery::isolation::Batching;
 use crate::delivery::stats::PipelineStats;
@@ -55,6 +55,7 @@ struct Entry<D> {
     start: u64,
     settings: PipelineSettings,
     definition: D,
+    source: String,
     stats: Arc<PipelineStats>,
     /// Its thread ends once this is gone.
     orders: watch::Sender<Order>,
@@ -95,8 +96,14 @@ impl<D: PartialEq> Pipelines<D> {
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
         let is_going = |entry: &&Entry<D>| entry.phase == Phase::Draining(Then::Remove);
         let stay = self.all.iter().filter(|entry| !is_going(entry));
-        let now = stay.map(|entry| (entry.settings.name.as_str(), &entry.definition));
-        Changes::between(now, next)
+        let now: Vec<_> = stay
+            .map(|entry| Known {
+                name: &entry.settings.name,
+                definition: &entry.definition,
+                source: &entry.source,
+            })
+            .collect();
+        Changes::between(&now, next)
     }
 
     /// Starts what is new, drains what is gone, drains and starts again what has changed, and leaves alone what is as it was.
@@ -128,6 +135,7 @@ impl<D: PartialEq> Pipelines<D> {
             };
             let entry = &mut self.all[at];
             let is_same = entry.definition == defined.definition;
+            entry.source = defined.source;
             if is_same && entry.phase != Phase::Draining(Then::Remove) {
                 continue;
             }
@@ -165,6 +173,7 @@ impl<D: PartialEq> Pipelines<D> {
         let Defined {
             settings,
             definition,
+            source,
         } = defined;
         self.all.push(Entry {
             start: 0,
@@ -174,6 +183,7 @@ impl<D: PartialEq> Pipelines<D> {
             waiting: Vec::new(),
             settings,
             definition,
+            source,
         });
         self.start(self.all.len() - 1);
     }

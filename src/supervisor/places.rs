@@ -1,17 +1,12 @@
 //! Notices that files have changed, and that nobody is writing them any more.
 
 use std::fs::{self, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
-use tokio::sync::mpsc as to_async;
-
 /// How often they are looked at. What is as it was at the look before is not being written.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// A file or folder, as it was seen; nothing where it is not there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +36,7 @@ impl Places {
     }
 
     /// They have changed since they were taken, and not since the last look. To be called each [`LOOK`].
-    fn have_changed(&mut self) -> bool {
+    pub(super) fn have_changed(&mut self) -> bool {
         let now = marks(&self.paths);
         if now == self.taken {
             self.changed = None;
@@ -55,34 +50,6 @@ impl Places {
         self.changed = None;
         true
     }
-}
-
-/// Looks at the places from here on, and at others once they are sent to what is returned; each change is told at `changed`. On a
-/// thread of its own: a look at a file system that does not answer holds up nobody.
-///
-/// # Errors
-/// There is no thread.
-pub(super) fn watch(
-    mut places: Places,
-    changed: to_async::Sender<()>,
-) -> io::Result<mpsc::Sender<Places>> {
-    let (others, received) = mpsc::channel();
-    thread::Builder::new()
-        .name("configuration".to_owned())
-        .spawn(move || {
-            loop {
-                match received.recv_timeout(LOOK) {
-                    Ok(others) => places = others,
-                    Err(RecvTimeoutError::Disconnected) => return,
-                    Err(RecvTimeoutError::Timeout) => {
-                        if places.have_changed() && changed.blocking_send(()).is_err() {
-                            return;
-                        }
-                    }
-                }
-            }
-        })?;
-    Ok(others)
 }
 
 fn marks(places: &[PathBuf]) -> Vec<Mark> {

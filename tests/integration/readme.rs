@@ -14,6 +14,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
+use crate::support::session::Session;
 use crate::support::wait::{wait_until, within_a_day};
 use crate::support::walpost::Invocation;
 
@@ -63,6 +64,8 @@ examples! {
     REVOKE = "docs/messages.md", "Who can forge an event", sql;
     PIPELINES = "docs/configuration.md", "Several pipelines", sh;
     SOURCES = "docs/pipelines.md", "Where they are defined", toml;
+    ROWS_FILE = "docs/pipelines.md", "Rows of a query", toml;
+    ROWS_ROLE = "docs/pipelines.md", "Rows of a query", sql;
     RELOAD = "docs/pipelines.md", "Change them", sh;
     CONTROL = "docs/pipelines.md", "Stop, start and restart one", sh;
     BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
@@ -206,6 +209,7 @@ fn configuration_files_fit_what_init_makes() {
                  aggregateid text, type text, payload jsonb, created_at timestamptz, value_schema_id bytea)"
         ));
     }
+    shards(&place);
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
     let files_of = |is_rented: bool| -> Vec<String> {
         let pages = manual().filter(|page| (page.path == RENTED) == is_rented);
@@ -222,7 +226,8 @@ fn configuration_files_fit_what_init_makes() {
         // Two of them use the same names for different kinds of outbox.
         place.sh(&REMOVE.one());
         let file: toml::Table = place.fill_in(&text).parse().unwrap();
-        for pipeline in file["pipeline"].as_array().unwrap() {
+        let pipelines = file.get("pipeline").and_then(toml::Value::as_array);
+        for pipeline in pipelines.into_iter().flatten() {
             let name = pipeline
                 .get("name")
                 .map_or("outbox", |name| name.as_str().unwrap());
@@ -423,6 +428,40 @@ fn pipelines_are_changed_as_described() {
         .one()
         .replace("--pipeline orders", "--pipeline new"));
     assert!(control(accept).contains("1 added (new), 2 removed (orders, late)"));
+    walpost.stop();
+}
+
+/// A database with the table that the query reads, which is empty, and the role that may read it.
+fn shards(place: &Place) -> Session {
+    place
+        .server
+        .session("postgres")
+        .run("CREATE DATABASE shards");
+    let db = place.server.session("shards");
+    db.run("CREATE TABLE public.shards (name text, dbname text, active bool)");
+    db.run(&ROWS_ROLE.one());
+    db
+}
+
+#[test]
+fn rows_of_a_query_are_pipelines_as_described() {
+    let place = Place::new("");
+    create_topic(&place);
+    let db = shards(&place);
+    // Asked when it is told to, and not before the pipeline has what it needs.
+    place.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
+    let mut walpost = place.start(&run_line());
+    walpost.wait_for_log("there is no pipeline yet");
+    db.run("INSERT INTO shards VALUES ('a', 'shop', true)");
+    let init = PIPELINES.one();
+    place.sh(&init.replace("--pipeline orders", "--pipeline shard_a"));
+    let reload = &RELOAD.all()[0];
+    let said = place.sh(&format!(
+        "export WALPOST_CONTROL=/run/walpost/control.sock\n{reload}"
+    ));
+    assert!(said.contains("1 added (shard_a)"), "{said}");
+    place.sql(&EVENT.one());
+    place.wait_for_records(&mut walpost, 1);
     walpost.stop();
 }
 

@@ -10,6 +10,8 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, Walpost};
 
+mod query;
+
 const RELOADED: &str = "configuration reloaded";
 const NOT_RELOADED: &str = "configuration not reloaded";
 

@@ -144,6 +144,41 @@ fn password_in_the_configuration_file_is_read_again() {
     });
 }
 
+#[test]
+fn password_in_a_row_of_a_source_is_read_again() {
+    let guarded = Guarded::new(false);
+    let scene = &guarded.scene;
+    scene.db.run(&format!(
+        "CREATE TABLE public.shards AS SELECT '{} password={}' AS url",
+        guarded.conninfo(),
+        password(0)
+    ));
+    let text = format!(
+        "[kafka]\n'bootstrap.servers' = '{}'\n[[fleet.source]]\npostgres = \"{}\"\nquery = 'SELECT url FROM public.shards'
+         every = '1s'\ntemplate = {{ name = '{}', postgres = '{{url}}' }}\n",
+        scene.broker.address(),
+        scene.conninfo(),
+        scene.name
+    );
+    let file = reaper::folder("config").join("walpost.toml");
+    replace(&file, &text);
+    let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
+    let place = format!(
+        "postgres of pipeline \"{}\" in a query of {}",
+        scene.name,
+        file.display()
+    );
+    guarded.is_rotated(walpost, &place, |walpost| {
+        scene.db.run(&format!(
+            "UPDATE public.shards SET url = replace(url, '{}', '{}')",
+            password(0),
+            password(1)
+        ));
+        let line = walpost.wait_for_log("configuration reloaded");
+        assert!(line.contains(": 1 unchanged"), "{line}");
+    });
+}
+
 /// As tokens that expire within minutes are. The program is away once, too.
 #[test]
 fn program_that_prints_the_password_is_run_for_each_connection() {

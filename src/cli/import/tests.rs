@@ -22,7 +22,10 @@ fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
         sink: None,
         takes_one_of: false,
     };
-    config::load(&given, &|_| None, std::iter::empty()).map_err(|error| error.to_string())
+    let loaded = config::load(&given, &|_| None, std::iter::empty());
+    loaded
+        .map(|of| of.pipelines)
+        .map_err(|error| error.to_string())
 }
 
 fn import(text: &str) -> Imported {

@@ -1,0 +1,408 @@
+//! Pipelines that a query finds: each of its rows fills a template.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use toml::{Table, Value};
+
+use super::values::duration;
+use super::{Env, PASSWORD_COMMAND, TOKEN_COMMAND};
+use crate::kafka::properties::is_secret;
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::text_rows::{TextRow, TextRows, text_rows};
+use crate::program::Program;
+use crate::supervisor;
+
+/// How long the database may take for its answer.
+const LIMIT: Duration = Duration::from_secs(10);
+const EVERY_DEFAULT: Duration = Duration::from_secs(30);
+const EVERY_MIN: Duration = Duration::from_secs(1);
+
+/// Keys whose braces hold columns of the outbox.
+const OF_RECORDS: [&str; 3] = ["headers", "key", "topic"];
+/// A regular expression has braces of its own.
+const ROUTE: &str = "route";
+/// Keys whose value is run: nobody who may write a row is to have a say in that.
+const PROGRAMS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
+/// What begins the name of a column of the query where braces hold others too.
+const PREFIX: &str = "source.";
+
+/// A `[[fleet.source]]` with a query.
+#[derive(Clone)]
+pub(crate) struct QuerySource {
+    pub postgres: String,
+    pub password_command: Option<Vec<String>>,
+    pub query: String,
+    pub every: Duration,
+    pub template: Table,
+}
+
+impl fmt::Debug for QuerySource {
+    // Its connection string and its template can have passwords.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuerySource")
+            .field("query", &self.query)
+            .finish_non_exhaustive()
+    }
+}
+
+impl QuerySource {
+    /// How often it is asked, as the file has it.
+    ///
+    /// # Errors
+    /// It is no duration, or too short.
+    pub(super) fn every(given: Option<&str>) -> Result<Duration, String> {
+        let every = given.map_or(Ok(EVERY_DEFAULT), duration)?;
+        match every < EVERY_MIN {
+            true => Err(format!("every: expected at least {EVERY_MIN:?}")),
+            false => Ok(every),
+        }
+    }
+
+    /// The same question to the same database, whoever asks with whichever password.
+    pub(super) fn asks_as(&self, other: &QuerySource) -> bool {
+        let database = |of: &QuerySource| Conninfo::without_passwords(&of.postgres);
+        self.query == other.query && database(self) == database(other)
+    }
+
+    /// Names of its keys that have a password as their value, or in it.
+    pub(super) fn secrets(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if Conninfo::holds_password(&self.postgres) {
+            found.push("postgres of a fleet.source".to_owned());
+        }
+        let of_template = self.template.get("postgres").and_then(Value::as_str);
+        if of_template.is_some_and(Conninfo::holds_password) {
+            found.push("postgres of a template".to_owned());
+        }
+        let kafka = self.template.get("kafka").and_then(Value::as_table);
+        let names = kafka.into_iter().flatten().map(|(name, _)| name);
+        found.extend(
+            names
+                .filter(|name| is_secret(name))
+                .map(|name| format!("{name} of a template")),
+        );
+        found
+    }
+
+    /// The program that the template names at this key.
+    pub(super) fn program_of_template(&self, key: &str) -> Option<String> {
+        let program = self.template.get(key)?.as_array()?.first()?;
+        program.as_str().map(str::to_owned)
+    }
+
+    /// What messages call it.
+    pub(super) fn describe(&self, env: Env<'_>) -> String {
+        match Conninfo::parse(&self.postgres, env) {
+            Ok(conninfo) => format!("fleet.source in {}", conninfo.describe()),
+            Err(_) => "fleet.source".to_owned(),
+        }
+    }
+
+    /// Asks the database. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// There is no answer; the message says why.
+    pub(super) fn ask(&self, env: Env<'_>) -> Result<TextRows, String> {
+        let conninfo = Conninfo::parse(&self.postgres, env);
+        let mut conninfo = conninfo.map_err(|error| format!("postgres: {error}"))?;
+        if let Some(argv) = &self.password_command {
+            let with = Program::new(argv).and_then(|program| {
+                let place = format!("{PASSWORD_COMMAND} of a fleet.source");
+                let with = conninfo.with_password_command(program, &place);
+                with.map_err(str::to_owned)
+            });
+            conninfo = with.map_err(|error| format!("{PASSWORD_COMMAND}: {error}"))?;
+        }
+        let runtime = supervisor::runtime().map_err(|error| error.to_string())?;
+        let rows = runtime.block_on(text_rows(&conninfo, &self.query, LIMIT));
+        // A name can be looked up on a thread of the runtime; it is not waited for.
+        runtime.shutdown_background();
+        rows.map_err(|error| error.to_string())
+    }
+
+    /// What messages call a row.
+    pub(super) fn row_name(&self, row: &TextRow) -> String {
+        let template = self.template.get("name").and_then(Value::as_str);
+        match template.map(|template| filled("name", template, row)) {
+            Some(Ok(name)) => format!("row of pipeline {name:?}"),
+            _ => "a row".to_owned(),
+        }
+    }
+
+    /// The template with the values of the row.
+    ///
+    /// # Errors
+    /// The row lacks one of them, or it can't be put there.
+    pub(super) fn fill(&self, row: &TextRow) -> Result<Table, String> {
+        let mut table = self.template.clone();
+        for (key, value) in &mut table {
+            if key != ROUTE && !PROGRAMS.contains(&key.as_str()) {
+                fill(key, value, &|text| filled(key, text, row))?;
+            }
+        }
+        Ok(table)
+    }
+}
+
+/// Fills the texts in a value.
+fn fill(
+    key: &str,
+    value: &mut Value,
+    filled: &dyn Fn(&str) -> Result<String, String>,
+) -> Result<(), String> {
+    match value {
+        Value::String(text) => {
+            *text = filled(text).map_err(|reason| format!("template: {key}: {reason}"))?;
+        }
+        Value::Array(values) => {
+            for value in values {
+                fill(key, value, filled)?;
+            }
+        }
+        Value::Table(table) => {
+            for (_, value) in table {
+                fill(key, value, filled)?;
+            }
+        }
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) => {}
+    }
+    Ok(())
+}
+
+/// The text of a key of the template, with the values of the row.
+fn filled(key: &str, text: &str, row: &TextRow) -> Result<String, String> {
+    if OF_RECORDS.contains(&key) {
+        return filled_beside_others(text, row);
+    }
+    if key != "postgres" {
+        return with_values(text, &|name| Ok(value(name, row)?.to_owned()));
+    }
+    let whole = text.strip_prefix('{').and_then(|of| of.strip_suffix('}'));
+    if let Some(name) = whole.filter(|name| !name.contains(['{', '}'])) {
+        return Ok(value(name, row)?.to_owned());
+    }
+    // Whoever writes a row says which server and database, and nothing else of the connection.
+    let is_url = ["postgres://", "postgresql://"];
+    if !is_url.iter().any(|scheme| text.starts_with(scheme)) && text.contains('{') {
+        return Err(
+            "values are filled into a URL, like \"postgresql://walpost@{host}/{dbname}\", or one is the whole text: \"{url}\""
+                .to_owned(),
+        );
+    }
+    with_values(text, &|name| {
+        Ok(utf8_percent_encode(value(name, row)?, NON_ALPHANUMERIC).to_string())
+    })
+}
+
+/// `{name}` is replaced by what `value` has for it; `{{` and `}}` stand for the braces themselves.
+fn with_values(
+    text: &str,
+    value: &dyn Fn(&str) -> Result<String, String>,
+) -> Result<String, String> {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let (before, brace) = rest.split_at(at);
+        filled.push_str(before);
+        let doubled = ["{{", "}}"].iter().find(|two| brace.starts_with(**two));
+        if let Some(two) = doubled {
+            filled.push_str(&two[..1]);
+            rest = &brace[2..];
+            continue;
+        }
+        let (name, after) = brace[1..]
+            .split_once('}')
+            .filter(|(name, _)| brace.starts_with('{') && !name.contains('{'))
+            .ok_or("a brace without the other one; write {{ or }} for the character itself")?;
+        filled.push_str(&value(name)?);
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+/// `{source.name}` is replaced; all else in braces is for the records.
+fn filled_beside_others(text: &str, row: &TextRow) -> Result<String, String> {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("{source.") {
+        let (before, brace) = rest.split_at(at);
+        filled.push_str(before);
+        let (name, after) = brace[1..]
+            .split_once('}')
+            .ok_or("{source. without the other brace")?;
+        // What comes of it has braces of its own.
+        filled.push_str(&value(name, row)?.replace('{', "{{").replace('}', "}}"));
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+/// The value of the column, which may be called `source.NAME` too.
+fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
+    let column = name.strip_prefix(PREFIX).unwrap_or(name);
+    match row.get(column) {
+        Some(Some(value)) => Ok(value),
+        Some(None) => Err(format!("column {column} is NULL")),
+        None => {
+            let names: Vec<_> = row.keys().map(String::as_str).collect();
+            Err(format!(
+                "the query has no column {column}; it has {}",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+/// What any row would make of the template.
+///
+/// # Errors
+/// All pipelines would have one name; or a program has a place for a value. The message says what can be done.
+pub(super) fn check_template(template: &Table) -> Result<(), String> {
+    if !template.contains_key("name") {
+        return Err(
+            "template: name: expected one with a column of the query, as \"shard_{name}\""
+                .to_owned(),
+        );
+    }
+    for program in PROGRAMS {
+        let arguments = template.get(program).and_then(Value::as_array);
+        let mut arguments = arguments.into_iter().flatten().filter_map(Value::as_str);
+        if arguments.any(|argument| argument.contains('{')) {
+            return Err(format!(
+                "template: {program}: a program and its arguments are the same for each row, without braces: whoever may write a row \
+                 could have something else run"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The row that each pipeline was found by, as of the last answer.
+#[derive(Debug, Default)]
+pub(crate) struct LastRows(Mutex<BTreeMap<String, TextRow>>);
+
+impl LastRows {
+    /// Has the row be that of this pipeline.
+    pub(super) fn set(&self, pipeline: &str, row: &TextRow) {
+        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.insert(pipeline.to_owned(), row.clone());
+    }
+
+    /// The row of this pipeline.
+    pub(super) fn get(&self, pipeline: &str) -> Option<TextRow> {
+        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.get(pipeline).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(values: &[(&str, Option<&str>)]) -> TextRow {
+        let owned =
+            |(name, value): &(&str, Option<&str>)| ((*name).to_owned(), value.map(str::to_owned));
+        values.iter().map(owned).collect()
+    }
+
+    fn filled(template: &str, row: &TextRow) -> Result<Table, String> {
+        let source = QuerySource {
+            postgres: "postgresql://registry/shards".to_owned(),
+            password_command: None,
+            query: "SELECT 1".to_owned(),
+            every: EVERY_DEFAULT,
+            template: template.parse().expect("TOML"),
+        };
+        source.fill(row)
+    }
+
+    #[test]
+    fn values_of_the_row_stand_in_the_places_of_its_columns() {
+        let row = row(&[("name", Some("a")), ("host", Some("h1")), ("none", None)]);
+        let table = filled(
+            r#"
+            name = "shard_{name}"
+            postgres = "postgresql://walpost@{host}/shop_{name}"
+            tables = ["{name}.outbox"]
+            window_records = 5
+            topic = "{source.name}.{aggregatetype}"
+            headers = { shard = "{source.name}", id = "{id}" }
+            route = { column = "a", regex = "(.{2})", replacement = "$1" }
+            kafka = { "client.id" = "{name}{{x}}" }
+            password_command = ["/bin/p"]
+            "#,
+            &row,
+        );
+        let expected: Table = r#"
+            name = "shard_a"
+            postgres = "postgresql://walpost@h1/shop_a"
+            tables = ["a.outbox"]
+            window_records = 5
+            topic = "a.{aggregatetype}"
+            headers = { shard = "a", id = "{id}" }
+            route = { column = "a", regex = "(.{2})", replacement = "$1" }
+            kafka = { "client.id" = "a{x}" }
+            password_command = ["/bin/p"]
+            "#
+        .parse()
+        .expect("TOML");
+        assert_eq!(table, Ok(expected));
+    }
+
+    #[test]
+    fn value_says_nothing_else_of_the_connection() {
+        let text = "a?host=evil&user=b/c@d:e%20,\u{e4}";
+        let row = row(&[("dbname", Some(text)), ("url", Some("host=h dbname=d"))]);
+        let postgres = |template: &str| {
+            let table = filled(&format!("postgres = {template:?}"), &row)?;
+            let text = table["postgres"].as_str().expect("a text").to_owned();
+            Ok::<_, String>(text)
+        };
+        let url = postgres("postgresql://walpost@db/{dbname}?sslmode=require").expect("filled");
+        let conninfo = Conninfo::parse(&url, &|_| None).expect("a URL");
+        assert_eq!(
+            (conninfo.dbname(), conninfo.user(), &*conninfo.servers()),
+            (text, "walpost", "db:5432")
+        );
+        assert_eq!(postgres("{url}"), Ok("host=h dbname=d".to_owned()));
+        let error = postgres("host=h dbname={dbname}").expect_err("no URL");
+        assert!(error.contains("filled into a URL"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_filled_is_named() {
+        let row = row(&[("name", Some("a")), ("none", None)]);
+        for (template, says) in [
+            (
+                "name = '{nmae}'",
+                "name: the query has no column nmae; it has name, none",
+            ),
+            ("slot = '{none}'", "slot: column none is NULL"),
+            ("slot = 'x{name'", "a brace without the other one"),
+            ("slot = 'x}'", "a brace without the other one"),
+            (
+                "topic = '{source.nmae}'",
+                "topic: the query has no column nmae",
+            ),
+        ] {
+            let error = filled(template, &row).expect_err(template);
+            assert!(error.contains(says), "{error}");
+        }
+        for (template, says) in [
+            (
+                "name = '{x}'\npassword_command = ['/bin/sh', '-c', 'echo {x}']",
+                "password_command",
+            ),
+            ("slot = '{x}'", "template: name: expected"),
+        ] {
+            let error = check_template(&template.parse().expect("TOML")).expect_err(template);
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The rows of a query that somebody else has written, each value as text.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tokio_postgres::SimpleQueryMessage;
+
+use super::catalog::{Catalog, CatalogError};
+use super::connect::conninfo::Conninfo;
+
+/// By the names of the columns; nothing is NULL.
+pub(crate) type TextRow = BTreeMap<String, Option<String>>;
+
+/// The rows, and what else was seen.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TextRows {
+    pub rows: Vec<TextRow>,
+    /// Whoever owns what the query reads can have code run as a superuser.
+    pub as_superuser: bool,
+}
+
+/// There are no rows.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TextRowsError {
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// PostgreSQL's own words for it name the table, but not why it isn't found.
+    #[error("{0}. Tables are written with their schema here, as in public.shards")]
+    NoTable(CatalogError),
+    #[error("no answer within {0:?}")]
+    Slow(Duration),
+    #[error("two columns of the query are called {0:?}. Give each a name of its own: ... AS name")]
+    SameName(String),
+}
+
+/// Asks for the rows of a query, in a transaction that writes nothing. As in every session of ours nothing but pg_catalog is in
+/// `search_path`.
+///
+/// # Errors
+/// They have not come within `limit`, or not at all.
+pub(crate) async fn text_rows(
+    conninfo: &Conninfo,
+    query: &str,
+    limit: Duration,
+) -> Result<TextRows, TextRowsError> {
+    let asked = async {
+        let catalog = Catalog::open(conninfo).await?;
+        let client = catalog.client();
+        let question = "SELECT current_setting('is_superuser') = 'on'";
+        let row = client.query_one(question, &[]).await;
+        let as_superuser = row.and_then(|row| row.try_get(0)).map_err(catalog_error)?;
+        let begin = format!(
+            "BEGIN READ ONLY; SET LOCAL statement_timeout = {}",
+            limit.as_millis()
+        );
+        client.batch_execute(&begin).await.map_err(catalog_error)?;
+        let answer = client.simple_query(query).await;
+        // The server's log is spared a session that ends amid a transaction. Where that fails, the answer says why.
+        let _ = client.batch_execute("ROLLBACK").await;
+        let messages = answer.map_err(|error| match catalog_error(error) {
+            // undefined_table
+            CatalogError::Server(error) if error.code == "42P01" => {
+                TextRowsError::NoTable(CatalogError::Server(error))
+            }
+            error => error.into(),
+        })?;
+        let rows = messages.iter().filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        let rows = rows.map(text_row).collect::<Result<_, _>>()?;
+        Ok(TextRows { rows, as_superuser })
+    };
+    timeout(limit, asked)
+        .await
+        .unwrap_or(Err(TextRowsError::Slow(limit)))
+}
+
+fn catalog_error(error: tokio_postgres::Error) -> CatalogError {
+    error.into()
+}
+
+fn text_row(row: &tokio_postgres::SimpleQueryRow) -> Result<TextRow, TextRowsError> {
+    let mut values = TextRow::new();
+    for (at, column) in row.columns().iter().enumerate() {
+        let value = row.try_get(at).map_err(catalog_error)?;
+        let name = column.name().to_owned();
+        if values.insert(name, value.map(str::to_owned)).is_some() {
+            return Err(TextRowsError::SameName(column.name().to_owned()));
+        }
+    }
+    Ok(values)
+}
