@@ -30,6 +30,11 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor;
 
+/// How many pipelines are asked about at the same time.
+const AT_ONCE: usize = 8;
+/// With more pipelines than that a summary is printed before all else.
+const FEW: usize = 3;
+
 /// Delivers events from a PostgreSQL outbox table to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100)]

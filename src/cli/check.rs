@@ -1,10 +1,12 @@
 //! `walpost check`: everything that would make `run` fail or lose data later, each with its remedy.
 
 use clap::Args;
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
+use tokio::sync::Mutex;
 
 use super::out::{self, say};
-use super::{loaded, runtime, variable, variables};
+use super::{AT_ONCE, FEW, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given};
 use crate::delivery::checkpoint::HistoryError;
@@ -45,18 +47,29 @@ pub(crate) struct CheckArgs {
     records: RecordArgs,
 }
 
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// How a check came out, the worst last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Outcome {
     /// As it should be.
     Ok,
     /// `run` works, but data can be lost or repeated later.
     Warning,
-    /// `run` fails.
-    Failure,
     /// The server can't be asked now.
     Unreachable,
+    /// `run` fails.
+    Failure,
+}
+
+impl Outcome {
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "WARNING",
+            Self::Unreachable => "UNREACHABLE",
+            Self::Failure => "FAILED",
+        }
+    }
 }
 
 /// One check.
@@ -89,29 +102,44 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(exit) => return exit,
     };
-    let mut findings = sources(loaded.failures, Outcome::Failure);
-    let mut producers = Vec::new();
-    for settings in &loaded.pipelines {
-        let mut report = Report {
-            pipeline: settings.name.clone(),
-            findings: &mut findings,
-        };
-        runtime.block_on(async {
-            postgres(settings, &mut report).await;
-            for exposure in settings.postgres.exposures() {
-                report.add("encryption", Outcome::Warning, exposure);
-            }
-            retention(settings, &mut report).await;
-            for open in settings.sink.warnings() {
-                report.add("kafka encryption", Outcome::Warning, open);
-            }
-            if kafka(settings, &mut producers, &mut report).await {
-                exactly_once(settings, &mut report).await;
-            }
-        });
-    }
+    let shared = Shared::default();
+    let checked = stream::iter(&loaded.pipelines)
+        .map(|settings| pipeline(settings, &shared))
+        .buffered(AT_ONCE);
+    let found: Vec<_> = runtime.block_on(checked.collect());
     runtime.shutdown_background();
+    let mut findings = sources(loaded.failures, Outcome::Failure);
+    findings.extend(found.into_iter().flatten());
     told(&findings, args.json)
+}
+
+/// What pipelines that are checked at the same time have in common.
+#[derive(Default)]
+struct Shared<'s> {
+    /// Whoever has it may open a connection for replication. A server has few of them, and those that run need theirs.
+    turn: Mutex<()>,
+    /// What is known of producers, by the properties that they were made with.
+    producers: Mutex<Vec<(&'s Properties, Option<String>)>>,
+}
+
+async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut report = Report {
+        pipeline: settings.name.clone(),
+        findings: &mut findings,
+    };
+    postgres(settings, &shared.turn, &mut report).await;
+    for exposure in settings.postgres.exposures() {
+        report.add("encryption", Outcome::Warning, exposure);
+    }
+    retention(settings, &mut report).await;
+    for open in settings.sink.warnings() {
+        report.add("kafka encryption", Outcome::Warning, open);
+    }
+    if kafka(settings, &shared.producers, &mut report).await {
+        exactly_once(settings, &mut report).await;
+    }
+    findings
 }
 
 /// Says what the configuration means. One that can't be used was refused before.
@@ -148,11 +176,14 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
     told(&findings, json)
 }
 
+/// The check of what is no pipeline.
+const SOURCE: &str = "source";
+
 /// What could not be used of the sources of pipelines.
 fn sources(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     let finding = |message| Finding {
         pipeline: "walpost.toml".to_owned(),
-        check: "source",
+        check: SOURCE,
         outcome,
         message,
     };
@@ -172,24 +203,89 @@ fn told(findings: &[Finding], json: bool) -> Exit {
     if json {
         out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
-        findings.iter().for_each(print);
+        let lines = match of_pipelines(findings) {
+            pipelines if pipelines.len() > FEW => summary(&pipelines, findings),
+            _ => findings.iter().map(|of| line(of, &of.pipeline)).collect(),
+        };
+        for line in lines {
+            say!("{line}");
+        }
     }
     exit
 }
 
-fn print(finding: &Finding) {
-    let mark = match finding.outcome {
-        Outcome::Ok => "ok     ",
-        Outcome::Warning => "WARNING",
-        Outcome::Failure => "FAILED ",
-        Outcome::Unreachable => "UNREACHABLE",
-    };
-    say!(
-        "{mark} {}: {}: {}",
-        finding.pipeline,
-        finding.check,
-        finding.message
-    );
+fn line(finding: &Finding, pipelines: &str) -> String {
+    let mark = finding.outcome.mark();
+    format!(
+        "{mark:7} {pipelines}: {}: {}",
+        finding.check, finding.message
+    )
+}
+
+/// The pipelines in their order, each with the worst that was found of it.
+fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
+    let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
+    for finding in findings.iter().filter(|of| of.check != SOURCE) {
+        match pipelines
+            .iter_mut()
+            .find(|(name, _)| *name == finding.pipeline)
+        {
+            Some((_, worst)) => *worst = finding.outcome.max(*worst),
+            None => pipelines.push((&finding.pipeline, finding.outcome)),
+        }
+    }
+    pipelines
+}
+
+/// How many pipelines are in which state, and then what is not as it should be: the worst first, and what several have in common
+/// once.
+fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) -> Vec<String> {
+    const WORST_FIRST: [Outcome; 4] = [
+        Outcome::Failure,
+        Outcome::Unreachable,
+        Outcome::Warning,
+        Outcome::Ok,
+    ];
+    let counts = WORST_FIRST.map(|outcome| {
+        let count = pipelines
+            .iter()
+            .filter(|(_, worst)| *worst == outcome)
+            .count();
+        (count > 0).then(|| format!("{count} {}", outcome.mark()))
+    });
+    let counts: Vec<_> = counts.into_iter().flatten().collect();
+    let mut lines = vec![format!(
+        "{} pipelines: {}",
+        pipelines.len(),
+        counts.join(", ")
+    )];
+    for outcome in &WORST_FIRST[..3] {
+        let mut alike: Vec<(&Finding, Vec<&str>)> = Vec::new();
+        for finding in findings.iter().filter(|of| of.outcome == *outcome) {
+            let same = alike.iter_mut().find(|(first, _)| {
+                (first.check, &first.message) == (finding.check, &finding.message)
+            });
+            match same {
+                Some((_, names)) => names.push(&finding.pipeline),
+                None => alike.push((finding, vec![&finding.pipeline])),
+            }
+        }
+        let lines_of = alike
+            .iter()
+            .map(|(first, names)| line(first, &some_names(names)));
+        lines.extend(lines_of);
+    }
+    lines.push("each check of one pipeline: walpost check --pipeline NAME".to_owned());
+    lines
+}
+
+fn some_names(names: &[&str]) -> String {
+    match names.split_at_checked(FEW) {
+        Some((some, others @ [_, _, ..])) => {
+            format!("{} and {} others", some.join(", "), others.len())
+        }
+        _ => names.join(", "),
+    }
 }
 
 struct Report<'f> {
@@ -217,7 +313,7 @@ fn of(remedy: Remedy) -> Outcome {
     }
 }
 
-async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
+async fn postgres(settings: &PipelineSettings, turn: &Mutex<()>, report: &mut Report<'_>) {
     let database = settings.postgres.describe();
     let opened = match Catalog::open(&settings.postgres).await {
         Ok(catalog) => {
@@ -233,13 +329,14 @@ async fn postgres(settings: &PipelineSettings, report: &mut Report<'_>) {
     };
     // A pooler can accept the connection, and not have passed on what it is for.
     let opened = async {
+        let turn = turn.lock().await;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
         connection.identify().await?;
-        Ok::<_, ConnectionError>(connection)
+        Ok::<_, ConnectionError>((connection, turn))
     };
     match opened.await {
-        Ok(connection) => {
+        Ok((connection, _turn)) => {
             let message = "a replication connection is accepted";
             report.add("replication", Outcome::Ok, message);
             buffer(&connection, report);
@@ -689,7 +786,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
 /// Says whether the brokers answer. `producers` are those whose brokers were asked before.
 async fn kafka<'s>(
     settings: &'s PipelineSettings,
-    producers: &mut Vec<(&'s Properties, Option<String>)>,
+    producers: &Mutex<Vec<(&'s Properties, Option<String>)>>,
     report: &mut Report<'_>,
 ) -> bool {
     let SinkSettings::Kafka {
@@ -714,6 +811,8 @@ async fn kafka<'s>(
     let is_topic_told = matches!(found, BrokerFinding::NoTopic(_));
     broker_finding("kafka", found, creates, settings, report);
     if is_there && !is_topic_told {
+        // Whoever has the same properties waits for the answer.
+        let mut producers = producers.lock().await;
         let known = producers.iter().find(|(asked, _)| *asked == properties);
         let refused = match known {
             Some((_, refused)) => refused.clone(),
@@ -723,6 +822,7 @@ async fn kafka<'s>(
                 refused
             }
         };
+        drop(producers);
         if let Some(refused) = refused {
             report.add("kafka producer", Outcome::Failure, refused);
         }

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::Args;
+use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use tracing::error;
 
 use super::out::Screen;
-use super::{load, out, runtime};
+use super::{AT_ONCE, FEW, load, out, runtime};
 use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
@@ -192,10 +193,11 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         .map_or_else(|| seconds(unix_micros()), |status| status.now);
     let mut said = status.map(|status| status.pipelines).unwrap_or_default();
     let mut pipelines = Vec::new();
-    for settings in settings {
+    let databases = stream::iter(settings).map(ask_database).buffered(AT_ONCE);
+    let databases: Vec<_> = databases.collect().await;
+    for (settings, database) in settings.iter().zip(databases) {
         let at = said.iter().position(|of| of.about.name == settings.name);
         let of_connector = at.map(|at| said.remove(at));
-        let database = ask_database(settings).await;
         pipelines.push(Found {
             name: settings.name.clone(),
             problems: problems(
@@ -375,10 +377,53 @@ const IS_NUMBER: [bool; TITLES.len()] = [
 fn shown(report: &Report) -> Screen {
     let mut pipelines: Vec<_> = report.pipelines.iter().collect();
     pipelines.sort_by_key(|found| found.rank());
+    let mut lines = Vec::new();
+    if pipelines.len() > FEW {
+        lines.push(summary(&pipelines));
+    }
+    lines.extend(table(&pipelines, report.now));
     Screen {
-        table: table(&pipelines, report.now),
+        table: lines,
         notes: notes(&pipelines, report),
     }
+}
+
+/// How many there are, and in which state.
+fn summary(pipelines: &[&Found]) -> String {
+    let mut states: Vec<(String, usize)> = Vec::new();
+    for found in pipelines {
+        let state = state(found).unwrap_or_else(|| "not known".to_owned());
+        match states.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, count)) => *count += 1,
+            None => states.push((state, 1)),
+        }
+    }
+    let of_states: Vec<_> = states
+        .iter()
+        .map(|(state, count)| format!("{count} {state}"))
+        .collect();
+    let troubled = pipelines.iter().filter(|found| !found.is_healthy()).count();
+    let health = match troubled {
+        0 => "all healthy".to_owned(),
+        troubled => format!("{troubled} with problems"),
+    };
+    let line = format!(
+        "{} pipelines, {health}: {}",
+        pipelines.len(),
+        of_states.join(", ")
+    );
+    Escaped(line).to_string()
+}
+
+/// As the connector says, or else the database.
+fn state(found: &Found) -> Option<String> {
+    let of_slot = || match found.database.as_ref()?.active? {
+        true => Some("in use".to_owned()),
+        false => Some("not read".to_owned()),
+    };
+    let of_connector = found.connector.as_ref();
+    let said = of_connector.map(|of| of.summary.state.clone());
+    said.or_else(of_slot)
 }
 
 fn table(pipelines: &[&Found], now: f64) -> Vec<String> {
@@ -452,15 +497,10 @@ fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
     let safe = database
         .and_then(|of| of.safe_wal_bytes)
         .or_else(|| health?.safe_wal_bytes);
-    let state = connector.map(|of| of.summary.state.clone());
     let lasts = connector.map(|of| rounded::age((now - of.summary.since).max(0.0)));
-    let of_slot = || match database?.active? {
-        true => Some("in use".to_owned()),
-        false => Some("not read".to_owned()),
-    };
     [
         found.name.clone(),
-        shown(state.or_else(of_slot)),
+        shown(state(found)),
         shown(lasts),
         shown(
             connector

@@ -207,3 +207,54 @@ fn pipelines_of_a_file_can_be_chosen_by_name() {
         .start_streaming();
     walpost.terminate().expect_code(0);
 }
+
+#[test]
+fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
+    let scenes = [(); 5].map(|()| Scene::new());
+    let file = file(&scenes.each_ref());
+    let run = |words: &[&str]| {
+        let invocation = Invocation::new(words).arg("--config").arg(&file);
+        let finished = invocation.finish();
+        let lines: Vec<_> = finished.stdout.lines().map(str::to_owned).collect();
+        (finished, lines)
+    };
+    let (_, lines) = run(&["check"]);
+    assert!(lines[0].starts_with("5 pipelines: 5 "), "{lines:?}");
+    let gone = &scenes[3];
+    gone.db.run(&format!(
+        "SELECT pg_drop_replication_slot('{}')",
+        gone.slot()
+    ));
+    let (finished, lines) = run(&["check"]);
+    finished.expect_code(3);
+    assert!(
+        lines[0].starts_with("5 pipelines: 1 FAILED, 4 "),
+        "{lines:?}"
+    );
+    assert!(
+        lines[1].starts_with("FAILED") && lines[1].contains(&gone.name),
+        "{lines:?}"
+    );
+    assert!(
+        !lines.iter().any(|line| line.starts_with("ok ")),
+        "{lines:?}"
+    );
+    // What all have in common is said once.
+    let alike = lines.iter().filter(|line| line.contains("encrypt"));
+    assert!(alike.count() <= 2, "{lines:?}");
+    let (_, lines) = run(&["check", "--pipeline", &scenes[0].name]);
+    assert!(
+        lines.iter().any(|line| line.starts_with("ok ")),
+        "{lines:?}"
+    );
+    let (_, lines) = run(&["check", "--json"]);
+    for scene in &scenes {
+        assert!(lines[0].contains(&scene.name), "{lines:?}");
+    }
+    let (finished, lines) = run(&["status", "--http", "off"]);
+    finished.expect_code(1);
+    assert!(
+        lines[0].starts_with("5 pipelines, 5 with problems: ") && lines[0].contains("4 not read"),
+        "{lines:?}"
+    );
+}
