@@ -1,5 +1,6 @@
 //! Where records go: the boundary between the pipeline and Kafka.
 
+pub(crate) mod on_demand;
 pub(crate) mod stdout;
 
 use std::pin::Pin;
@@ -68,6 +69,11 @@ pub trait Sink {
     /// Called now and then, at least every ten seconds: the place for what the sink has to do when
     /// there are no records. Never blocks.
     fn tend(&mut self) {}
+
+    /// Nothing is under way, and nothing is known that would be lost with the sink.
+    fn is_at_rest(&self) -> bool {
+        false
+    }
 }
 
 /// Resolves with the checkpoint, if there is one.

@@ -444,6 +444,13 @@ impl Sink for KafkaSink {
         let topic = self.known.keys().next().cloned();
         spawn_blocking(move || ask(&producer, topic.as_deref()));
     }
+
+    /// An outage is something that is known: who waits for its end has it from here.
+    fn is_at_rest(&self) -> bool {
+        self.producer.in_flight_count() == 0
+            && self.transactions.is_none()
+            && !self.producer.context().is_down()
+    }
 }
 
 /// Resolves when nothing is in flight; nothing is produced meanwhile.

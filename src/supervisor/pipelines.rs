@@ -10,6 +10,7 @@ use super::definitions::{Changes, Defined, Known};
 use super::runtime;
 use crate::delivery::isolation::Batching;
 use crate::delivery::stats::PipelineStats;
+use crate::delivery::watermark::Deliveries;
 use crate::kafka::limits::BatchLimit;
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
@@ -19,8 +20,9 @@ use crate::pipeline;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::order::Order;
 use crate::pipeline::recovery::Remedy;
-use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::retention::maintenance;
+use crate::sink::on_demand::OnDemand;
 use crate::sink::stdout::StdoutSink;
 
 /// How a pipeline ended.
@@ -33,6 +35,10 @@ pub(super) enum Ended {
 
 /// Which start of a pipeline has ended, and how.
 pub(super) type Ending = (u64, Ended);
+
+/// So many pipelines have a client of Kafka from the beginning, so that what is wrong with it is known before the first event.
+/// Those behind them have one when they need it.
+const EAGER: usize = 10;
 
 /// Why nothing is done any more.
 pub(super) const STOPPING: &str = "walpost is stopping";
@@ -204,7 +210,8 @@ impl<D: PartialEq> Pipelines<D> {
             endings: self.endings.clone(),
             ending: Ended::Defect,
         };
-        spawn(entry.settings.clone(), receiver, report);
+        let is_eager = at < EAGER;
+        spawn(entry.settings.clone(), is_eager, receiver, report);
     }
 
     /// For those who watch: what there is now.
@@ -392,12 +399,17 @@ impl<D: PartialEq> Pipelines<D> {
 }
 
 /// Runs a pipeline on a thread of its own.
-fn spawn(settings: PipelineSettings, orders: watch::Receiver<Order>, report: Report) {
+fn spawn(
+    settings: PipelineSettings,
+    is_eager: bool,
+    orders: watch::Receiver<Order>,
+    report: Report,
+) {
     let name = settings.name.clone();
     let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
         let mut report = report;
         let stats = Arc::clone(&report.stats);
-        match run_one(&settings, orders.clone(), Arc::clone(&stats)) {
+        match run_one(&settings, is_eager, orders.clone(), Arc::clone(&stats)) {
             Ok(()) => {
                 stats.entered(State::Stopped);
                 report.ending = Ended::Stopped;
@@ -424,11 +436,12 @@ fn spawn(settings: PipelineSettings, orders: watch::Receiver<Order>, report: Rep
 
 fn run_one(
     settings: &PipelineSettings,
+    is_eager: bool,
     orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
     let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
-    let result = runtime.block_on(run_into_sink(settings, orders, stats));
+    let result = runtime.block_on(run_into_sink(settings, is_eager, orders, stats));
     // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
     runtime.shutdown_background();
     result
@@ -437,6 +450,7 @@ fn run_one(
 /// Runs the pipeline into the sink that its settings name, and maintains its table beside it.
 async fn run_into_sink(
     settings: &PipelineSettings,
+    is_eager: bool,
     orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
@@ -449,8 +463,16 @@ async fn run_into_sink(
         }
         Some(producer) => {
             let limit = BatchLimit::default();
-            let make = |deliveries, batching: &Batching| {
-                KafkaSink::for_pipeline(&producer, batching, &limit, deliveries)
+            let is_eager = is_eager || settings.delivery != Delivery::AtLeastOnce;
+            let make = |deliveries: Arc<Deliveries>, batching: &Batching| {
+                let (producer, batching, limit) = (&producer, batching.clone(), &limit);
+                let make = move || {
+                    KafkaSink::for_pipeline(producer, &batching, limit, Arc::clone(&deliveries))
+                };
+                Ok(match is_eager {
+                    true => OnDemand::at_once(make()?),
+                    false => OnDemand::later(make),
+                })
             };
             pipeline::run(settings, postgres, orders, stats, make).await
         }

@@ -10,6 +10,7 @@ use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::Manner;
 use crate::support::reaper;
 use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
 /// walpost.toml with a pipeline for each scene.
@@ -257,4 +258,30 @@ fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
         lines[0].starts_with("5 pipelines, 5 with problems: ") && lines[0].contains("4 not read"),
         "{lines:?}"
     );
+}
+
+/// Hundreds of idle pipelines would have thousands of threads.
+#[test]
+fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on() {
+    let scenes = [(); 12].map(|()| Scene::new());
+    let walpost = start(&scenes.each_ref());
+    let clients = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", walpost.process_id())).unwrap();
+        let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
+        // A thread can have ended meanwhile.
+        names
+            .flatten()
+            .filter(|name| name == "kafka-poll\n")
+            .count()
+    };
+    wait_until("the clients of ten pipelines", || clients() == 10);
+    let last = &scenes[11];
+    let aggregate = last.aggregate(2);
+    let load = last.load(&[&aggregate]);
+    load.wait_for_transactions(10);
+    load.stop();
+    last.wait_until_confirmed();
+    assert_eq!(clients(), 11);
+    walpost.terminate().expect_code(0);
+    assert_eq!(last.judge(&[], Resends::Never).repeated, 0);
 }

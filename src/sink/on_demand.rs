@@ -1,0 +1,236 @@
+//! A sink that is made when it is needed: of hundreds of pipelines most are idle, and a client of Kafka has several threads.
+
+use std::time::{Duration, Instant};
+
+use super::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions};
+use crate::delivery::checkpoint::Checkpoint;
+use crate::delivery::watermark::Tag;
+use crate::outbox::Record;
+
+/// How long it is kept without a record.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// A sink, or how it is made.
+pub(crate) struct OnDemand<S, M> {
+    sink: Option<S>,
+    /// None for one that is there from the beginning, and stays.
+    make: Option<M>,
+    /// Something was produced since [`Sink::tend`] was called.
+    is_used: bool,
+    used_at: Instant,
+    idle: Duration,
+}
+
+impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
+    /// One that is there from the beginning.
+    pub(crate) fn at_once(sink: S) -> Self {
+        Self::of(Some(sink), None)
+    }
+
+    /// One that `make` makes with the first record, and again after it was idle. Without transactions: those know what was
+    /// produced before.
+    pub(crate) fn later(make: M) -> Self {
+        Self::of(None, Some(make))
+    }
+
+    fn of(sink: Option<S>, make: Option<M>) -> Self {
+        Self {
+            sink,
+            make,
+            is_used: false,
+            used_at: Instant::now(),
+            idle: IDLE,
+        }
+    }
+
+    fn made(&mut self) -> Result<&mut S, SinkError> {
+        if self.sink.is_none()
+            && let Some(make) = &self.make
+        {
+            self.sink = Some(make()?);
+        }
+        self.sink.as_mut().ok_or_else(no_transactions)
+    }
+}
+
+impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
+    fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
+        self.is_used = true;
+        match &mut self.sink {
+            Some(sink) => sink.produce(record, tag),
+            // It is made when the topic is asked for.
+            None => Ok(Produced::NewTopic),
+        }
+    }
+
+    fn flush(&mut self, busy: bool) -> Result<(), SinkError> {
+        self.sink.as_mut().map_or(Ok(()), |sink| sink.flush(busy))
+    }
+
+    fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
+        match self.made() {
+            Ok(sink) => sink.prepare(topic, ahead),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
+        self.made()?.prepared(topic, partitions)
+    }
+
+    fn read_more(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            sink.read_more();
+        }
+    }
+
+    fn take_over(&mut self) -> TakeOver<'_> {
+        match &mut self.sink {
+            Some(sink) => sink.take_over(),
+            None => Box::pin(std::future::ready(Err(no_transactions()))),
+        }
+    }
+
+    fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
+        match &mut self.sink {
+            Some(sink) => sink.commit(checkpoint),
+            None => Box::pin(std::future::ready(Err(no_transactions()))),
+        }
+    }
+
+    fn answers(&mut self) -> Answer {
+        match &mut self.sink {
+            Some(sink) => sink.answers(),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+
+    fn tend(&mut self) {
+        if std::mem::take(&mut self.is_used) {
+            self.used_at = Instant::now();
+        }
+        let Some(sink) = &mut self.sink else { return };
+        sink.tend();
+        if self.make.is_some() && self.used_at.elapsed() >= self.idle && sink.is_at_rest() {
+            self.sink = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::outbox::headers::Headers;
+
+    /// Takes records of topics that were prepared, and is at rest when told so.
+    struct Fake {
+        is_prepared: bool,
+        at_rest: Rc<Cell<bool>>,
+    }
+
+    impl Sink for Fake {
+        fn produce(&mut self, _: &Record<'_>, _: Tag) -> Result<Produced, SinkError> {
+            Ok(match self.is_prepared {
+                true => Produced::Taken,
+                false => Produced::NewTopic,
+            })
+        }
+
+        fn flush(&mut self, _: bool) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn prepared(&mut self, _: &str, _: usize) -> Result<(), SinkError> {
+            self.is_prepared = true;
+            Ok(())
+        }
+
+        fn is_at_rest(&self) -> bool {
+            self.at_rest.get()
+        }
+    }
+
+    fn record() -> Record<'static> {
+        Record {
+            topic: "t",
+            partition: None,
+            timestamp_millis: None,
+            key: None,
+            payload: None,
+            headers: Headers::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn sink_is_made_for_the_first_record_and_again_after_it_was_idle() {
+        let (made, at_rest) = (Cell::new(0), Rc::new(Cell::new(false)));
+        let mut sink = OnDemand::later(|| {
+            made.set(made.get() + 1);
+            let (is_prepared, at_rest) = (false, Rc::clone(&at_rest));
+            Ok(Fake {
+                is_prepared,
+                at_rest,
+            })
+        });
+        sink.idle = Duration::ZERO;
+        for lives in 1..4 {
+            sink.flush(false).expect("nothing to flush");
+            sink.tend();
+            assert_eq!(made.get(), lives - 1, "nothing has come yet");
+            assert_eq!(
+                sink.produce(&record(), Tag::from_word(1)),
+                Ok(Produced::NewTopic)
+            );
+            sink.prepare("t", Vec::new).await.expect("a topic");
+            sink.prepared("t", 1).expect("a topic");
+            at_rest.set(false);
+            for _ in 0..3 {
+                assert_eq!(
+                    sink.produce(&record(), Tag::from_word(1)),
+                    Ok(Produced::Taken)
+                );
+                // What is in flight would be lost with it.
+                sink.tend();
+            }
+            assert_eq!(made.get(), lives);
+            at_rest.set(true);
+            sink.idle = IDLE;
+            sink.tend();
+            assert_eq!(
+                sink.produce(&record(), Tag::from_word(1)),
+                Ok(Produced::Taken)
+            );
+            sink.idle = Duration::ZERO;
+            sink.tend();
+        }
+    }
+
+    #[tokio::test]
+    async fn sink_that_is_there_from_the_beginning_stays() {
+        let fake = Fake {
+            is_prepared: true,
+            at_rest: Rc::new(Cell::new(true)),
+        };
+        let mut sink = OnDemand::<_, fn() -> Result<Fake, SinkError>>::at_once(fake);
+        sink.idle = Duration::ZERO;
+        sink.tend();
+        assert_eq!(
+            sink.produce(&record(), Tag::from_word(1)),
+            Ok(Produced::Taken)
+        );
+    }
+
+    #[tokio::test]
+    async fn sink_that_cannot_be_made_says_why() {
+        let why = || SinkError::Configuration("no such property".to_owned());
+        let mut sink = OnDemand::<Fake, _>::later(|| Err(why()));
+        assert_eq!(
+            sink.produce(&record(), Tag::from_word(1)),
+            Ok(Produced::NewTopic)
+        );
+        assert_eq!(sink.prepare("t", Vec::new).await, Err(why()));
+    }
+}
