@@ -42,8 +42,8 @@
 //!   [`postgres::provision`] runs the files in `sql/`. Nobody else names tokio-postgres and postgres-protocol.
 //! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink, [`kafka::transaction`] ends its transactions with
 //!   a checkpoint, [`kafka::limits`] keeps its batches within what topics take.
-//! - [`sink`]: where records go: the trait, its errors, and the sink that is standard output. It is below [`kafka`], so that
-//!   Kafka's sink is the trait's implementation there, and its errors need no second form.
+//! - [`sink`]: where records go: the trait, its errors, the sink that is standard output, and one that makes another when it is
+//!   needed. It is below [`kafka`], so that Kafka's sink is the trait's implementation there, and its errors need no second form.
 //! - [`delivery`]: what was read and how far it is durable. [`delivery::watermark`] turns deliveries into confirmed LSNs (pure),
 //!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's WAL continues it (pure),
 //!   [`delivery::stats`] counts, without a word per row.
