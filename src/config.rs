@@ -10,7 +10,7 @@ pub(crate) mod retired;
 mod trust;
 pub(crate) mod values;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -125,7 +125,7 @@ pub(crate) enum ConfigError {
         /// The other.
         second: String,
     },
-    /// A source is not what it should be, or its database can't be asked.
+    /// A source of pipelines can't be used, and nothing stands for it from before.
     #[error("{name}: {reason}")]
     Source {
         /// The source.
@@ -623,23 +623,18 @@ fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
 }
 
 fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
-    for (at, second) in settings.iter().enumerate() {
-        for first in &settings[..at] {
-            let what = if first.name == second.name {
-                "name"
-            } else if first.target.slot == second.target.slot
-                && first.postgres.describe() == second.postgres.describe()
-            {
-                "slot in the same database"
-            } else {
-                continue;
-            };
-            let (first, second) = (first.name.clone(), second.name.clone());
-            return Err(ConfigError::Twice {
-                first,
-                second,
-                what,
-            });
+    let mut taken: HashMap<Own, &str> = HashMap::new();
+    for second in settings {
+        for own in own(second) {
+            let what = own.what();
+            if let Some(first) = taken.insert(own, &second.name) {
+                let (first, second) = (first.to_owned(), second.name.clone());
+                return Err(ConfigError::Twice {
+                    first,
+                    second,
+                    what,
+                });
+            }
         }
     }
     Ok(())

@@ -33,10 +33,9 @@ mod systemd;
 const SAMPLE: Duration = Duration::from_secs(1);
 
 /// Runs the pipelines `first`, and those that `definitions` has later, until all have ended; `places` are as they were before
-/// `first` was read. Shows over HTTP how they
-/// are to whoever connects to `listener`, and does what is asked of `control`. The first SIGTERM or SIGINT drains them, the second
-/// stops the process at once; SIGHUP has the definitions read again. A pipeline that halts is reported and leaves the others
-/// running.
+/// `first` was read. Shows over HTTP how they are to whoever connects to `listener`, and does what is asked of `control`. The first
+/// SIGTERM or SIGINT drains them, the second stops the process at once; SIGHUP has the definitions read again. A pipeline that
+/// halts is reported and leaves the others running.
 #[must_use]
 pub(crate) fn run<D: Definitions>(
     definitions: D,

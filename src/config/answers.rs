@@ -18,7 +18,7 @@ use crate::postgres::text_rows::TextRow;
 pub(crate) struct Answers {
     asked: Vec<Asked>,
     last_rows: Arc<LastRows>,
-    /// Nothing was read before, so that there are no pipelines that could go on.
+    /// Something was read before, so that there are pipelines that can go on as they are.
     has_begun: bool,
     /// Something new was not answered: when it is tried again.
     again: Option<Instant>,
@@ -137,6 +137,16 @@ impl Answers {
             asked.due = Instant::now() + asked.source.every;
         }
         have_changed
+    }
+}
+
+impl Own {
+    /// What two pipelines would share.
+    pub(super) fn what(&self) -> &'static str {
+        match self {
+            Self::Name(_) => "name",
+            Self::Slot { .. } => "slot in the same database",
+        }
     }
 }
 

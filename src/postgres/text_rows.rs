@@ -9,7 +9,7 @@ use tokio_postgres::SimpleQueryMessage;
 use super::catalog::{Catalog, CatalogError};
 use super::connect::conninfo::Conninfo;
 
-/// By the names of the columns; nothing is NULL.
+/// Values by the names of their columns; `None` is NULL.
 pub(crate) type TextRow = BTreeMap<String, Option<String>>;
 
 /// The rows, and what else was seen.

@@ -17,6 +17,8 @@ pub(crate) struct OnDemand<S, M> {
     make: Option<M>,
     /// Something was produced since [`Sink::tend`] was called.
     is_used: bool,
+    /// A topic is being prepared, which would end with the sink.
+    is_preparing: bool,
     used_at: Instant,
     idle: Duration,
 }
@@ -38,6 +40,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
             sink,
             make,
             is_used: false,
+            is_preparing: false,
             used_at: Instant::now(),
             idle: IDLE,
         }
@@ -68,6 +71,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     }
 
     fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
+        self.is_preparing = true;
         match self.made() {
             Ok(sink) => sink.prepare(topic, ahead),
             Err(error) => Box::pin(std::future::ready(Err(error))),
@@ -75,6 +79,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     }
 
     fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
+        self.is_preparing = false;
         self.made()?.prepared(topic, partitions)
     }
 
@@ -111,7 +116,8 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         }
         let Some(sink) = &mut self.sink else { return };
         sink.tend();
-        if self.make.is_some() && self.used_at.elapsed() >= self.idle && sink.is_at_rest() {
+        let is_idle = !self.is_preparing && self.used_at.elapsed() >= self.idle;
+        if self.make.is_some() && is_idle && sink.is_at_rest() {
             self.sink = None;
         }
     }
@@ -184,7 +190,11 @@ mod tests {
                 sink.produce(&record(), Tag::from_word(1)),
                 Ok(Produced::NewTopic)
             );
+            at_rest.set(true);
             sink.prepare("t", Vec::new).await.expect("a topic");
+            // A topic can be long in coming.
+            sink.tend();
+            assert!(sink.sink.is_some());
             sink.prepared("t", 1).expect("a topic");
             at_rest.set(false);
             for _ in 0..3 {
