@@ -2,8 +2,8 @@
 //! comes in as an argument.
 //!
 //! A commit costs the brokers some milliseconds, whatever is in it, and what was produced can be
-//! read only after it. So in quiet times it follows what came, and in busy ones many records share
-//! it.
+//! read only after it. So in quiet times it follows what came at once, and in busy ones many records
+//! share it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::model::window::Window;
 
-/// How long records wait for company in quiet times.
+/// In quiet times commits begin no sooner after one another. What comes after a longer pause waits for nothing.
 const QUIET: Duration = Duration::from_millis(5);
 /// How long a transaction is open in busy times.
 const BUSY: Duration = Duration::from_millis(250);
@@ -28,6 +28,7 @@ const MOST: Window = Window {
 /// What has come since the last commit.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
+    /// When it began.
     committed_at: Instant,
     /// Totals of what was sent, as of the last commit.
     committed: Window,
@@ -77,7 +78,10 @@ impl CommitSchedule {
         if records >= MOST.records || bytes >= MOST.bytes {
             return Some(now);
         }
-        Some(first_at + if busy { BUSY } else { QUIET })
+        Some(match busy {
+            true => first_at + BUSY,
+            false => first_at.max(self.committed_at + QUIET),
+        })
     }
 
     /// A commit of what was `sent` begins.
@@ -114,8 +118,15 @@ mod tests {
         assert_eq!(due, Some(now + BUSY));
         schedule.begin(later, times(RECORD, 2));
         assert_eq!(schedule.due(later, times(RECORD, 2), false, false), None);
-        let due = schedule.due(later, times(RECORD, 3), true, false);
+        // Soon after a commit ...
+        let soon = later + Duration::from_millis(1);
+        let due = schedule.due(soon, times(RECORD, 3), true, false);
         assert_eq!(due, Some(later + QUIET));
+        // ... and long after one.
+        schedule.begin(soon, times(RECORD, 3));
+        let late = soon + QUIET;
+        let due = schedule.due(late, times(RECORD, 4), true, false);
+        assert_eq!(due, Some(late));
     }
 
     #[test]
