@@ -51,10 +51,10 @@ const BUSY_IN_FLIGHT: u64 = 100;
 const UNRECORDED: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
 /// this much is kept meanwhile.
-const READ_AHEAD: usize = 4 << 20;
+const READ_AHEAD: usize = 2 << 20;
 
 /// While rows come fast, so large a part of the window is read beside this thread, ...
-const BESIDE_PART: u64 = 16;
+const BESIDE_PART: u64 = 8;
 /// ... and no more than that: what the fastest walsender sends in 10 ms.
 const BESIDE_MAX: usize = 1 << 20;
 
@@ -167,7 +167,9 @@ impl Session<'_> {
                 has_more || self.is_committing() || core.delivery.watermark.in_flight().records > 0;
             let stats = core.delivery.watermark.stats();
             stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
-            stats.received_bytes(self.connection.take_received());
+            let received = self.connection.take_received();
+            stats.received_bytes(received);
+            self.pace.received(received);
             self.end_copy(core, database, session_state).await;
             sink.tend();
             // Behind a row that waits for its topic there are more, maybe with a topic each.

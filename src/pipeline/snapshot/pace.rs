@@ -16,6 +16,10 @@ use tokio::time::Instant;
 const SPAN: Duration = Duration::from_millis(1);
 /// Frames in a span from which on they count as fast: 20,000 a second.
 const FAST: u32 = 20;
+/// So do fewer that are large, with 64 MB a second, ...
+const FAST_BYTES: u64 = 64 << 10;
+/// ... unless they are so few that to be woken for each costs nothing beside what is done with it.
+const FAST_LARGE: u32 = 5;
 /// A span that is this long had a lull in it.
 const LULL: Duration = Duration::from_millis(4);
 /// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
@@ -27,6 +31,7 @@ const PAUSE: Duration = Duration::from_micros(300);
 pub(crate) struct Pace {
     span_began: Instant,
     frames: u32,
+    bytes: u64,
     fast: bool,
 }
 
@@ -36,6 +41,7 @@ impl Pace {
         Self {
             span_began: now,
             frames: 0,
+            bytes: 0,
             fast: false,
         }
     }
@@ -43,6 +49,11 @@ impl Pace {
     /// A frame has come.
     pub(crate) fn frame(&mut self) {
         self.frames = self.frames.saturating_add(1);
+    }
+
+    /// So many bytes were read.
+    pub(crate) fn received(&mut self, bytes: u64) {
+        self.bytes += bytes;
     }
 
     /// Frames come fast. What was fast before a lull says nothing about now.
@@ -54,9 +65,11 @@ impl Pace {
     pub(crate) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);
         if elapsed >= SPAN {
-            self.fast = self.frames >= FAST && elapsed < LULL;
+            let is_much =
+                self.frames >= FAST || self.frames >= FAST_LARGE && self.bytes >= FAST_BYTES;
+            self.fast = is_much && elapsed < LULL;
             self.span_began = now;
-            self.frames = 0;
+            (self.frames, self.bytes) = (0, 0);
         }
         self.fast.then_some(PAUSE)
     }
@@ -99,6 +112,26 @@ mod tests {
             0,
             "single bursts are read at once"
         );
+    }
+
+    #[test]
+    fn large_frames_are_fast_when_they_are_few() {
+        let start = Instant::now();
+        let is_fast = |frames, bytes| {
+            let mut pace = Pace::new(start);
+            (0..frames).for_each(|_| pace.frame());
+            pace.received(bytes);
+            pace.pause(start + SPAN).is_some()
+        };
+        assert!(is_fast(FAST_LARGE, FAST_BYTES));
+        assert!(!is_fast(FAST_LARGE, FAST_BYTES - 1));
+        assert!(!is_fast(FAST_LARGE - 1, 100 * FAST_BYTES));
+        let mut pace = Pace::new(start);
+        for span in 1..10 {
+            (0..FAST_LARGE).for_each(|_| pace.frame());
+            pace.received(FAST_BYTES / 2);
+            assert!(pace.pause(start + SPAN * span).is_none(), "it adds up");
+        }
     }
 
     #[test]

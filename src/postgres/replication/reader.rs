@@ -23,6 +23,10 @@ const PAUSE: Duration = Duration::from_micros(300);
 const LULL: Duration = Duration::from_millis(4);
 /// A chunk with less room than that is full.
 const ROOM_MIN: usize = 16 << 10;
+/// Whoever waits for a chunk gets one with that much, ...
+const PIECE: usize = 64 << 10;
+/// ... or what has come in that time: to be woken for less costs more than what is done with it.
+const SOON: Duration = Duration::from_millis(1);
 
 /// The thread, which ends with it.
 pub(super) struct Reader {
@@ -200,6 +204,8 @@ impl Shared {
         socket: &mut impl Read,
         came: &mut Instant,
     ) -> ControlFlow<Option<io::Error>> {
+        // When the first of the chunk came.
+        let mut since = None;
         loop {
             thread::sleep(PAUSE);
             match socket.read(chunk.rest()) {
@@ -208,6 +214,7 @@ impl Shared {
                 Ok(count) => {
                     chunk.filled(count);
                     *came = Instant::now();
+                    since.get_or_insert(*came);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if came.elapsed() >= LULL || self.finishes.load(Ordering::Relaxed) {
@@ -218,8 +225,9 @@ impl Shared {
                 Err(error) => return Break(Some(error)),
             }
             let is_full = chunk.rest().len() < ROOM_MIN;
-            let has_some = !chunk.unread().is_empty();
-            if is_full || has_some && self.wanted.swap(false, Ordering::Relaxed) {
+            let is_due =
+                chunk.unread().len() >= PIECE || since.is_some_and(|since| since.elapsed() >= SOON);
+            if is_full || is_due && self.wanted.swap(false, Ordering::Relaxed) {
                 return Continue(());
             }
         }
