@@ -740,7 +740,7 @@ fn settings(
                 .0,
         )
     };
-    let window_bytes = size("window_bytes", &file.window_bytes, 16 << 20)?;
+    let window_bytes = size("window_bytes", &file.window_bytes, 8 << 20)?;
     let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
     // PostgreSQL's own limit for a message.
     let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);

@@ -215,7 +215,7 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub null_payload: Option<NullPayload>,
-    /// Bytes that may be in flight: read, and not acknowledged by Kafka yet [default: 16MiB]
+    /// Bytes that may be in flight: read, and not acknowledged by Kafka yet [default: 8MiB]
     #[arg(
         long,
         env = "WALPOST_WINDOW_BYTES",

@@ -67,7 +67,7 @@ fn a_minimal_file_gives_the_defaults() {
     assert_eq!(settings.outbox, OutboxSettings::default());
     assert_eq!(
         (settings.window_bytes, settings.window_records),
-        (16 << 20, 100_000)
+        (8 << 20, 100_000)
     );
     assert_eq!(settings.row_bytes_max, 64 << 20);
     assert_eq!(settings.link_timeout, Duration::from_secs(60));

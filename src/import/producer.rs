@@ -72,7 +72,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "buffer.memory",
         Different(
-            "has no equal: window_bytes bounds what is read and not acknowledged, 16MiB unless set",
+            "has no equal: window_bytes bounds what is read and not acknowledged, 8MiB unless set",
         ),
     ),
     ("partitioner.class", CODE),

@@ -35,7 +35,7 @@ const RECORDS_A_BATCH: usize = 1009;
 /// What a Kafka producer is given by default.
 const WINDOW: Window = Window {
     records: 100_000,
-    bytes: 16 << 20,
+    bytes: 8 << 20,
 };
 
 /// The outboxes that were captured.

@@ -102,7 +102,7 @@ fn drain(page: &mut Page, results: &Results) {
     page.add(super::outage(data));
     page.add(
         "The broker is stopped with SIGSTOP: connections stay open, nothing answers. What Walpost may hold then is \
-         bounded by\n`window_bytes` (16 MiB), whatever waits in the log.",
+         bounded by\n`window_bytes` (8 MiB), whatever waits in the log.",
     );
 }
 

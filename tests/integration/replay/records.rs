@@ -148,7 +148,7 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
         since.elapsed() > Duration::from_secs(1)
     });
     assert!(replay.is_running());
-    // 240 MB in all, a window of 16 MiB, and what librdkafka has on the wire.
+    // 240 MB in all, a window of 8 MiB, and what librdkafka has on the wire.
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
