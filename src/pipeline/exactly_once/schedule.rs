@@ -2,8 +2,7 @@
 //! comes in as an argument.
 //!
 //! A commit costs the brokers some milliseconds, whatever is in it, and what was produced can be
-//! read only after it. So in quiet times it follows what came at once, and in busy ones many records
-//! share it.
+//! read only after it. So in quiet times it follows at once, and in busy ones many records share it.
 
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::model::window::Window;
 
-/// In quiet times commits begin no sooner after one another. What comes after a longer pause waits for nothing.
+/// How long after one commit the next begins, at the least. Records that come later than that wait for nothing.
 const QUIET: Duration = Duration::from_millis(5);
 /// How long a transaction is open in busy times.
 const BUSY: Duration = Duration::from_millis(250);
@@ -28,7 +27,7 @@ const MOST: Window = Window {
 /// What has come since the last commit.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
-    /// When it began.
+    /// When that commit began.
     committed_at: Instant,
     /// Totals of what was sent, as of the last commit.
     committed: Window,

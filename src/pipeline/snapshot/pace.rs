@@ -16,9 +16,9 @@ use tokio::time::Instant;
 const SPAN: Duration = Duration::from_millis(1);
 /// Frames in a span from which on they count as fast: 20,000 a second.
 const FAST: u32 = 20;
-/// So do fewer that are large, with 64 MB a second, ...
+/// Fewer that are large are fast too, from 64 MB a second on, ...
 const FAST_BYTES: u64 = 64 << 10;
-/// ... unless they are so few that to be woken for each costs nothing beside what is done with it.
+/// ... if there are so many: with fewer, a wake-up for each costs little beside copying it, and reading ahead copies once more.
 const FAST_LARGE: u32 = 5;
 /// A span that is this long had a lull in it.
 const LULL: Duration = Duration::from_millis(4);
