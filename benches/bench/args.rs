@@ -123,6 +123,7 @@ impl Args {
             link,
             properties: self.property.clone(),
             settings: String::new(),
+            exactly_once: false,
         }
     }
 

@@ -39,16 +39,18 @@ CREATE FUNCTION payload(n bigint, size int) RETURNS jsonb LANGUAGE sql AS $$
       'amount', ((n * 7919) % 100000) / 100.0, 'currency', 'EUR', 'status', 'created', 'note',
       substr(md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 1, 70))
   ELSE long_payload(n, size) END $$;
-CREATE PROCEDURE fill(kind text, total bigint, batch bigint, size int) LANGUAGE plpgsql AS $$
+CREATE FUNCTION aggregate_type(n bigint, types bigint) RETURNS text LANGUAGE sql AS $$
+  SELECT CASE WHEN types = 1 THEN 'order' ELSE 'order-' || n % types END $$;
+CREATE PROCEDURE fill(kind text, types bigint, total bigint, batch bigint, size int) LANGUAGE plpgsql AS $$
 DECLARE at bigint := 1; last bigint; BEGIN
   WHILE at <= total LOOP
     last := least(at + batch - 1, total);
     CASE kind
       WHEN 'table' THEN
-        INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || (n % 10000), 'OrderCreated',
+        INSERT INTO outbox SELECT gen_random_uuid(), aggregate_type(n, types), 'ord-' || (n % 10000), 'OrderCreated',
           payload(n, size) FROM generate_series(at, last) n;
       WHEN 'log' THEN
-        PERFORM walpost.publish('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, size))
+        PERFORM walpost.publish(aggregate_type(n, types), 'ord-' || (n % 10000), 'OrderCreated', payload(n, size))
           FROM generate_series(at, last) n;
     END CASE;
     COMMIT; at := last + 1;
@@ -117,6 +119,8 @@ pub(crate) struct Shape {
     pub(crate) batch: usize,
     /// Bytes of a payload as text, about; without it, payloads as a shop has them.
     pub(crate) payload_bytes: Option<usize>,
+    /// Types of aggregates, one row of each in turn.
+    pub(crate) types: usize,
 }
 
 impl Shape {
@@ -127,7 +131,16 @@ impl Shape {
             rows,
             batch: 100,
             payload_bytes: None,
+            types: 1,
         }
+    }
+}
+
+/// What the rows of the n-th type have, as the database makes it.
+pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
+    match types {
+        1 => "order".to_owned(),
+        types => format!("order-{}", n % types),
     }
 }
 
@@ -149,7 +162,11 @@ pub(crate) struct Backlog {
 pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
     let db = &bed.db;
     let Shape {
-        kind, rows, batch, ..
+        kind,
+        rows,
+        batch,
+        types,
+        ..
     } = shape;
     empty(bed);
     db.run(&create_slot(ORIGIN));
@@ -159,7 +176,7 @@ pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
     let start = position(bed);
     let began = Instant::now();
     db.run(&format!(
-        "CALL fill('{}', {rows}, {batch}, {size})",
+        "CALL fill('{}', {types}, {rows}, {batch}, {size})",
         kind.name()
     ));
     let write_seconds = began.elapsed().as_secs_f64();

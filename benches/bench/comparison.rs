@@ -39,6 +39,8 @@ fn laps(args: &Args) -> Vec<Lap> {
         laps.push(Lap::limit(link));
         laps.push(Lap::new(args.walpost(link), TopicSettings::default()));
     }
+    let exactly_once = args.walpost(Link::Unix).exactly_once();
+    laps.push(Lap::new(exactly_once, TopicSettings::default()));
     let peers = args.peers().into_iter();
     laps.extend(peers.map(|peer| Lap::new(peer, TopicSettings::default())));
     laps

@@ -70,7 +70,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
 /// The events are written while they are carried.
 fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     prepare(bed, way);
-    let topic = Topic::new(bed, TopicSettings::default().partitions);
+    let topic = Topic::new(bed, &TopicSettings::default());
     let mut carrier = Carrier::start(bed, args, way, &topic);
 
     let server = || family_cpu_seconds(bed.server.process_id());

@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 
 use crate::backlog::{Backlog, Kind, Slot};
 use crate::bed::{Bed, STALL};
-use crate::program::{Link, Program, Task, WALPOST};
-use crate::results::{Cpu, Drain, Measured};
+use crate::program::{Link, Program, Task};
+use crate::results::{ByProcess, Drain, Measured};
 use crate::support::postgres::{MAJOR, binaries};
 use crate::support::reaper::{self, Ending};
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{
-    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, has_ended, peak_bytes,
-    written_bytes,
+    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, family_waiting_seconds,
+    has_ended, peak_bytes, waiting_seconds, written_bytes,
 };
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// A transaction that has records is committed sooner than this.
+const COMMITS_WITHIN: Duration = Duration::from_millis(500);
 
 /// What is measured once a round.
 pub(crate) struct Lap {
@@ -104,12 +107,13 @@ fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let end = bed.db.value("SELECT pg_current_wal_lsn()").unwrap();
     let mut arrivals = Arrivals::new();
     let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
-    let (mut cpu, mut peak) = (0.0, 0);
+    let (mut cpu, mut waiting, mut peak) = (0.0, 0.0, 0);
     loop {
         // The last look is after the end, or a short run would not be seen at all.
         let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);
+        waiting = waiting_seconds(client.id()).unwrap_or(waiting);
         peak = peak_bytes(client.id()).unwrap_or(peak);
         arrivals.see(written_bytes(client.id()).unwrap_or(0));
         if ended {
@@ -125,9 +129,14 @@ fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
         first_seconds: arrivals.first_seconds(),
         last_seconds: arrivals.last_seconds(),
         rows_per_second: arrivals.per_second(backlog.rows),
-        cpu: Cpu {
+        cpu: ByProcess {
             program: cpu,
             walsender: walsender.cpu_seconds(),
+            broker: 0.0,
+        },
+        waiting: ByProcess {
+            program: waiting,
+            walsender: walsender.waiting_seconds(),
             broker: 0.0,
         },
         peak_rss_bytes: peak,
@@ -150,34 +159,56 @@ fn receive(bed: &Bed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
 
 fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(bed);
-    let topic = Topic::new(bed, settings.partitions);
+    let topic = Topic::new(bed, settings);
     let task = Task {
         compression: settings.compression.as_deref(),
         ..Task::new(backlog.kind, &slot, &topic)
     };
     let mut walsender = Walsender::new(&bed.db, &slot.name);
-    let broker = || cpu_seconds(bed.broker.process_id()).expect("a running broker");
-    let broker_before = broker();
+    let broker = || {
+        let pid = bed.broker.process_id();
+        cpu_seconds(pid)
+            .zip(waiting_seconds(pid))
+            .expect("a running broker")
+    };
+    let (broker_cpu, broker_waiting) = broker();
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
-    while arrivals.see(topic.records() as u64) < backlog.rows as u64 {
+    let all = backlog.rows as u64;
+    // With transactions, so many offsets don't prove so many records.
+    let more_may_come =
+        |arrivals: &Arrivals| program.has_transactions() && arrivals.still() < COMMITS_WITHIN;
+    while arrivals.see(topic.records() as u64) < all || more_may_come(&arrivals) {
         running.assert_runs();
         arrivals.assert_moves();
         walsender.sample();
-        sleep(BETWEEN_LOOKS);
+        // To be asked for a thousand topics every 10 ms would keep a broker busy.
+        sleep(BETWEEN_LOOKS * if settings.topics > 1 { 10 } else { 1 });
     }
     walsender.sample();
     let pid = running.process_id();
-    let cpu = Cpu {
+    let (broker_cpu, broker_waiting) = {
+        let (cpu, waiting) = broker();
+        (cpu - broker_cpu, waiting - broker_waiting)
+    };
+    let cpu = ByProcess {
         program: family_cpu_seconds(pid),
         walsender: walsender.cpu_seconds(),
-        broker: broker() - broker_before,
+        broker: broker_cpu,
+    };
+    let waiting = ByProcess {
+        program: family_waiting_seconds(pid),
+        walsender: walsender.waiting_seconds(),
+        broker: broker_waiting,
     };
     let peak_rss_bytes = family_peak_bytes(pid);
     running.stop();
-    let records = topic.records();
+    let records = match program.has_transactions() {
+        true => topic.committed_records(),
+        false => topic.records(),
+    };
     assert!(
-        records == backlog.rows || program.name() != WALPOST,
+        records == backlog.rows || !program.is_walpost(),
         "{records} records of {} rows",
         backlog.rows
     );
@@ -187,6 +218,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
         last_seconds: arrivals.last_seconds(),
         rows_per_second: arrivals.per_second(backlog.rows),
         cpu,
+        waiting,
         peak_rss_bytes,
         topic_bytes: topic.bytes(),
     }
@@ -221,8 +253,13 @@ impl Arrivals {
     /// # Panics
     /// Nothing has come for very long.
     fn assert_moves(&self) {
-        let still = self.last.0.elapsed();
+        let still = self.still();
         assert!(still < STALL, "nothing arrived in {still:?}");
+    }
+
+    /// How long nothing has come.
+    fn still(&self) -> Duration {
+        self.last.0.elapsed()
     }
 
     fn first_seconds(&self) -> f64 {

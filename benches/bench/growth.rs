@@ -13,6 +13,7 @@ pub(crate) const PAYLOAD: &str = "payload";
 pub(crate) const TRANSACTIONS: &str = "transactions";
 pub(crate) const PARTITIONS: &str = "partitions";
 pub(crate) const COMPRESSION: &str = "compression";
+pub(crate) const TOPICS: &str = "topics";
 /// With and without a table.
 pub(crate) const OUTBOX: &str = "outbox";
 
@@ -68,7 +69,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).named(point);
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(
-        [(1, "1"), (12, "12"), (100, "100")].map(|(partitions, point)| {
+        [(1, "1"), (12, "12"), (30, "30"), (100, "100")].map(|(partitions, point)| {
             let topic = TopicSettings {
                 partitions,
                 ..TopicSettings::default()
@@ -118,6 +119,31 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
                 round..round + 1,
             ));
         }
+    }
+    // Last: a broker is busy for a while with what a thousand topics leave.
+    for (point, topics) in [("1", 1), ("1,000", args.scaled(1_000))] {
+        let shape = Shape {
+            types: topics,
+            ..Shape::of_rows(args.rows())
+        };
+        let topic = TopicSettings {
+            topics,
+            partitions: 1,
+            ..TopicSettings::default()
+        };
+        let backlog = backlog::fill(bed, shape);
+        let laps = [
+            Lap::limit(Link::Unix),
+            Lap::new(args.walpost(Link::Unix), topic),
+        ];
+        let laps = laps.map(|lap| lap.named(point));
+        drains.extend(drain::rounds(
+            bed,
+            TOPICS,
+            &backlog,
+            &laps,
+            0..args.rounds(),
+        ));
     }
     backlog::empty(bed);
     drains

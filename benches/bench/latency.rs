@@ -53,7 +53,8 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
         warm_up: Duration::from_secs(warm_up),
         steady: Duration::from_secs(steady),
     };
-    let mut programs = vec![args.walpost(Link::Unix)];
+    let walpost = args.walpost(Link::Unix);
+    let mut programs = vec![walpost.clone(), walpost.exactly_once()];
     programs.extend(args.peers());
     let mut latency = Latency {
         floor: Vec::new(),
@@ -61,7 +62,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
         steady: Vec::new(),
     };
     for round in 0..args.rounds() {
-        let topic = Topic::new(bed, TopicSettings::default().partitions);
+        let topic = Topic::new(bed, &TopicSettings::default());
         let mut floor = receiver::floor(bed, &topic, RATES[0], times);
         latency.floor.push(Percentiles::of(&mut floor));
         for program in &programs {
@@ -75,7 +76,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
 fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
     backlog::empty(bed);
     let slot = Slot::here(bed);
-    let topic = Topic::new(bed, TopicSettings::default().partitions);
+    let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(Kind::Table, &slot, &topic);
     let mut running = program.start(bed, &task);
     let pid = running.process_id();

@@ -40,6 +40,7 @@ pub(crate) enum Program {
         properties: Vec<String>,
         /// More of its pipeline, as walpost.toml has it.
         settings: String,
+        exactly_once: bool,
     },
     Peer {
         name: String,
@@ -49,8 +50,10 @@ pub(crate) enum Program {
 
 /// The limit's name in results.
 pub(crate) const LIMIT: &str = "pg_recvlogical";
-/// Walpost's name in results.
+/// Walpost's name in results, delivering at least once.
 pub(crate) const WALPOST: &str = "Walpost";
+/// Its name where it delivers exactly once.
+pub(crate) const EXACTLY_ONCE: &str = "Walpost, exactly-once";
 /// Debezium's name in results.
 pub(crate) const DEBEZIUM: &str = "Debezium";
 
@@ -59,6 +62,7 @@ pub(crate) struct Task<'a> {
     /// Of the outbox. Peers read tables alone.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
+    /// The name of the topic, or the template that gives one for each row.
     pub(crate) topic: &'a str,
     pub(crate) compression: Option<&'a str>,
 }
@@ -93,9 +97,35 @@ impl Program {
         self
     }
 
+    /// Walpost in its other mode of delivery.
+    pub(crate) fn exactly_once(mut self) -> Self {
+        if let Self::Walpost { exactly_once, .. } = &mut self {
+            *exactly_once = true;
+        }
+        self
+    }
+
+    pub(crate) fn is_walpost(&self) -> bool {
+        matches!(self, Self::Walpost { .. })
+    }
+
+    /// Whether its records become readable with the end of a transaction, which takes an offset too.
+    pub(crate) fn has_transactions(&self) -> bool {
+        matches!(
+            self,
+            Self::Walpost {
+                exactly_once: true,
+                ..
+            }
+        )
+    }
+
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Limit { .. } => LIMIT,
+            Self::Walpost {
+                exactly_once: true, ..
+            } => EXACTLY_ONCE,
             Self::Walpost { .. } => WALPOST,
             Self::Peer { name, .. } => name,
         }
@@ -117,13 +147,20 @@ impl Program {
                 link,
                 properties,
                 settings,
+                exactly_once,
             } => {
-                let mut outbox: Vec<_> = task.kind.arguments().to_vec();
+                let mut arguments: Vec<_> = task.kind.arguments().to_vec();
                 let file = config_file(format!("[[pipeline]]\n{settings}\n"));
                 if !settings.is_empty() {
-                    outbox.extend(["--config", file.to_str().unwrap()]);
+                    arguments.extend(["--config", file.to_str().unwrap()]);
                 }
-                start_walpost(bed, *link, task, &outbox, properties)
+                if *exactly_once {
+                    // A checkpoint is a pipeline's: each measurement has one of its own.
+                    arguments.extend(["--pipeline", task.slot]);
+                    adopt_checkpoint(bed, *link, task, &arguments);
+                    arguments.extend(["--delivery", "exactly-once"]);
+                }
+                start_walpost(bed, *link, task, &arguments, properties)
             }
             Self::Peer { name, command } => {
                 assert_eq!(task.kind, Kind::Table, "{name} is told of a table");
@@ -133,12 +170,22 @@ impl Program {
     }
 }
 
-/// Starts `walpost run`; `outbox` are the arguments that say what it reads.
+/// Sets the first checkpoint of a pipeline.
+fn adopt_checkpoint(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) {
+    Invocation::new(["checkpoint", "adopt", "--yes", "--slot", task.slot])
+        .args(["--postgres", &bed.conninfo(link)])
+        .args(["--kafka", &bed.broker.address()])
+        .args(arguments)
+        .finish()
+        .expect_code(0);
+}
+
+/// Starts `walpost run`; `arguments` are those that say what it reads, and more.
 pub(crate) fn start_walpost(
     bed: &Bed,
     link: Link,
     task: &Task<'_>,
-    outbox: &[&str],
+    arguments: &[&str],
     properties: &[String],
 ) -> Running {
     let compression = task
@@ -149,7 +196,7 @@ pub(crate) fn start_walpost(
         .args(["--snapshot", "never"])
         .args(["--postgres", &bed.conninfo(link)])
         .args(["--kafka", &bed.broker.address()])
-        .args(outbox)
+        .args(arguments)
         .args(
             properties
                 .iter()

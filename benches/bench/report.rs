@@ -18,7 +18,7 @@ use crate::results::{self, Comparison, Drain, Part, Results};
 use numbers::{MEBIBYTE, one_place, whole};
 
 /// The series in which something grows: name, title, and what its points are.
-const SERIES: [(&str, &str, &str); 5] = [
+const SERIES: [(&str, &str, &str); 6] = [
     (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
     (growth::PAYLOAD, "Size of the payload", "payload"),
     (
@@ -32,6 +32,7 @@ const SERIES: [(&str, &str, &str); 5] = [
         "Compression of the records",
         "compression",
     ),
+    (growth::TOPICS, "Topics", "topics"),
 ];
 
 /// The tables of a part that was measured.
@@ -60,6 +61,7 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                     writeln!(text, "{}", tables::growth(&part.data, series, what)).unwrap();
                 }
                 writeln!(text, "{}", tables::outbox(&part.data)).unwrap();
+                writeln!(text, "{}", tables::bounds(&part.data)).unwrap();
             }
         }
         Word::Forms => {

@@ -68,15 +68,19 @@ pub(crate) struct Measured {
     pub(crate) last_seconds: f64,
     /// From the first record to the last; `None` where most came at once.
     pub(crate) rows_per_second: Option<f64>,
-    pub(crate) cpu: Cpu,
+    /// User and system seconds.
+    pub(crate) cpu: ByProcess,
+    /// Seconds in which a thread could run and had no processor; of the broker's, those threads that
+    /// are there at the end.
+    pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
     /// The topic on the broker's disk; 0 for the limit.
     pub(crate) topic_bytes: u64,
 }
 
-/// User and system seconds.
+/// Seconds of the processes of a drain.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Cpu {
+pub(crate) struct ByProcess {
     pub(crate) program: f64,
     pub(crate) walsender: f64,
     pub(crate) broker: f64,

@@ -4,19 +4,24 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::Consumer;
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
 
-use crate::bed::Bed;
+use crate::backlog::aggregate_type;
+use crate::bed::{Bed, STALL};
 use crate::support::wait::wait_for;
 
-/// How records are put into a topic.
+/// What records are put into, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicSettings {
+    /// More than one are told apart by the aggregate's type.
+    pub(crate) topics: usize,
+    /// Of each topic.
     pub(crate) partitions: i32,
     /// librdkafka's `compression.type`; without it, what the program has by default.
     pub(crate) compression: Option<String>,
@@ -25,32 +30,68 @@ pub(crate) struct TopicSettings {
 impl Default for TopicSettings {
     fn default() -> Self {
         Self {
+            topics: 1,
             partitions: 3,
             compression: None,
         }
     }
 }
 
-/// A topic that goes when dropped.
+/// The topic of a measurement, or its topics. They go when dropped.
 pub(crate) struct Topic<'a> {
     bed: &'a Bed,
+    /// As a program is told of it: with more than one, the template that names them.
     pub(crate) name: String,
-    pub(crate) partitions: i32,
+    names: Vec<String>,
+    partitions: i32,
 }
 
 impl<'a> Topic<'a> {
-    pub(crate) fn new(bed: &'a Bed, partitions: i32) -> Self {
+    pub(crate) fn new(bed: &'a Bed, settings: &TopicSettings) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench.{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        bed.broker.create_topic(&name, partitions, &[]);
-        let topic = Self {
-            bed,
-            name,
-            partitions,
+        let topic = match settings.topics {
+            1 => Self {
+                bed,
+                names: vec![name.clone()],
+                name,
+                partitions: settings.partitions,
+            },
+            topics => Self {
+                bed,
+                names: (0..topics)
+                    .map(|number| format!("{name}.{}", aggregate_type(number, topics)))
+                    .collect(),
+                name: format!("{name}.{{aggregatetype}}"),
+                partitions: settings.partitions,
+            },
         };
+        topic.create();
         // Right after a topic was made, a broker may not know yet that it leads.
         wait_for("the end offsets of a new topic", || topic.try_records());
         topic
+    }
+
+    fn create(&self) {
+        let topics: Vec<_> = self
+            .names
+            .iter()
+            .map(|name| NewTopic::new(name, self.partitions, TopicReplication::Fixed(1)))
+            .collect();
+        let made =
+            self.with_admin(async |admin| admin.create_topics(&topics, &AdminOptions::new()).await);
+        for topic in made {
+            topic.unwrap();
+        }
+    }
+
+    fn with_admin<T>(
+        &self,
+        work: impl AsyncFnOnce(&AdminClient<DefaultClientContext>) -> KafkaResult<T>,
+    ) -> T {
+        let admin = self.bed.broker.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work(&admin)).unwrap()
     }
 
     /// Records in it by now. The broker is asked once, for all partitions.
@@ -72,13 +113,31 @@ impl<'a> Topic<'a> {
         Some(records)
     }
 
+    /// Records that are committed, counted one by one: the offsets of a topic with transactions
+    /// count the ends of those as well.
+    pub(crate) fn committed_records(&self) -> usize {
+        let reader = self.bed.broker.reader();
+        reader.assign(&self.at(Offset::Beginning)).unwrap();
+        let mut open = self.names.len() * usize::try_from(self.partitions).unwrap();
+        let mut records = 0;
+        while open > 0 {
+            match reader.poll(STALL).expect("a record, or the end") {
+                Ok(_) => records += 1,
+                Err(KafkaError::PartitionEOF(_)) => open -= 1,
+                Err(error) => panic!("{}: {error}", self.name),
+            }
+        }
+        records
+    }
+
     /// Bytes of its segments on the broker's disk.
     pub(crate) fn bytes(&self) -> u64 {
         let data = self.bed.broker.data();
-        let segments = (0..self.partitions).flat_map(|partition| {
-            fs::read_dir(data.join(format!("{}-{partition}", self.name))).unwrap()
+        let folders = self.names.iter().flat_map(|name| {
+            (0..self.partitions).map(move |partition| format!("{name}-{partition}"))
         });
-        segments
+        folders
+            .flat_map(|folder| fs::read_dir(data.join(folder)).unwrap())
             .map(|file| file.unwrap())
             .filter(|file| file.path().extension().is_some_and(|end| end == "log"))
             .map(|file| file.metadata().unwrap().len())
@@ -88,7 +147,9 @@ impl<'a> Topic<'a> {
     /// All its partitions, each at that offset.
     pub(crate) fn at(&self, offset: Offset) -> TopicPartitionList {
         let mut list = TopicPartitionList::new();
-        list.add_partition_range(&self.name, 0, self.partitions - 1);
+        for name in &self.names {
+            list.add_partition_range(name, 0, self.partitions - 1);
+        }
         list.set_all_offsets(offset).unwrap();
         list
     }
@@ -99,9 +160,11 @@ impl Drop for Topic<'_> {
         if std::thread::panicking() {
             return;
         }
-        let admin: AdminClient<DefaultClientContext> = self.bed.broker.client().create().unwrap();
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let deleted = runtime.block_on(admin.delete_topics(&[&self.name], &AdminOptions::new()));
-        deleted.unwrap().remove(0).unwrap();
+        let names: Vec<_> = self.names.iter().map(String::as_str).collect();
+        let deleted =
+            self.with_admin(async |admin| admin.delete_topics(&names, &AdminOptions::new()).await);
+        for topic in deleted {
+            topic.unwrap();
+        }
     }
 }

@@ -20,6 +20,19 @@ pub(crate) fn family_cpu_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(cpu_seconds).sum()
 }
 
+/// Seconds in which threads of a process could run and had no processor, of those threads that are
+/// there; `None` where there is no such process. By /proc/PID/task/TID/schedstat of Linux.
+pub(crate) fn waiting_seconds(pid: u32) -> Option<f64> {
+    let tasks = process(pid)?.tasks().ok()?;
+    let waits = tasks.filter_map(|task| Some(task.ok()?.schedstat().ok()?.run_delay));
+    Some(waits.sum::<u64>() as f64 / 1e9)
+}
+
+/// The same of a process and all its descendants.
+pub(crate) fn family_waiting_seconds(pid: u32) -> f64 {
+    family(pid).into_iter().filter_map(waiting_seconds).sum()
+}
+
 /// The most memory that a process had resident.
 pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.status().ok()?.vmhwm? * 1024)
@@ -80,8 +93,10 @@ pub(crate) struct Walsender<'a> {
     pid: Option<u32>,
     /// Of the one that serves it now.
     seconds: f64,
+    waiting: f64,
     /// Of those before.
     seconds_before: f64,
+    waiting_before: f64,
     next_look: Instant,
 }
 
@@ -92,7 +107,9 @@ impl<'a> Walsender<'a> {
             slot: slot.to_owned(),
             pid: None,
             seconds: 0.0,
+            waiting: 0.0,
             seconds_before: 0.0,
+            waiting_before: 0.0,
             next_look: Instant::now(),
         }
     }
@@ -109,17 +126,23 @@ impl<'a> Walsender<'a> {
             self.pid = self.db.value(&query).map(|pid| pid.parse().unwrap());
         }
         let Some(pid) = self.pid else { return };
-        if let Some(seconds) = cpu_seconds(pid) {
-            self.seconds = seconds;
+        if let (Some(seconds), Some(waiting)) = (cpu_seconds(pid), waiting_seconds(pid)) {
+            (self.seconds, self.waiting) = (seconds, waiting);
         } else {
             self.pid = None;
             self.seconds_before += std::mem::take(&mut self.seconds);
+            self.waiting_before += std::mem::take(&mut self.waiting);
         }
     }
 
     /// User and system seconds by the last sample.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.seconds_before + self.seconds
+    }
+
+    /// Seconds in which it could run and had no processor, by the last sample.
+    pub(crate) fn waiting_seconds(&self) -> f64 {
+        self.waiting_before + self.waiting
     }
 
     /// Whether the slot is served.

@@ -75,13 +75,15 @@ was measured in turn in one run.";
 const TARGETS: &str = "
 ## Targets and what was measured
 
-Rates and costs are judged by the median, memory by the worst of all rounds.";
+All are judged by the median of the rounds. Where a line is not reached, [what bounds a drain](#what-bounds-a-drain) shows
+by what and by how much.";
 
 const DRAIN_NOTES: &str = "
 *rows/s* is from the first record in the topic to the last. *Of the limit* is the rate as a part of the limit's over
 the same link in the same round. Costs are those from the program's start to its last record, so that the start of a
 Java virtual machine is in them. *Topic* is the size of its segments on the broker's disk, after the program has stopped.
-Other programs come over TCP: not every driver knows the unix-domain socket.";
+With exactly-once, records count when their transaction is committed, and they are counted one by one afterwards. Other
+programs come over TCP: not every driver knows the unix-domain socket.";
 
 fn drain(page: &mut Page, results: &Results) {
     let Some(part) = &results.drain else { return };
@@ -132,6 +134,12 @@ session writes them with one statement a transaction, in each round anew; *writt
 making the payloads. *Log* is what it puts into the write-ahead log. The limit is sent the same messages, with an empty
 publication.";
 
+const BOUNDS_NOTES: &str = "
+Seconds for a million rows, medians. *Runs* is user and system time; *waits for a processor* is what the kernel says of
+threads that could run and had none (`/proc/PID/task/TID/schedstat`). What is left of the walsender's time it sleeps:
+until its reader has emptied the socket, or on the disk. Nothing is faster than what the walsender runs; that is the whole
+of the limit. All processes together have no more than the machine's processors.";
+
 fn growth(page: &mut Page, results: &Results) {
     let Some(part) = &results.growth else { return };
     page.add("## How it grows");
@@ -157,6 +165,9 @@ fn growth(page: &mut Page, results: &Results) {
     );
     page.add(tables::outbox(&part.data));
     page.add(OUTBOX_NOTES);
+    page.add("### What bounds a drain");
+    page.add(tables::bounds(&part.data));
+    page.add(BOUNDS_NOTES);
     page.when(part);
 }
 

@@ -6,7 +6,7 @@ use super::table::Table;
 use crate::growth;
 use crate::latency::RATES;
 use crate::program::LIMIT;
-use crate::results::{Cost, Drain, Latency, Percentiles, Steady};
+use crate::results::{Cost, Drain, Latency, Measured, Percentiles, Steady};
 use crate::stats::Spread;
 
 /// Programs on the same backlog.
@@ -56,7 +56,8 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
         "of the limit",
         "payload, MB/s",
         "start to last record, s",
-        "CPU s per million",
+        "CPU s per million: Walpost",
+        "broker",
         "peak RSS, MiB",
         "log, MB",
         "topic, MB",
@@ -78,6 +79,10 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
             spread(group.of(|drain| drain.measured.last_seconds), two_places),
             middle(
                 group.per_million(|drain| drain.measured.cpu.program),
+                two_places,
+            ),
+            middle(
+                group.per_million(|drain| drain.measured.cpu.broker),
                 two_places,
             ),
             peak(group),
@@ -125,6 +130,52 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
             cpu(|drain| drain.measured.cpu.broker),
             peak(group),
         ]);
+    }
+    table
+}
+
+/// Where the time of the drains goes that compare with a limit of theirs.
+pub(crate) fn bounds(drains: &[Drain]) -> Table {
+    let mut table = Table::new([
+        "drain",
+        "program",
+        "s per million rows",
+        "walsender: runs",
+        "waits for a processor",
+        "waits for its reader or the disk",
+        "program: runs",
+        "waits for a processor",
+        "broker: runs",
+        "processors used",
+    ]);
+    for series in distinct(drains.iter().map(|drain| &drain.series)) {
+        for group in groups(drains, series) {
+            let Some(rate) = group.rate() else { continue };
+            let seconds = 1e6 / rate.median;
+            let of = |figure: fn(&Measured) -> f64| {
+                let figures = group.per_million(|drain| figure(&drain.measured));
+                figures.expect("a round").median
+            };
+            let walsender = of(|measured| measured.cpu.walsender);
+            let walsender_waits = of(|measured| measured.waiting.walsender);
+            let program = of(|measured| measured.cpu.program);
+            let broker = of(|measured| measured.cpu.broker);
+            table.row([
+                match group.point() {
+                    "" => series.clone(),
+                    point => format!("{series}: {point}"),
+                },
+                group.program().to_owned(),
+                two_places(seconds),
+                two_places(walsender),
+                two_places(walsender_waits),
+                two_places((seconds - walsender - walsender_waits).max(0.0)),
+                two_places(program),
+                two_places(of(|measured| measured.waiting.program)),
+                two_places(broker),
+                two_places((walsender + program + broker) / seconds),
+            ]);
+        }
     }
     table
 }

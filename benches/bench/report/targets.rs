@@ -1,32 +1,31 @@
 //! What Walpost is meant to reach, and what was measured.
 
-use super::numbers::{MEBIBYTE, NOTHING, one_place, two_places, whole};
+use super::numbers::{MEBIBYTE, NOTHING, one_place, rough, two_places, whole};
 use super::summary::{Drains, find, groups, steady};
 use super::table::Table;
+use crate::backlog::Kind;
 use crate::comparison::{MORE_ROWS, SERIES};
 use crate::growth;
-use crate::program::{DEBEZIUM, Link, WALPOST};
+use crate::program::{DEBEZIUM, EXACTLY_ONCE, Link, WALPOST};
 use crate::results::{Drain, Latency, Outage, Results};
 use crate::stats::{Spread, median};
 
 /// Most memory, in MiB, with the window as it is by default.
 const MOST_MEBIBYTES: f64 = 32.0;
 
-/// Rates and costs are judged by the median of the rounds, memory by the worst of them.
+/// All are judged by the median of the rounds.
 pub(crate) fn table(results: &Results) -> Table {
     let drain = results.drain.as_ref().map(|part| &part.data);
     let growth = results.growth.as_ref().map(|part| &part.data);
     let latency = results.latency.as_ref().map(|part| &part.data);
     let drains = drain.map_or(&[][..], |data| &data.drains);
+    let grown = growth.map_or(&[][..], |drains| drains);
 
     let mut targets = Targets(Table::new(["target", "wanted", "measured", "met"]));
     targets.rates(drains);
-    targets.costs(drains);
-    targets.memory(
-        drains,
-        growth.map_or(&[], |drains| drains),
-        drain.map(|data| &data.outage),
-    );
+    targets.grown_rates(grown);
+    targets.costs(drains, grown);
+    targets.memory(drains, grown, drain.map(|data| &data.outage));
     targets.latency(latency);
     targets.0
 }
@@ -36,21 +35,21 @@ struct Targets(Table);
 impl Targets {
     fn rates(&mut self, drains: &[Drain]) {
         let both = [
-            (groups(drains, SERIES), 4.5),
-            (groups(drains, MORE_ROWS), 2.5),
+            (groups(drains, SERIES), 6.0, 4.8),
+            (groups(drains, MORE_ROWS), 2.5, 2.5),
         ];
-        for (groups, _) in &both {
+        for (groups, ..) in &both {
             let rows = rows(groups);
-            for (link, wanted) in [(Link::Unix, 0.85), (Link::Tcp, 0.95)] {
+            for (link, wanted) in [(Link::Unix, 0.9), (Link::Tcp, 0.95)] {
                 let what = format!("drain of {rows} rows over {link}, of what pg_recvlogical does");
                 let walpost = find(groups, WALPOST, link);
                 let measured = mid(walpost.and_then(Drains::of_limit));
                 self.at_least(&what, wanted, measured, two_places);
             }
         }
-        for (groups, wanted) in both {
+        for (groups, over_unix, over_tcp) in both {
             let rows = rows(&groups);
-            for link in [Link::Unix, Link::Tcp] {
+            for (link, wanted) in [(Link::Unix, over_unix), (Link::Tcp, over_tcp)] {
                 let what = format!("drain of {rows} rows over {link}, times Debezium's (over TCP)");
                 let measured = times_debezium(&groups, link, |group| mid(group.rate()));
                 self.at_least(&what, wanted, measured, one_place);
@@ -58,10 +57,34 @@ impl Targets {
         }
     }
 
-    fn costs(&mut self, drains: &[Drain]) {
-        let (groups, more) = (groups(drains, SERIES), groups(drains, MORE_ROWS));
+    fn grown_rates(&mut self, grown: &[Drain]) {
+        for (series, point, wanted) in [
+            (growth::PARTITIONS, "12", 0.8),
+            (growth::PARTITIONS, "30", 0.7),
+            (growth::PARTITIONS, "100", 0.45),
+            (growth::PAYLOAD, "1 KB", 0.75),
+            (growth::PAYLOAD, "10 KB", 0.75),
+            (growth::TRANSACTIONS, "1,000,000", 0.8),
+        ] {
+            let groups = groups(grown, series);
+            let measured = mid(at(&groups, point).and_then(Drains::of_limit));
+            let what = format!("drain, {series}: {point}, of what pg_recvlogical does");
+            self.at_least(&what, wanted, measured, two_places);
+        }
+        let outboxes = groups(grown, growth::OUTBOX);
+        let messages = mid(at(&outboxes, Kind::Messages.name()).and_then(Drains::rate));
+        self.at_least(
+            "drain of an outbox in the log alone, rows/s",
+            300_000.0,
+            messages,
+            rough,
+        );
+    }
+
+    fn costs(&mut self, drains: &[Drain], grown: &[Drain]) {
+        let (drained, more) = (groups(drains, SERIES), groups(drains, MORE_ROWS));
         let part = |figure: fn(&Drain) -> f64| {
-            times_debezium(&groups, Link::Unix, |group| mid(group.of(figure)))
+            times_debezium(&drained, Link::Unix, |group| mid(group.of(figure)))
         };
         let three_places = |part| format!("{part:.3}");
         let cpu = part(|drain| drain.measured.cpu.program);
@@ -73,47 +96,95 @@ impl Targets {
             memory,
             three_places,
         );
-        let walpost = find(&groups, WALPOST, Link::Unix);
+        let walpost = find(&drained, WALPOST, Link::Unix);
         let first = walpost.and_then(|group| mid(group.of(|drain| drain.measured.first_seconds)));
         self.at_most("first record after the start, s", 0.3, first, two_places);
-        for groups in [groups, more] {
+        let program: fn(&Drain) -> f64 = |drain| drain.measured.cpu.program;
+        for groups in [drained, more] {
             let what = format!("CPU s per million rows, in a drain of {}", rows(&groups));
             let walpost = find(&groups, WALPOST, Link::Unix);
-            let cpu = walpost
-                .and_then(|group| mid(group.per_million(|drain| drain.measured.cpu.program)));
-            self.at_most(&what, 2.2, cpu, two_places);
+            let cpu = walpost.and_then(|group| mid(group.per_million(program)));
+            self.at_most(&what, 1.7, cpu, two_places);
         }
+        let cpu = |series, point, figure| {
+            let groups = groups(grown, series);
+            at(&groups, point).and_then(|group| mid(group.per_million(figure)))
+        };
+        self.at_most(
+            "CPU s per million rows of 10 KB",
+            35.0,
+            cpu(growth::PAYLOAD, "10 KB", program),
+            one_place,
+        );
+        self.at_most(
+            "CPU s of the broker per million rows, 100 partitions",
+            6.0,
+            cpu(growth::PARTITIONS, "100", |drain| drain.measured.cpu.broker),
+            two_places,
+        );
     }
 
-    fn memory(&mut self, drains: &[Drain], growth: &[Drain], outage: Option<&Outage>) {
-        let drained = drains.iter().filter(|drain| drain.program == WALPOST);
-        self.at_most_mebibytes("of the drain", worst_peak(drained));
-        let longest = longest_transaction(growth);
-        let rows = longest.map_or("many".to_owned(), |drain| whole(drain.backlog.batch as f64));
-        let what = format!("of the drain of one transaction of {rows} rows");
-        self.at_most_mebibytes(&what, worst_peak(longest));
-        let outage = outage.and_then(|outage| outage.rss.iter().map(|(_, bytes)| *bytes).max());
-        self.at_most_mebibytes("before, while and after the broker does not answer", outage);
+    fn memory(&mut self, drains: &[Drain], grown: &[Drain], outage: Option<&Outage>) {
+        for program in [WALPOST, EXACTLY_ONCE] {
+            let drained = drains.iter().filter(|drain| drain.program == program);
+            let what = format!("of the drain ({program})");
+            self.at_most_mebibytes(&what, MOST_MEBIBYTES, peaks(drained));
+        }
+        for (series, point, wanted) in [
+            (growth::TRANSACTIONS, "5,000,000", MOST_MEBIBYTES),
+            (growth::PAYLOAD, "100 KB", MOST_MEBIBYTES),
+            (growth::TOPICS, "1,000", 48.0),
+        ] {
+            let groups = groups(grown, series);
+            let rounds = at(&groups, point).map(|group| group.rounds.iter().copied());
+            let what = format!("of the drain, {series}: {point}");
+            self.at_most_mebibytes(&what, wanted, peaks(rounds.into_iter().flatten()));
+        }
+        let outage = outage.map_or(&[][..], |outage| &outage.rss);
+        let most = outage
+            .iter()
+            .map(|(_, bytes)| *bytes as f64)
+            .reduce(f64::max);
+        self.at_most_mebibytes(
+            "before, while and after the broker does not answer",
+            MOST_MEBIBYTES,
+            Spread::of(most),
+        );
     }
 
     fn latency(&mut self, latency: Option<&Latency>) {
-        let rounds = latency.map_or(&[][..], |latency| &latency.steady);
-        let rounds = steady(rounds, WALPOST, 500);
-        let p50 = median(rounds.iter().map(|round| round.from_insert.p50));
-        let p99 = median(rounds.iter().map(|round| round.from_insert.p99));
-        let what = "latency at 500 transactions/s";
-        self.at_most(&format!("{what}: p50, ms"), 2.5, p50, two_places);
-        self.at_most(&format!("{what}: p99, ms"), 8.0, p99, two_places);
+        let all = latency.map_or(&[][..], |latency| &latency.steady);
+        for (program, per_second, p50, p99) in [
+            (WALPOST, 500, Some(2.5), 8.0),
+            (WALPOST, 2_000, None, 8.0),
+            (EXACTLY_ONCE, 500, Some(6.0), 12.0),
+        ] {
+            let rounds = steady(all, program, per_second);
+            let what = format!(
+                "latency at {} transactions/s ({program})",
+                whole(f64::from(per_second))
+            );
+            if let Some(wanted) = p50 {
+                let p50 = median(rounds.iter().map(|round| round.from_insert.p50));
+                self.at_most(&format!("{what}: p50, ms"), wanted, p50, two_places);
+            }
+            let measured = median(rounds.iter().map(|round| round.from_insert.p99));
+            self.at_most(&format!("{what}: p99, ms"), p99, measured, two_places);
+        }
         let idle = latency.map_or(&[][..], |latency| &latency.idle);
         let idle = idle.iter().filter(|idle| idle.program == WALPOST);
         let idle = median(idle.map(|idle| idle.cpu_seconds * 10.0 / idle.seconds));
         self.at_most("idle CPU s in 10 s", 0.03, idle, two_places);
     }
 
-    fn at_most_mebibytes(&mut self, what: &str, bytes: Option<u64>) {
-        let measured = bytes.map(|bytes| bytes as f64 / MEBIBYTE);
+    /// The worst round stands beside the median.
+    fn at_most_mebibytes(&mut self, what: &str, wanted: f64, bytes: Option<Spread>) {
+        let worst = bytes.map_or(0.0, |bytes| bytes.most / MEBIBYTE);
+        let measured = bytes.map(|bytes| bytes.median / MEBIBYTE);
         let what = format!("peak RSS {what}, MiB");
-        self.at_most(&what, MOST_MEBIBYTES, measured, one_place);
+        self.at_most(&what, wanted, measured, |median| {
+            format!("{} (worst {})", one_place(median), one_place(worst))
+        });
     }
 
     fn at_least(
@@ -124,7 +195,12 @@ impl Targets {
         write: impl Fn(f64) -> String,
     ) {
         let met = measured.map(|measured| measured >= wanted);
-        self.add(what, format!("at least {wanted}"), measured.map(write), met);
+        self.add(
+            what,
+            format!("at least {}", figure(wanted)),
+            measured.map(write),
+            met,
+        );
     }
 
     fn at_most(
@@ -135,7 +211,12 @@ impl Targets {
         write: impl Fn(f64) -> String,
     ) {
         let met = measured.map(|measured| measured <= wanted);
-        self.add(what, format!("at most {wanted}"), measured.map(write), met);
+        self.add(
+            what,
+            format!("at most {}", figure(wanted)),
+            measured.map(write),
+            met,
+        );
     }
 
     fn add(&mut self, what: &str, wanted: String, measured: Option<String>, met: Option<bool>) {
@@ -147,6 +228,13 @@ impl Targets {
         let measured = measured.unwrap_or("not measured".to_owned());
         self.0
             .row([what.to_owned(), wanted, measured, met.to_owned()]);
+    }
+}
+
+fn figure(wanted: f64) -> String {
+    match wanted < 1_000.0 {
+        true => wanted.to_string(),
+        false => whole(wanted),
     }
 }
 
@@ -171,16 +259,16 @@ fn times_debezium(
     Some(walpost / figure(find(groups, DEBEZIUM, Link::Tcp)?)?)
 }
 
-fn worst_peak<'a>(drains: impl IntoIterator<Item = &'a Drain>) -> Option<u64> {
-    let peaks = drains
-        .into_iter()
-        .map(|drain| drain.measured.peak_rss_bytes);
-    peaks.max()
+/// The group of Walpost at a point of a series.
+fn at<'a, 'b>(groups: &'b [Drains<'a>], point: &str) -> Option<&'b Drains<'a>> {
+    groups
+        .iter()
+        .find(|group| group.is_walpost() && group.point() == point)
 }
 
-fn longest_transaction(drains: &[Drain]) -> Option<&Drain> {
-    drains
-        .iter()
-        .filter(|drain| drain.program == WALPOST && drain.series == growth::TRANSACTIONS)
-        .max_by_key(|drain| drain.backlog.batch)
+fn peaks<'a>(drains: impl IntoIterator<Item = &'a Drain>) -> Option<Spread> {
+    let peaks = drains
+        .into_iter()
+        .map(|drain| drain.measured.peak_rss_bytes as f64);
+    Spread::of(peaks)
 }
