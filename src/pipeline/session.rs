@@ -132,7 +132,7 @@ impl Session<'_> {
                 };
             }
             let many = core.delivery.watermark.in_flight().records > BUSY_IN_FLIGHT;
-            let busy = many || self.pace.is_fast(Instant::now());
+            let busy = many || self.pace.is_busy(Instant::now());
             if takes {
                 sink.flush(busy)?;
             }

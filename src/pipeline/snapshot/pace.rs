@@ -22,6 +22,9 @@ const FAST_BYTES: u64 = 64 << 10;
 const FAST_LARGE: u32 = 5;
 /// A span that is this long had a lull in it.
 const LULL: Duration = Duration::from_millis(4);
+/// What has been fast for so long is no burst, such as the backlog of a moment in which the disk or the scheduler was slow.
+/// Records of a burst shall not wait for company: they are late already.
+const BURST: Duration = Duration::from_millis(10);
 /// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
 /// anybody notices.
 const PAUSE: Duration = Duration::from_micros(300);
@@ -33,6 +36,8 @@ pub(crate) struct Pace {
     frames: u32,
     bytes: u64,
     fast: bool,
+    /// When what is fast now began to be.
+    fast_since: Instant,
 }
 
 impl Pace {
@@ -43,6 +48,7 @@ impl Pace {
             frames: 0,
             bytes: 0,
             fast: false,
+            fast_since: now,
         }
     }
 
@@ -56,9 +62,11 @@ impl Pace {
         self.bytes += bytes;
     }
 
-    /// Frames come fast. What was fast before a lull says nothing about now.
-    pub(crate) fn is_fast(&self, now: Instant) -> bool {
-        self.fast && now.duration_since(self.span_began) < LULL
+    /// Frames have come fast for a while, and more will. What was fast before a lull says nothing about now.
+    pub(crate) fn is_busy(&self, now: Instant) -> bool {
+        self.fast
+            && now.duration_since(self.span_began) < LULL
+            && now.duration_since(self.fast_since) >= BURST
     }
 
     /// How long to wait before the next read, if at all.
@@ -67,7 +75,10 @@ impl Pace {
         if elapsed >= SPAN {
             let is_much =
                 self.frames >= FAST || self.frames >= FAST_LARGE && self.bytes >= FAST_BYTES;
-            self.fast = is_much && elapsed < LULL;
+            let was_fast = std::mem::replace(&mut self.fast, is_much && elapsed < LULL);
+            if !was_fast {
+                self.fast_since = self.span_began;
+            }
             self.span_began = now;
             (self.frames, self.bytes) = (0, 0);
         }
@@ -90,16 +101,42 @@ mod tests {
         (1..=100).filter(read).count()
     }
 
-    #[test]
-    fn a_lull_ends_a_fast_time() {
+    /// One that has had `spans` of fast frames, and when the last of them ended.
+    fn fast(spans: u32) -> (Pace, Instant) {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        (0..FAST).for_each(|_| pace.frame());
-        assert!(pace.pause(start + SPAN).is_some());
-        assert!(pace.is_fast(start + SPAN * 2));
+        for span in 1..=spans {
+            (0..FAST).for_each(|_| pace.frame());
+            assert!(pace.pause(start + SPAN * span).is_some());
+        }
+        (pace, start + SPAN * spans)
+    }
+
+    #[test]
+    fn a_lull_ends_a_busy_time() {
+        let (mut pace, now) = fast(10);
+        assert!(pace.is_busy(now + SPAN));
         // The next frame comes long after.
         pace.frame();
-        assert!(!pace.is_fast(start + SPAN * 1000));
+        assert!(!pace.is_busy(now + SPAN * 1000));
+        // Nor is it busy at once with the next ones that are fast.
+        assert!(pace.pause(now + SPAN * 1000).is_none());
+        (0..FAST).for_each(|_| pace.frame());
+        assert!(pace.pause(now + SPAN * 1001).is_some());
+        assert!(!pace.is_busy(now + SPAN * 1001));
+    }
+
+    #[test]
+    fn a_burst_is_no_busy_time() {
+        let moment = Duration::from_nanos(1);
+        let (pace, now) = fast(1);
+        assert!(!pace.is_busy(now));
+        let (pace, now) = fast(10);
+        assert_eq!(SPAN * 10, BURST);
+        assert!(!pace.is_busy(now - moment));
+        assert!(pace.is_busy(now));
+        let (pace, now) = fast(9);
+        assert!(!pace.is_busy(now));
     }
 
     #[test]
@@ -145,11 +182,8 @@ mod tests {
         let moment = Duration::from_nanos(1);
         assert!(is_fast(LULL - moment));
         assert!(!is_fast(LULL));
-        let start = Instant::now();
-        let mut pace = Pace::new(start);
-        (0..FAST).for_each(|_| pace.frame());
-        assert!(pace.pause(start + SPAN).is_some());
-        assert!(pace.is_fast(start + SPAN + LULL - moment));
-        assert!(!pace.is_fast(start + SPAN + LULL));
+        let (pace, now) = fast(10);
+        assert!(pace.is_busy(now + LULL - moment));
+        assert!(!pace.is_busy(now + LULL));
     }
 }
