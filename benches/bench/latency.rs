@@ -56,11 +56,11 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
     let walpost = args.walpost(Link::Unix);
     let mut programs = vec![walpost.clone(), walpost.exactly_once()];
     programs.extend(args.peers());
-    let mut latency = Latency {
-        floor: Vec::new(),
-        idle: Vec::new(),
-        steady: Vec::new(),
-    };
+    eprintln!("  not counted:");
+    for program in &programs {
+        run(bed, program, 0, times, &mut Latency::default());
+    }
+    let mut latency = Latency::default();
     for round in 0..args.rounds() {
         let topic = Topic::new(bed, &TopicSettings::default());
         let mut floor = receiver::floor(bed, &topic, RATES[0], times);

@@ -46,15 +46,12 @@ fn main() {
     if !args.renders_only() {
         measure(&args, &mut results);
     }
-    if args.write {
-        results.save();
-    }
     if args.write || args.renders_only() {
         report::write(&results);
     }
 }
 
-/// Measures the parts that were asked for, and prints each as it is done.
+/// Measures the parts that were asked for, and prints and keeps each as it is done.
 fn measure(args: &Args, results: &mut Results) {
     let bed = Bed::new(args);
     for word in args.parts() {
@@ -82,6 +79,9 @@ fn measure(args: &Args, results: &mut Results) {
                 results.database = Some(Part::new(&bed, began, data));
             }
             Word::All | Word::Render => unreachable!("not a part"),
+        }
+        if args.write {
+            results.save();
         }
         println!("{}", report::part(results, word));
     }

@@ -98,7 +98,7 @@ pub(crate) struct Outage {
 }
 
 /// The part `latency`.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
     /// From a producer to the consumer, without database and connector.
     pub(crate) floor: Vec<Percentiles>,

@@ -233,6 +233,8 @@ const METHOD: &str = "
   a topic of its own. So all read the same log from the same place.
 - The end offsets of the topic are read every 10 ms. The rate leaves out what was there at the first look that found
   something. The limit is counted in bytes written, in the same way.
+- Before latency is counted, each program has been through all of it once: what many small requests take, the broker's JVM
+  has not compiled for a drain.
 - CPU is user and system time from /proc, in steps of 10 ms: of the program with its children, of the walsender, of the
   broker. Peak RSS is VmHWM.
 - After a drain Walpost is stopped, and the records are counted again: one too many or too few ends the benchmark.
