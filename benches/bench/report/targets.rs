@@ -74,7 +74,7 @@ impl Targets {
         let outboxes = groups(grown, growth::OUTBOX);
         let messages = mid(at(&outboxes, Kind::Messages.name()).and_then(Drains::rate));
         self.at_least(
-            "drain of an outbox in the log alone, rows/s",
+            "drain of an outbox of messages, rows/s",
             300_000.0,
             messages,
             rough,
