@@ -171,7 +171,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
             .zip(waiting_seconds(pid))
             .expect("a running broker")
     };
-    let (broker_cpu, broker_waiting) = broker();
+    let broker_before = broker();
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
@@ -187,19 +187,16 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     }
     walsender.sample();
     let pid = running.process_id();
-    let (broker_cpu, broker_waiting) = {
-        let (cpu, waiting) = broker();
-        (cpu - broker_cpu, waiting - broker_waiting)
-    };
+    let broker_after = broker();
     let cpu = ByProcess {
         program: family_cpu_seconds(pid),
         walsender: walsender.cpu_seconds(),
-        broker: broker_cpu,
+        broker: broker_after.0 - broker_before.0,
     };
     let waiting = ByProcess {
         program: family_waiting_seconds(pid),
         walsender: walsender.waiting_seconds(),
-        broker: broker_waiting,
+        broker: broker_after.1 - broker_before.1,
     };
     let peak_rss_bytes = family_peak_bytes(pid);
     running.stop();

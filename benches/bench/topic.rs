@@ -4,10 +4,10 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::Consumer;
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::KafkaError;
 use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
@@ -50,48 +50,29 @@ impl<'a> Topic<'a> {
     pub(crate) fn new(bed: &'a Bed, settings: &TopicSettings) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench.{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let topic = match settings.topics {
-            1 => Self {
-                bed,
-                names: vec![name.clone()],
-                name,
-                partitions: settings.partitions,
-            },
-            topics => Self {
-                bed,
-                names: (0..topics)
-                    .map(|number| format!("{name}.{}", aggregate_type(number, topics)))
-                    .collect(),
-                name: format!("{name}.{{aggregatetype}}"),
-                partitions: settings.partitions,
-            },
+        let (name, names) = match settings.topics {
+            1 => (name.clone(), vec![name]),
+            topics => {
+                let of = |number| format!("{name}.{}", aggregate_type(number, topics));
+                let names = (0..topics).map(of).collect();
+                (format!("{name}.{{aggregatetype}}"), names)
+            }
         };
-        topic.create();
+        let topic = Self {
+            bed,
+            name,
+            names,
+            partitions: settings.partitions,
+        };
+        bed.broker
+            .create_topics(&topic.names(), topic.partitions, &[]);
         // Right after a topic was made, a broker may not know yet that it leads.
         wait_for("the end offsets of a new topic", || topic.try_records());
         topic
     }
 
-    fn create(&self) {
-        let topics: Vec<_> = self
-            .names
-            .iter()
-            .map(|name| NewTopic::new(name, self.partitions, TopicReplication::Fixed(1)))
-            .collect();
-        let made =
-            self.with_admin(async |admin| admin.create_topics(&topics, &AdminOptions::new()).await);
-        for topic in made {
-            topic.unwrap();
-        }
-    }
-
-    fn with_admin<T>(
-        &self,
-        work: impl AsyncFnOnce(&AdminClient<DefaultClientContext>) -> KafkaResult<T>,
-    ) -> T {
-        let admin = self.bed.broker.client().create().unwrap();
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(work(&admin)).unwrap()
+    fn names(&self) -> Vec<&str> {
+        self.names.iter().map(String::as_str).collect()
     }
 
     /// Records in it by now. The broker is asked once, for all partitions.
@@ -160,10 +141,10 @@ impl Drop for Topic<'_> {
         if std::thread::panicking() {
             return;
         }
-        let names: Vec<_> = self.names.iter().map(String::as_str).collect();
-        let deleted =
-            self.with_admin(async |admin| admin.delete_topics(&names, &AdminOptions::new()).await);
-        for topic in deleted {
+        let admin: AdminClient<DefaultClientContext> = self.bed.broker.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let deleted = runtime.block_on(admin.delete_topics(&self.names(), &AdminOptions::new()));
+        for topic in deleted.unwrap() {
             topic.unwrap();
         }
     }

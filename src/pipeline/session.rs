@@ -51,7 +51,7 @@ const BUSY_IN_FLIGHT: u64 = 100;
 const UNRECORDED: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
 /// this much is kept meanwhile.
-const READ_AHEAD: usize = 3 << 19;
+const READ_AHEAD: usize = 1536 << 10;
 
 /// While rows come fast, so large a part of the window is read beside this thread, ...
 const BESIDE_PART: u64 = 8;

@@ -146,7 +146,8 @@ fn growth(page: &mut Page, results: &Results) {
     page.add(
         "One thing at a time is made larger, over the unix-domain socket. What is not said is as in the drain above. \
          The payloads\nof given size are text that does not compress. *Log* is what writing the rows put into the \
-         write-ahead log.",
+         write-ahead log. Where \
+         topics are many, each has one partition.",
     );
     for (series, title, what) in SERIES {
         page.add(format!("### {title}"));
@@ -231,7 +232,7 @@ const METHOD: &str = "
 - Rounds are interleaved, and each begins with another program, so that a machine that slows down does so for all.
 - A backlog is written once, in front of a slot that never moves; each drain reads it through a copy of that slot, into
   a topic of its own. So all read the same log from the same place.
-- The end offsets of the topic are read every 10 ms. The rate leaves out what was there at the first look that found
+- The end offsets of the topic are read every 10 ms, of many topics every 100 ms. The rate leaves out what was there at the first look that found
   something. The limit is counted in bytes written, in the same way.
 - Before latency is counted, each program has been through all of it once: what many small requests take, the broker's JVM
   has not compiled for a drain.

@@ -25,37 +25,52 @@ fn again_soon() -> AdminOptions {
 impl Broker {
     /// `settings` are topic configurations.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        self.create_topics(&[name], partitions, settings);
+    }
+
+    /// All at once, each with so many partitions.
+    pub(crate) fn create_topics(&self, names: &[&str], partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
-        let mut topic = NewTopic::new(name, partitions, self.replication());
-        for (key, value) in settings {
-            topic = topic.set(key, value);
-        }
+        let topics: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let topic = NewTopic::new(name, partitions, self.replication());
+                let settings = settings.iter();
+                settings.fold(topic, |topic, (key, value)| topic.set(key, value))
+            })
+            .collect();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = again_soon();
         let made = wait_for("the broker to make a topic", || {
-            let made = runtime.block_on(admin.create_topics([&topic], &options));
+            let made = runtime.block_on(admin.create_topics(&topics, &options));
             // The controller fences a broker whose heartbeats are late, as on a busy machine.
             made.ok().filter(|made| {
                 let too_few = RDKafkaErrorCode::InvalidReplicationFactor;
-                !matches!(&made[0], Err((_, code)) if *code == too_few)
+                !made
+                    .iter()
+                    .any(|made| matches!(made, Err((_, code)) if *code == too_few))
             })
         });
-        match &made[0] {
-            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
-            Err((name, code)) => panic!("could not create the topic {name}: {code}"),
+        for made in made {
+            match made {
+                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Err((name, code)) => panic!("could not create the topic {name}: {code}"),
+            }
         }
         let client: BaseConsumer = self.client().create().unwrap();
-        wait_for("the topic to have leaders", || {
-            let metadata = client
-                .fetch_metadata(Some(name), Duration::from_secs(5))
-                .ok()?;
-            let found = metadata.topics()[0].partitions();
-            let ready = found.len() == usize::try_from(partitions).unwrap()
-                && found
-                    .iter()
-                    .all(|partition| partition.error().is_none() && partition.leader() >= 0);
-            ready.then_some(())
-        });
+        for name in names {
+            wait_for("the topic to have leaders", || {
+                let metadata = client
+                    .fetch_metadata(Some(name), Duration::from_secs(5))
+                    .ok()?;
+                let found = metadata.topics()[0].partitions();
+                let ready = found.len() == usize::try_from(partitions).unwrap()
+                    && found
+                        .iter()
+                        .all(|partition| partition.error().is_none() && partition.leader() >= 0);
+                ready.then_some(())
+            });
+        }
     }
 
     /// On every node.
