@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tokio::sync::Notify;
 
@@ -144,17 +144,10 @@ impl Watermark {
     /// As [`Watermark::new`]; what is delivered is written down in `stats`.
     #[must_use]
     pub fn observed(window: Window, resume: Lsn, stats: Arc<PipelineStats>) -> Self {
-        let counters = (0..TRANSACTIONS_MAX)
-            .map(|_| AtomicU64::new(OPEN))
-            .collect();
-        let times = (0..TRANSACTIONS_MAX)
-            .map(|_| SharedTimes::default())
-            .collect();
         stats.allowed(window);
         Self {
             deliveries: Arc::new(Deliveries {
-                counters,
-                times,
+                slots: Slots::default(),
                 stats,
                 records: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
@@ -341,13 +334,18 @@ impl Watermark {
     /// The watermark is beyond what was received: a defect that must not reach PostgreSQL.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
-            if self.deliveries.counters[self.head].load(Ordering::Acquire) != 0 {
+            let counter = self.deliveries.slots.counter(self.head);
+            if counter.load(Ordering::Acquire) != 0 {
                 break;
             }
-            self.deliveries.counters[self.head].store(OPEN, Ordering::Relaxed);
+            counter.store(OPEN, Ordering::Relaxed);
             self.head = (self.head + 1) % TRANSACTIONS_MAX;
             self.ends.pop_front();
             self.confirmed = self.confirmed.max(Confirmed(end));
+        }
+        if self.ends.is_empty() && self.open.is_none() {
+            // No record has a slot: who is quiet stays in the first segment.
+            self.head = 0;
         }
         assert!(
             self.confirmed.0 <= self.received,
@@ -400,7 +398,9 @@ impl Watermark {
     pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
         let oldest = match (self.uncovered.front(), &self.open) {
             (Some((_, times)), _) => times.committed,
-            (None, _) if !self.ends.is_empty() => self.deliveries.times[self.head].load().committed,
+            (None, _) if !self.ends.is_empty() => {
+                self.deliveries.slots.times(self.head).load().committed
+            }
             (None, Some(open)) if open.records > 0 => self.begun_micros,
             (None, _) => 0,
         };
@@ -519,10 +519,11 @@ impl Watermark {
             times.read = 0;
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
-        self.deliveries.times[slot].store(times);
+        self.deliveries.slots.times(slot).store(times);
         // OPEN - delivered + records - OPEN: what is still in flight.
         let sealed = OPEN - records;
-        let before = self.deliveries.counters[slot].fetch_sub(sealed, Ordering::AcqRel);
+        let counter = self.deliveries.slots.counter(slot);
+        let before = counter.fetch_sub(sealed, Ordering::AcqRel);
         if before == sealed {
             Settled::of(&self.deliveries.stats).add(|| times);
         }
@@ -539,9 +540,7 @@ impl Watermark {
 
 /// The sink's side: called from its threads.
 pub struct Deliveries {
-    counters: Box<[AtomicU64]>,
-    /// Of the transactions that have the counters.
-    times: Box<[SharedTimes]>,
+    slots: Slots,
     stats: Arc<PipelineStats>,
     records: AtomicU64,
     bytes: AtomicU64,
@@ -594,9 +593,12 @@ impl Deliveries {
 
     fn count(&self, of: Option<Transaction>, settled: &mut Settled<'_>) {
         if let Some(Transaction { slot, records }) = of {
-            let before = self.counters[slot].fetch_sub(records, Ordering::AcqRel);
+            let before = self
+                .slots
+                .counter(slot)
+                .fetch_sub(records, Ordering::AcqRel);
             if before == records {
-                settled.add(|| self.times[slot].load());
+                settled.add(|| self.slots.times(slot).load());
             }
         }
     }
@@ -651,6 +653,35 @@ impl Deliveries {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+/// The counters and times of transactions. A segment is there from the first use of one of its slots on, so that a pipeline
+/// that never has many transactions in flight does not pay for [`TRANSACTIONS_MAX`] of them.
+#[derive(Default)]
+struct Slots([OnceLock<Segment>; TRANSACTIONS_MAX / SEGMENT]);
+
+const SEGMENT: usize = 1 << 11;
+
+struct Segment {
+    counters: Box<[AtomicU64]>,
+    times: Box<[SharedTimes]>,
+}
+
+impl Slots {
+    fn counter(&self, slot: usize) -> &AtomicU64 {
+        &self.segment(slot).counters[slot % SEGMENT]
+    }
+
+    fn times(&self, slot: usize) -> &SharedTimes {
+        &self.segment(slot).times[slot % SEGMENT]
+    }
+
+    fn segment(&self, slot: usize) -> &Segment {
+        self.0[slot / SEGMENT].get_or_init(|| Segment {
+            counters: (0..SEGMENT).map(|_| AtomicU64::new(OPEN)).collect(),
+            times: (0..SEGMENT).map(|_| SharedTimes::default()).collect(),
+        })
     }
 }
 

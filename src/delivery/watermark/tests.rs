@@ -330,6 +330,50 @@ fn transactions_in_flight_are_bounded() {
     assert!(watermark.reserve(1).expect("open").is_some());
 }
 
+/// Segments that were used.
+fn segments(watermark: &Watermark) -> usize {
+    let segments = &watermark.deliveries.slots.0;
+    segments.iter().filter(|one| one.get().is_some()).count()
+}
+
+#[test]
+fn memory_is_taken_for_the_transactions_in_flight_and_not_for_those_that_may_be() {
+    let mut watermark = Watermark::new(WINDOW, Lsn(100));
+    assert_eq!(segments(&watermark), 0);
+    let several = u64::try_from(3 * SEGMENT).expect("a small number");
+    for commit in 1..several {
+        let tags = transaction(&mut watermark, commit * 200, 1);
+        deliver(&watermark, &tags);
+        assert_eq!(watermark.confirmed().lsn(), Lsn(commit * 200 + 10));
+    }
+    assert_eq!(segments(&watermark), 1);
+    // With one in flight all the time, slots are used in turn.
+    let mut before = transaction(&mut watermark, several * 200, 1);
+    for commit in several + 1..2 * several {
+        let tags = transaction(&mut watermark, commit * 200, 1);
+        deliver(&watermark, &before);
+        assert_eq!(watermark.confirmed().lsn(), Lsn((commit - 1) * 200 + 10));
+        before = tags;
+    }
+    assert_eq!(segments(&watermark), 3);
+}
+
+#[test]
+fn a_transaction_that_is_open_keeps_its_slot_when_all_others_are_durable() {
+    let mut watermark = watermark();
+    let first = transaction(&mut watermark, 200, 1);
+    watermark.begin(Lsn(300)).expect("begins");
+    let tag = watermark.reserve(7).expect("open").expect("room");
+    deliver(&watermark, &first);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+    let last = watermark.reserve(7).expect("open").expect("room");
+    watermark.commit(Lsn(300), Lsn(310)).expect("ends");
+    deliver(&watermark, &[tag]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(210));
+    deliver(&watermark, &[last]);
+    assert_eq!(watermark.confirmed().lsn(), Lsn(310));
+}
+
 #[test]
 fn the_window_that_is_allowed_last_counts() {
     let mut watermark = watermark();
