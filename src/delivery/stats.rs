@@ -3,6 +3,8 @@
 //! Nothing is written for each row. The session writes totals after each read and at its timer, the
 //! sink's threads after each batch of deliveries, and what happens seldom stands behind a lock.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -89,7 +91,14 @@ pub struct PipelineStats {
     /// When the last checkpoint was committed, in microseconds since 1970.
     checkpointed_micros: AtomicU64,
     lifecycle: Mutex<Lifecycle>,
+    /// Rows that have come of each table, of an outbox of several.
+    tables: Mutex<BTreeMap<String, u64>>,
 }
+
+/// So many tables are counted apart: tenants come and go for as long as the process runs.
+const TABLES_MAX: usize = 10_000;
+/// What those beyond it are called together. A table has a schema before its name.
+const OTHER_TABLES: &str = "others";
 
 /// Written by the session's thread alone, so apart from what other threads write.
 #[derive(Debug, Default)]
@@ -207,6 +216,7 @@ impl PipelineStats {
                 since_micros: now,
                 ..Lifecycle::default()
             }),
+            tables: Mutex::default(),
         }
     }
 
@@ -435,6 +445,28 @@ impl PipelineStats {
         load(&self.snapshot_rows)
     }
 
+    /// So many more rows have come of these tables. Called seldom, with many.
+    pub fn rows_of_tables(&self, more: impl IntoIterator<Item = (impl Display, u64)>) {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        for (table, rows) in more {
+            let name = table.to_string();
+            let is_counted = tables.len() < TABLES_MAX || tables.contains_key(&name);
+            let name = if is_counted {
+                name
+            } else {
+                OTHER_TABLES.to_owned()
+            };
+            *tables.entry(name).or_default() += rows;
+        }
+    }
+
+    /// Rows that have come of each table, of an outbox of several; `others` are those beyond the first 10,000 tables.
+    #[must_use]
+    pub fn tables(&self) -> BTreeMap<String, u64> {
+        let tables = self.tables.lock();
+        tables.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// There are so many dead letters by now. Called by one thread.
     pub fn dead_letters_are(&self, counts: DeadLetterCounts) {
         store(&self.oversize_dead_letters, counts.oversize);
@@ -477,5 +509,24 @@ impl PipelineStats {
             kafka_down: lifecycle.kafka_down.clone(),
             snapshot: lifecycle.snapshot,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_beyond_the_most_that_are_counted_are_counted_together() {
+        let stats = PipelineStats::default();
+        stats.rows_of_tables((0..TABLES_MAX).map(|n| (format!("tenant_{n}.outbox"), 1)));
+        stats.rows_of_tables([
+            ("late.outbox", 2),
+            ("later.outbox", 3),
+            ("tenant_7.outbox", 4),
+        ]);
+        let tables = stats.tables();
+        assert_eq!(tables.len(), TABLES_MAX + 1);
+        assert_eq!((tables[OTHER_TABLES], tables["tenant_7.outbox"]), (5, 5));
     }
 }

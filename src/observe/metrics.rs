@@ -1,5 +1,7 @@
 //! A [`Status`] as Prometheus' text format. A metric is one row of [`METRICS`].
 
+use std::cmp::Reverse;
+
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily};
 use prometheus::{TEXT_FORMAT, TextEncoder};
 
@@ -16,6 +18,9 @@ pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 
 /// `wal_status` of a slot, PostgreSQL 18, "53.20. `pg_replication_slots`".
 const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
+
+/// Of so many tables there are metrics. There may be thousands of tables, each of which would be a series for ever.
+const TABLES: usize = 10;
 
 /// A metric. Each but those of the process has the label `pipeline`.
 pub struct Definition {
@@ -316,6 +321,17 @@ pub const METRICS: &[Definition] = &[
         }),
     ),
     metric(
+        "walpost_table_rows_total",
+        "Rows that have come of a table, where the outbox is several: of the ten with most; /status has all.",
+        Source::Counters("table", |of| {
+            let mut tables: Vec<_> = of.tables.iter().collect();
+            tables.sort_by_key(|(_, rows)| Reverse(**rows));
+            let most = tables.into_iter().take(TABLES);
+            most.map(|(table, rows)| (table.clone(), exact(*rows)))
+                .collect()
+        }),
+    ),
+    metric(
         "walpost_reconnects_total",
         "Attempts to reconnect after an error.",
         Source::Counter(|of| count(of.reconnects)),
@@ -508,6 +524,18 @@ mod tests {
         }
         // Nobody has asked the database.
         assert!(!text.contains("walpost_lag_bytes"), "{text}");
+    }
+
+    #[test]
+    fn of_many_tables_those_with_most_rows_are_in_the_text() {
+        let stats = stats();
+        stats.rows_of_tables((1..=12).map(|n| (format!("tenant_{n}.outbox"), n)));
+        stats.rows_of_tables([("tenant_2.outbox", 100)]);
+        let text = text(&Registry::new([Arc::new(stats)]).status()).expect("text");
+        let of = |n: u64| format!("table=\"tenant_{n}.outbox\"}} ");
+        let shown: Vec<_> = (1..=12).filter(|n| text.contains(&of(*n))).collect();
+        assert_eq!(shown, [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert!(text.contains(&format!("{}102\n", of(2))), "{text}");
     }
 
     #[test]

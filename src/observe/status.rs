@@ -82,6 +82,10 @@ pub struct PipelineStatus {
     pub partitions: Option<u64>,
     /// How long those last, if they are ranges of a time.
     pub partitions_end: Option<Partitions>,
+    /// Rows that have come of each table since the start, where the outbox is several; of those from before a table was added,
+    /// none. What comes again counts again.
+    #[serde(default)]
+    pub tables: BTreeMap<String, u64>,
     /// Kafka, as the producer sees it.
     pub kafka: Kafka,
     /// When the last checkpoint was committed, with exactly-once.
@@ -338,6 +342,7 @@ impl PipelineStatus {
                     ahead: end.ahead,
                     has_default: end.has_default,
                 }),
+            tables: stats.tables(),
             kafka: Kafka {
                 unreachable: lifecycle.kafka_down.clone(),
                 queued_events: statistics.map(|statistics| statistics.queued_records),

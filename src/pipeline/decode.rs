@@ -168,6 +168,7 @@ impl Core {
 
     /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
     pub fn reconnected(&mut self, resume: Lsn) {
+        self.tell_rows();
         if let Source::Table(source) = &mut self.source {
             source.reconnected();
         }
@@ -358,8 +359,12 @@ impl Core {
                 match is_copied {
                     true => Step::Done,
                     false => {
-                        let (mapping, row) = source.row(at, relation, tuple, &self.others)?;
-                        self.delivery.event(at, mapping, &row, sink)?
+                        let (table, row) = source.row(at, relation, tuple, &self.others)?;
+                        let step = self.delivery.event(at, table.mapping(), &row, sink)?;
+                        if step == Step::Done {
+                            table.count();
+                        }
+                        step
                     }
                 }
             }
@@ -441,7 +446,16 @@ impl Core {
         Ok(Step::Done)
     }
 
+    /// Tells how many rows have come of each table since the last call, of an outbox of several.
+    pub(crate) fn tell_rows(&self) {
+        if let Source::Table(source) = &self.source {
+            source.tell_rows(self.delivery.watermark.stats());
+        }
+    }
+
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
+        // The table may go, or have another name from now on.
+        self.tell_rows();
         let is_outbox = match &mut self.source {
             Source::Table(source) => {
                 if source.lacks_facts(relation) {

@@ -45,6 +45,8 @@ pub(super) mod state;
 
 /// How often the database is asked how the slot is, for monitoring.
 pub(super) const VITALS: Duration = Duration::from_secs(5);
+/// How often it is told how many rows have come of each table, for monitoring.
+const TABLES: Duration = Duration::from_secs(1);
 /// With more records in flight than this, others have company anyway: times are busy.
 const BUSY_IN_FLIGHT: u64 = 100;
 /// So long the connection that confirmed LSNs are written down with may be away.
@@ -69,6 +71,8 @@ pub(super) struct Session<'s> {
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
+    /// When it is told how many rows have come of each table.
+    tables_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
     /// Rows that come before the stream, until they are durable.
@@ -167,6 +171,10 @@ impl Session<'_> {
                 has_more || self.is_committing() || core.delivery.watermark.in_flight().records > 0;
             let stats = core.delivery.watermark.stats();
             stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
+            if self.tables_due <= now {
+                self.tables_due = now + TABLES;
+                core.tell_rows();
+            }
             let received = self.connection.take_received();
             stats.received_bytes(received);
             self.pace.received(received);

@@ -37,10 +37,10 @@ impl Core {
                     relation,
                     tuple,
                 } => {
-                    let Ok((mapping, row)) = source.row(at, relation, tuple, &self.others) else {
+                    let Ok((table, row)) = source.row(at, relation, tuple, &self.others) else {
                         break;
                     };
-                    topics.note(mapping, &row);
+                    topics.note(table.mapping(), &row);
                 }
                 Meaning::Published {
                     source, content, ..

@@ -166,8 +166,8 @@ impl Preview {
                 relation,
                 tuple,
             } => match source.row(at, relation, tuple, &self.others) {
-                Ok((mapping, row)) => {
-                    let (row, fate) = fate(&mut self.router, mapping, &row, at);
+                Ok((table, row)) => {
+                    let (row, fate) = fate(&mut self.router, table.mapping(), &row, at);
                     self.counted(row, fate);
                 }
                 Err(CoreError::ForeignTable { .. }) => self.passed_over(),

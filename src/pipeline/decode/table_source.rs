@@ -1,8 +1,10 @@
 //! Events that are rows of a table, or of several.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
+use crate::delivery::stats::PipelineStats;
 use crate::model::lsn::Position;
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::outbox::connect::ColumnFacts;
@@ -32,11 +34,26 @@ pub(crate) struct TableSource {
 }
 
 /// An outbox table, as the stream has described it.
-struct Table {
+pub(super) struct Table {
     name: TableName,
     mapping: Mapping,
     /// Where the columns of the copied rows' key are, and what they are.
     key: Option<Vec<(usize, KeyType)>>,
+    /// Rows that have come since this was told; written by one thread.
+    rows: AtomicU64,
+}
+
+impl Table {
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// One more row is done with.
+    #[inline]
+    pub(super) fn count(&self) {
+        let rows = self.rows.load(Ordering::Relaxed);
+        self.rows.store(rows + 1, Ordering::Relaxed);
+    }
 }
 
 impl TableSource {
@@ -199,6 +216,7 @@ impl TableSource {
             name,
             mapping,
             key: key.map(column).collect(),
+            rows: AtomicU64::new(0),
         };
         match place {
             Ok(index) => self.tables[index] = table,
@@ -244,15 +262,27 @@ impl TableSource {
         })
     }
 
-    /// The row, and what it means. `others` are the names of relations that are not the outbox.
-    pub(crate) fn row<'a>(
+    /// Tells how many rows have come of each table since the last call, where there are several.
+    pub(super) fn tell_rows(&self, stats: &PipelineStats) {
+        if !self.outbox.is_several() {
+            return;
+        }
+        let counted = self.tables.iter().filter_map(|table| {
+            let rows = table.rows.swap(0, Ordering::Relaxed);
+            (rows > 0).then_some((&table.name, rows))
+        });
+        stats.rows_of_tables(counted);
+    }
+
+    /// The row, and its table. `others` are the names of relations that are not the outbox.
+    pub(super) fn row<'a>(
         &self,
         at: Position,
         relation: u32,
         tuple: &Tuple<'a>,
         others: &HashMap<u32, String>,
-    ) -> Result<(&Mapping, Row<'a>), CoreError> {
-        let Some(Table { name, mapping, .. }) = self.table(relation) else {
+    ) -> Result<(&Table, Row<'a>), CoreError> {
+        let Some(table) = self.table(relation) else {
             return Err(match others.get(&relation) {
                 Some(name) => CoreError::ForeignTable {
                     at,
@@ -262,12 +292,12 @@ impl TableSource {
                 None => CoreError::UnknownRelation { at, oid: relation },
             });
         };
-        let row = lay_out(mapping, tuple).map_err(|found| CoreError::BadTuple {
+        let row = lay_out(&table.mapping, tuple).map_err(|found| CoreError::BadTuple {
             at,
-            table: name.clone(),
+            table: table.name.clone(),
             found,
         })?;
-        Ok((mapping, row))
+        Ok((table, row))
     }
 }
 

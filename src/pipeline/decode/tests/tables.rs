@@ -43,6 +43,13 @@ fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
     out
 }
 
+/// What monitoring says of each table.
+fn told(scene: &Scene) -> Vec<(String, u64)> {
+    scene.core.tell_rows();
+    let stats = scene.core.delivery.watermark.stats();
+    stats.tables().into_iter().collect()
+}
+
 fn row(oid: u32, values: &[&str]) -> Vec<u8> {
     [&b"I"[..], &oid.to_be_bytes(), &tuple(b'N', values)].concat()
 }
@@ -79,6 +86,14 @@ fn each_table_has_columns_of_its_own_and_all_share_one_count() {
             "tenant_a.outbox.order key d 00000000/00000200:0000000003",
         ]
     );
+    let of = |table: &str, rows| (table.to_owned(), rows);
+    let each = [
+        of("public.outbox", 1),
+        of("tenant_a.outbox", 2),
+        of("tenant_b.outbox", 1),
+    ];
+    assert_eq!(told(&scene), each);
+    assert_eq!(told(&scene), each, "each row once");
 }
 
 #[test]
@@ -90,6 +105,11 @@ fn a_table_that_is_renamed_is_none_of_them_any_more_and_one_may_become_one() {
     scene.done(&described(4, "tenant_c", "outbox", &COLUMNS));
     scene.done(&row(4, &["2", "order", "key", "b"]));
     scene.done(&described(3, "tenant_a", "old", &COLUMNS));
+    let of = |table: &str, rows| (table.to_owned(), rows);
+    assert_eq!(
+        told(&scene),
+        [of("tenant_a.outbox", 1), of("tenant_c.outbox", 1)]
+    );
     let error = scene.send(&row(3, &["3", "order", "key", "c"]));
     let text = error.expect_err("stops").to_string();
     for word in ["tenant_a.old", "tenant_*.outbox, public.outbox"] {

@@ -90,6 +90,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             reported: None,
             reported_at: now,
             status_due: now,
+            tables_due: now,
             stopping_since: None,
             pace: Pace::new(now),
             copying,
