@@ -19,6 +19,7 @@ for_each_scene! {
     transaction_with_many_savepoints_is_delivered_whole
     transaction_that_is_open_for_long_holds_up_nobody
     adjacent_transactions_with_a_death_between_are_all_delivered
+    backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole
 }
 
 /// A statement that writes an event.
@@ -197,6 +198,30 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
     let resends = scene.resends(deaths.len());
     let summary = scene.settle(walpost, &deaths, resends);
     assert_eq!(summary.committed, 5 * EACH);
+}
+
+/// There the connection takes little at a time, and is read when it is full: also when a row is larger than all that it takes.
+fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene) {
+    let aggregate = scene.aggregate(3);
+    let write = |count, bytes: usize| {
+        let payload = format!("jsonb_build_object('n', n, 'text', repeat('x', {bytes}))");
+        scene
+            .db
+            .run(&scene.events().many(&aggregate, count, &payload));
+    };
+    write(20_000, 10);
+    (0..500).for_each(|_| write(5, 300));
+    write(200, 10_000);
+    write(20, 400_000);
+    write(20_000, 10);
+    let over_tcp = scene.server.tcp_conninfo(&scene.name);
+    let walpost = scene.at(&over_tcp).run().start_streaming();
+    scene.wait_until_confirmed();
+    // And while it goes on, with single ones that come slowly again.
+    (0..20).for_each(|_| write(1, 10));
+    let summary = scene.settle(walpost, &[], Resends::Never);
+    assert_eq!(summary.committed, 20_000 + 2_500 + 200 + 20 + 20_000 + 20);
+    assert_eq!(summary.repeated, 0);
 }
 
 #[test]

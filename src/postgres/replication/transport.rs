@@ -37,6 +37,14 @@ impl Transport {
         }
     }
 
+    /// See [`Socket::narrow_within_host`].
+    pub(super) fn narrow_within_host(&self, bytes: usize) -> bool {
+        match self {
+            Self::Whole(socket) => socket.narrow_within_host(bytes),
+            Self::Written(_) => false,
+        }
+    }
+
     /// Leaves reading to whoever has another handle.
     ///
     /// # Errors

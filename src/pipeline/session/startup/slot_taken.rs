@@ -80,6 +80,10 @@ impl<C: CatalogQueries> SlotTaken<C> {
             self.link.walsender,
             writer,
         ));
+        let mut pace = Pace::new(now);
+        if self.link.connection.narrow() {
+            pace.narrow();
+        }
         Ok(Session {
             settings,
             connection: self.link.connection,
@@ -92,7 +96,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             status_due: now,
             tables_due: now,
             stopping_since: None,
-            pace: Pace::new(now),
+            pace,
             copying,
         })
     }

@@ -1,7 +1,7 @@
 //! The transport under a session: unix-domain socket, TCP, or TLS over TCP.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -53,6 +53,20 @@ impl Socket {
         }
     }
 
+    /// Gives a TCP connection within this host a receive buffer of so many bytes; says whether it is one. Between hosts a
+    /// window that small would bound the rate by the round trip.
+    pub(in crate::postgres) fn narrow_within_host(&self, bytes: usize) -> bool {
+        let Socket::Tcp(stream) = self else {
+            return false;
+        };
+        let addresses = (stream.local_addr(), stream.peer_addr());
+        let (Ok(local), Ok(peer)) = addresses else {
+            return false;
+        };
+        is_within_host(local.ip(), peer.ip())
+            && SockRef::from(stream).set_recv_buffer_size(bytes).is_ok()
+    }
+
     /// Another handle to a unix-domain socket, which does not block either; nothing of others.
     ///
     /// # Errors
@@ -71,6 +85,11 @@ impl Socket {
     pub(in crate::postgres) fn of_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
         Ok(Socket::Unix(UnixStream::from_std(handle.into())?))
     }
+}
+
+/// Whether a connection between these addresses leaves no host: it is a loopback address, or has one address at both ends.
+fn is_within_host(local: IpAddr, peer: IpAddr) -> bool {
+    peer.to_canonical().is_loopback() || local == peer
 }
 
 /// Where to connect to.
@@ -155,5 +174,46 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         each!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_connection_that_leaves_no_host_is_within_it() {
+        let is_within = |local: &str, peer: &str| {
+            is_within_host(
+                local.parse().expect("an address"),
+                peer.parse().expect("an address"),
+            )
+        };
+        assert!(is_within("127.0.0.1", "127.0.0.1"));
+        assert!(is_within("127.0.0.1", "127.0.0.2"));
+        assert!(is_within("::1", "::1"));
+        assert!(is_within("::ffff:127.0.0.1", "::ffff:127.0.0.1"));
+        assert!(is_within("10.1.0.7", "10.1.0.7"));
+        assert!(!is_within("10.1.0.7", "10.1.0.8"));
+        assert!(!is_within("2001:db8::1", "2001:db8::2"));
+        assert!(!is_within("172.17.0.2", "172.17.0.1"), "a container's host");
+    }
+
+    #[tokio::test]
+    async fn tcp_within_the_host_is_narrowed_and_nothing_else_is() {
+        const BYTES: usize = 96 << 10;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("an address")).await;
+        let stream = Socket::Tcp(stream.expect("connects"));
+        assert!(stream.narrow_within_host(BYTES));
+        let Socket::Tcp(stream) = stream else {
+            unreachable!("it was made so")
+        };
+        let has = SockRef::from(&stream).recv_buffer_size().expect("a size");
+        // Linux keeps as much again for its own account of what is there.
+        assert!((BYTES..=2 * BYTES).contains(&has), "{has}");
+        let (unix, _other) = UnixStream::pair().expect("a pair");
+        assert!(!Socket::Unix(unix).narrow_within_host(BYTES));
     }
 }
