@@ -12,7 +12,7 @@ use crate::config::{self, Given};
 use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::limits::compaction_warning;
-use crate::kafka::probe::{self, BrokerFinding};
+use crate::kafka::probe::{self, BrokerFinding, ProducerFinding};
 use crate::kafka::properties::{Properties, describe, unsuitable};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
@@ -119,7 +119,7 @@ struct Shared<'s> {
     /// Whoever has it may open a connection for replication. A server has few of them, and those that run need theirs.
     turn: Mutex<()>,
     /// What is known of producers, by the properties that they were made with.
-    producers: Mutex<Vec<(&'s Properties, Option<String>)>>,
+    producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 
 async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Vec<Finding> {
@@ -786,7 +786,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
 /// Says whether the brokers answer. `producers` are those whose brokers were asked before.
 async fn kafka<'s>(
     settings: &'s PipelineSettings,
-    producers: &Mutex<Vec<(&'s Properties, Option<String>)>>,
+    producers: &Mutex<Vec<(&'s Properties, ProducerFinding)>>,
     report: &mut Report<'_>,
 ) -> bool {
     let SinkSettings::Kafka {
@@ -814,17 +814,23 @@ async fn kafka<'s>(
         // Whoever has the same properties waits for the answer.
         let mut producers = producers.lock().await;
         let known = producers.iter().find(|(asked, _)| *asked == properties);
-        let refused = match known {
-            Some((_, refused)) => refused.clone(),
+        let found = match known {
+            Some((_, found)) => found.clone(),
             None => {
-                let refused = probe::no_producer(properties, credentials).await;
-                producers.push((properties, refused.clone()));
-                refused
+                let found = probe::producer(properties, credentials).await;
+                producers.push((properties, found.clone()));
+                found
             }
         };
         drop(producers);
-        if let Some(refused) = refused {
-            report.add("kafka producer", Outcome::Failure, refused);
+        match found {
+            ProducerFinding::Taken => {}
+            ProducerFinding::Refused(reason) => {
+                report.add("kafka producer", Outcome::Failure, reason);
+            }
+            ProducerFinding::Unanswered(reason) => {
+                report.add("kafka producer", Outcome::Unreachable, reason);
+            }
         }
     }
     if is_there && settings.dead_letters.are_sent() {

@@ -25,6 +25,8 @@ use crate::model::window::Window;
 use crate::sink::SinkError;
 
 const METADATA: Duration = Duration::from_secs(5);
+/// How long brokers may take to give a producer its identity.
+const IDENTITY: Duration = Duration::from_secs(5);
 /// How long a refusal may take.
 const REFUSAL: Duration = Duration::from_secs(3);
 /// So long another broker, or another address of a name, may take to answer when one has not.
@@ -115,30 +117,49 @@ pub(crate) async fn look(
     }
 }
 
-/// Why the brokers, which answer, don't take the idempotent producer that Walpost is, with what fixes it. Writes nothing. Where
-/// that is not known within seconds, nothing is said.
-pub(crate) async fn no_producer(
-    properties: &Properties,
-    credentials: &Credentials,
-) -> Option<String> {
-    let config = client_config(properties, "walpost-check");
-    let credentials = credentials.clone();
-    let asked = tokio::task::spawn_blocking(move || identity(config, &credentials));
-    asked.await.ok()?.err()
+/// Whether the brokers, which answer, take the idempotent producer that Walpost is. Messages say what fixes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ProducerFinding {
+    /// They do, or what keeps them from it was said of them before.
+    Taken,
+    /// They don't.
+    Refused(String),
+    /// They have not said so in time.
+    Unanswered(String),
 }
 
-/// Has a producer ask for its identity.
-fn identity(mut config: ClientConfig, credentials: &Credentials) -> Result<(), String> {
+/// Asks the brokers for a producer's identity. Writes nothing.
+pub(crate) async fn producer(
+    properties: &Properties,
+    credentials: &Credentials,
+) -> ProducerFinding {
+    let config = client_config(properties, "walpost-check");
+    let credentials = credentials.clone();
+    let asked = tokio::task::spawn_blocking(move || identity(config, &credentials, IDENTITY));
+    asked.await.unwrap_or(ProducerFinding::Taken)
+}
+
+/// Has a producer ask for its identity, for so long at most.
+fn identity(
+    mut config: ClientConfig,
+    credentials: &Credentials,
+    within: Duration,
+) -> ProducerFinding {
     config.set("statistics.interval.ms", "50");
     let grants = Grants::of(&config);
     let made: Result<BaseProducer<Identity>, _> = config.create_with_context(Identity::default());
     // What is wrong with the properties or the token was said of the brokers.
-    let Ok(producer) = made else { return Ok(()) };
+    let Ok(producer) = made else {
+        return ProducerFinding::Taken;
+    };
     if credentials.equip(producer.client()).is_err() {
-        return Ok(());
+        return ProducerFinding::Taken;
     }
     let began = Instant::now();
-    while began.elapsed() < METADATA && !producer.context().0.load(Ordering::Relaxed) {
+    while began.elapsed() < within {
+        if producer.context().0.load(Ordering::Relaxed) {
+            return ProducerFinding::Taken;
+        }
         producer.poll(PAUSE);
         if let Some((code, reason)) = producer.client().fatal_error() {
             let remedy = match code {
@@ -149,12 +170,16 @@ fn identity(mut config: ClientConfig, credentials: &Credentials) -> Result<(), S
                 ),
                 _ => NEEDS_IDEMPOTENCE.to_owned(),
             };
-            return Err(format!(
+            return ProducerFinding::Refused(format!(
                 "the brokers refuse a producer with enable.idempotence = true: {reason}. {remedy}"
             ));
         }
     }
-    Ok(())
+    ProducerFinding::Unanswered(format!(
+        "the brokers have not given a producer with enable.idempotence = true its identity within {within:?}: whether they will is \
+         not known, and until then nothing is delivered. Their logs say why, at InitProducerId; a controller that is away is one \
+         reason. Run walpost check again"
+    ))
 }
 
 /// Hears that the producer has its identity.
@@ -246,12 +271,21 @@ mod tests {
     use super::*;
 
     /// What is said of brokers that were prepared so.
-    fn said(prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>)) -> Option<String> {
+    fn said(
+        prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>),
+    ) -> ProducerFinding {
         let cluster = MockCluster::new(1).expect("a mock cluster");
         prepare(&cluster);
         let properties = [("bootstrap.servers".to_owned(), cluster.bootstrap_servers())];
         let config = client_config(&properties.into(), "walpost-check");
-        identity(config, &Credentials::default()).err()
+        identity(config, &Credentials::default(), Duration::from_secs(2))
+    }
+
+    fn refused(prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>)) -> String {
+        match said(prepare) {
+            ProducerFinding::Refused(reason) => reason,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -261,8 +295,7 @@ mod tests {
             RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS as BUSY,
         };
         let question = RDKafkaApiKey::InitProducerId;
-        let denied =
-            said(|cluster| cluster.request_errors(question, &[DENIED])).expect("a refusal");
+        let denied = refused(|cluster| cluster.request_errors(question, &[DENIED]));
         for text in [
             "enable.idempotence = true",
             "Cluster authorization failed",
@@ -270,20 +303,22 @@ mod tests {
         ] {
             assert!(denied.contains(text), "{text} in {denied}");
         }
-        let old = said(|cluster| {
+        let old = refused(|cluster| {
             cluster
                 .apiversion(question, None, None)
-                .expect("no such question")
+                .expect("no such question");
         });
-        let old = old.expect("a refusal");
         for text in ["Idempotent producer not supported", "from 0.11 on"] {
             assert!(old.contains(text), "{text} in {old}");
         }
         // What passes is no refusal.
-        assert_eq!(said(|_| {}), None);
-        assert_eq!(
-            said(|cluster| cluster.request_errors(question, &[BUSY])),
-            None
-        );
+        assert_eq!(said(|_| {}), ProducerFinding::Taken);
+        let busy = |times| said(|cluster| cluster.request_errors(question, &vec![BUSY; times]));
+        assert_eq!(busy(1), ProducerFinding::Taken);
+        // Nor is what does not pass, but it is no consent either.
+        match busy(1_000) {
+            ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
     }
 }
