@@ -18,7 +18,7 @@
 --
 -- Who may add a table: who owns the publication and the table (PostgreSQL asks for both), and may insert into and delete from
 -- walpost.outbox_row. Whoever may do that can write any event of any table, so grant it to who migrates, and not to an
--- application:
+-- application. A role without a login can hold all of it for several who migrate; docs/tables.md has the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;

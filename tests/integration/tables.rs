@@ -7,6 +7,7 @@ use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::{Record, keys};
 use crate::support::scene::Scene;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\", \"tenant_odd.\\\"Out-\\\"*\"]\n\
@@ -302,6 +303,61 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     let verify = scene.verify().args(["--table", "tenant_2.outbox"]).finish();
     verify.expect_code(0);
     walpost.terminate().expect_code(0);
+}
+
+/// As docs/tables.md has it, by roles that can do nothing else.
+#[test]
+fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not() {
+    for major in [14, MAJOR, 18] {
+        let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        let (name, publication) = (&scene.name, scene.slot());
+        let [publisher, migrator, other] =
+            ["publisher", "migrator", "other"].map(|role| format!("{role}_{name}"));
+        scene.db.run(&format!(
+            "CREATE ROLE {publisher} NOLOGIN; CREATE ROLE {migrator} LOGIN; CREATE ROLE {other} LOGIN;
+             GRANT CREATE ON DATABASE {name} TO {publisher}, {other};
+             GRANT USAGE ON SCHEMA walpost TO {publisher};
+             GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {publisher};
+             GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {publisher};
+             ALTER PUBLICATION {publication} OWNER TO {publisher};
+             GRANT {publisher} TO {migrator}"
+        ));
+        let session = |role| Session::connect(&scene.conninfo_as(role)).unwrap();
+        let migrate = |number| {
+            let table = format!("tenant_{number}.outbox");
+            let event = writer(&[&table]).one(Event::new(&aggregate, &table, "{}"));
+            format!(
+                "BEGIN; CREATE SCHEMA tenant_{number};
+                 CREATE TABLE {table} (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+                 {event} SELECT walpost.add_outbox('{table}', '{publication}'); COMMIT"
+            )
+        };
+        session(&migrator).run(&migrate(2));
+        assert_eq!(keys(&scene.wait_for_records(1)), ["tenant_2.outbox"]);
+        let error = session(&other).try_run(&migrate(3)).expect_err("no rights");
+        let message = error.as_db_error().expect("an answer").message();
+        assert!(message.contains("permission denied"), "{message}");
+        scene.db.run(&format!(
+            "GRANT USAGE ON SCHEMA walpost TO {other}; GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {other}"
+        ));
+        let error = session(&other).try_run(&migrate(3)).expect_err("no owner");
+        let message = error.as_db_error().expect("an answer").message();
+        assert!(message.contains("must be owner of publication"), "{message}");
+        // The migrator owns not this one.
+        let add = format!("SELECT walpost.add_outbox('tenant_4.outbox', '{publication}')");
+        scene.db.run("CREATE SCHEMA tenant_4; CREATE TABLE tenant_4.outbox (LIKE tenant_1.outbox)");
+        session(&migrator).try_run(&add).expect_err("no owner");
+        let init = scene.init().args(["--table", "tenant_4.outbox"]).finish();
+        let message = format!("publication {publication} belongs to role {publisher}");
+        init.expect_code(3).expect_says(&[&message]);
+        walpost.terminate().expect_code(0);
+        scene.db.run(&format!(
+            "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER; DROP OWNED BY {publisher}, {migrator}, {other} CASCADE;
+             DROP ROLE {publisher}, {migrator}, {other}"
+        ));
+    }
 }
 
 #[test]
