@@ -63,6 +63,10 @@ pub(crate) enum Word {
     Forms,
     /// What carrying costs the database, beside a reader that polls the table
     Database,
+    /// Many outbox tables on one slot, and many pipelines
+    Tables,
+    /// What Walpost itself spends a drain on, by perf
+    Profile,
     /// Every part
     All,
     /// Makes docs/benchmarks.md and its charts of docs/benchmarks.json; measures nothing
@@ -72,16 +76,18 @@ pub(crate) enum Word {
 impl Args {
     /// The parts to measure, in their order.
     pub(crate) fn parts(&self) -> Vec<Word> {
-        const ALL: [Word; 5] = [
+        const ALL: [Word; 7] = [
             Word::Drain,
             Word::Latency,
             Word::Growth,
             Word::Forms,
             Word::Database,
+            Word::Tables,
+            Word::Profile,
         ];
         let wanted = |part: &Word| {
             if self.words.is_empty() {
-                !matches!(part, Word::Growth | Word::Forms)
+                matches!(part, Word::Drain | Word::Latency | Word::Database)
             } else {
                 self.words.contains(part) || self.words.contains(&Word::All)
             }

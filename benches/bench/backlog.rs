@@ -13,6 +13,8 @@ use crate::support::wait::wait_until;
 pub(crate) const TABLE: &str = "public.outbox";
 pub(crate) const PUBLICATION: &str = "walpost_outbox";
 
+/// Of the tables that the part `tables` makes.
+pub(crate) const TABLES_PUBLICATION: &str = "bench_tables";
 /// Without tables: messages come with any publication.
 const EMPTY_PUBLICATION: &str = "walpost_log";
 /// What `walpost.publish` puts before its events where it is given no other.
@@ -49,6 +51,9 @@ DECLARE at bigint := 1; last bigint; BEGIN
       WHEN 'table' THEN
         INSERT INTO outbox SELECT gen_random_uuid(), aggregate_type(n, types), 'ord-' || (n % 10000), 'OrderCreated',
           payload(n, size) FROM generate_series(at, last) n;
+      WHEN 'tables' THEN
+        EXECUTE format('INSERT INTO bench_%s.outbox SELECT gen_random_uuid(), ''order'', ''ord-'' || (n %% 10000),
+          ''OrderCreated'', payload(n, $3) FROM generate_series($1, $2) n', (at / batch) % types + 1) USING at, last, size;
       WHEN 'log' THEN
         PERFORM walpost.publish(aggregate_type(n, types), 'ord-' || (n % 10000), 'OrderCreated', payload(n, size))
           FROM generate_series(at, last) n;
@@ -64,6 +69,8 @@ pub(crate) enum Kind {
     Table,
     /// Into the log alone, by `walpost.publish`.
     Messages,
+    /// Into tables of the part `tables`, each transaction into another.
+    Tables,
 }
 
 impl Kind {
@@ -71,6 +78,7 @@ impl Kind {
         match self {
             Self::Table => "table",
             Self::Messages => "log",
+            Self::Tables => "tables",
         }
     }
 
@@ -86,6 +94,7 @@ impl Kind {
                 "--prefix",
                 PREFIX,
             ],
+            Self::Tables => &["--publication", TABLES_PUBLICATION],
         }
     }
 
@@ -95,6 +104,7 @@ impl Kind {
         match self {
             Self::Table => vec![publication(PUBLICATION)],
             Self::Messages => vec![publication(EMPTY_PUBLICATION), "messages=true".to_owned()],
+            Self::Tables => vec![publication(TABLES_PUBLICATION)],
         }
     }
 }
@@ -119,7 +129,7 @@ pub(crate) struct Shape {
     pub(crate) batch: usize,
     /// Bytes of a payload as text, about; without it, payloads as a shop has them.
     pub(crate) payload_bytes: Option<usize>,
-    /// Types of aggregates, one row of each in turn.
+    /// Types of aggregates, one row of each in turn; or tables.
     pub(crate) types: usize,
 }
 

@@ -21,6 +21,9 @@ pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
 max_wal_size = 16GB
 checkpoint_timeout = 1h
+max_connections = 1200
+max_replication_slots = 520
+max_wal_senders = 520
 ";
 
 /// The broker's heap.

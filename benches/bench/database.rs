@@ -97,7 +97,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     carrier.stop();
 
     let remains = match way.kind() {
-        Kind::Table => Remains::clear(bed),
+        Kind::Table | Kind::Tables => Remains::clear(bed),
         Kind::Messages => Remains::default(),
     };
     bed.db.run("DROP PROCEDURE add");
@@ -121,7 +121,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
 /// services do.
 fn prepare(bed: &Bed, way: Way) {
     let write = match way.kind() {
-        Kind::Table => {
+        Kind::Table | Kind::Tables => {
             bed.db.run(SCHEMA);
             INSERT
         }
@@ -208,7 +208,7 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing reads",
-            Self::Walpost(Kind::Table) => "Walpost",
+            Self::Walpost(Kind::Table | Kind::Tables) => "Walpost",
             Self::Walpost(Kind::Messages) => "Walpost, no table",
             Self::Polling(Settlement::Delete) => "polling, DELETE",
             Self::Polling(Settlement::Update) => "polling, UPDATE",
@@ -227,7 +227,7 @@ impl<'a> Carrier<'a> {
                 let task = Task::new(kind, &slot, topic);
                 let outbox = match kind {
                     Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],
-                    Kind::Messages => kind.arguments(),
+                    Kind::Tables | Kind::Messages => kind.arguments(),
                 };
                 let running = start_walpost(bed, Link::Unix, &task, outbox, &args.property);
                 let mut walsender = Walsender::new(&bed.db, &slot.name);

@@ -3,8 +3,8 @@
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
 //! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`], [`growth`] and [`forms`] by [`drain`], [`latency`], and [`database`]. What they measure is
-//! [`results`]; [`report`] makes tables, charts and the page of it.
+//! [`comparison`], [`growth`] and [`forms`] by [`drain`], [`latency`], [`database`], [`tables`] and [`profile`]. What they
+//! measure is [`results`]; [`report`] makes tables, charts and the page of it.
 //!
 //! Everything runs on one machine and in turn, so ratios mean more than figures.
 #![allow(
@@ -23,10 +23,12 @@ mod growth;
 mod latency;
 mod machine;
 mod outage;
+mod profile;
 mod program;
 mod report;
 mod results;
 mod stats;
+mod tables;
 mod topic;
 mod usage;
 
@@ -77,6 +79,15 @@ fn measure(args: &Args, results: &mut Results) {
             Word::Database => {
                 let data = database::measure(&bed, args);
                 results.database = Some(Part::new(&bed, began, data));
+            }
+            Word::Tables => {
+                let data = tables::measure(&bed, args);
+                results.tables = Some(Part::new(&bed, began, data));
+            }
+            Word::Profile => {
+                if let Some(data) = profile::measure(&bed, args) {
+                    results.profile = Some(Part::new(&bed, began, data));
+                }
             }
             Word::All | Word::Render => unreachable!("not a part"),
         }

@@ -14,8 +14,10 @@ use std::fs;
 use crate::args::Word;
 use crate::forms;
 use crate::growth;
-use crate::results::{self, Comparison, Drain, Part, Results};
-use numbers::{MEBIBYTE, one_place, whole};
+use crate::results::{self, Comparison, Drain, Part, Results, Tables};
+use crate::stats::Spread;
+use crate::tables as bench_tables;
+use numbers::{MEBIBYTE, one_place, spread, two_places, whole};
 
 /// The series in which something grows: name, title, and what its points are.
 const SERIES: [(&str, &str, &str); 6] = [
@@ -79,6 +81,24 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 writeln!(text, "{}", tables::database(&part.data)).unwrap();
             }
         }
+        Word::Tables => {
+            if let Some(part) = &results.tables {
+                let Tables { drains, .. } = &part.data;
+                writeln!(
+                    text,
+                    "{}",
+                    tables::growth(drains, bench_tables::SERIES, "tables")
+                )
+                .unwrap();
+                writeln!(text, "{}", tables::fleets(&part.data)).unwrap();
+                writeln!(text, "{}", added(&part.data)).unwrap();
+            }
+        }
+        Word::Profile => {
+            if let Some(part) = &results.profile {
+                writeln!(text, "{}", tables::profile(&part.data)).unwrap();
+            }
+        }
         Word::All | Word::Render => {}
     }
     text
@@ -107,6 +127,16 @@ fn backlog(drains: &[Drain], series: &str) -> String {
         whole(backlog.payload_bytes),
         whole(backlog.wal_bytes as f64 / 1e6),
         drain.topic.partitions
+    )
+}
+
+/// What a new table costs, in a sentence.
+fn added(tables: &Tables) -> String {
+    let seconds = Spread::of(tables.added_seconds.iter().copied());
+    format!(
+        "From before an empty table is added, with `walpost.add_outbox`, until its first event is in Kafka: {} s, of {} tables.",
+        spread(seconds, two_places),
+        tables.added_seconds.len()
     )
 }
 

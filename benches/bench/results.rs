@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::backlog::Backlog;
 use crate::bed::Bed;
 use crate::machine::{Machine, Versions};
+use crate::profile::Profile;
 use crate::program::Link;
 use crate::topic::TopicSettings;
 
@@ -20,6 +21,8 @@ pub(crate) struct Results {
     pub(crate) growth: Option<Part<Vec<Drain>>>,
     pub(crate) forms: Option<Part<Vec<Drain>>>,
     pub(crate) database: Option<Part<Vec<Cost>>>,
+    pub(crate) tables: Option<Part<Tables>>,
+    pub(crate) profile: Option<Part<Profile>>,
 }
 
 /// What was measured in one go, and where.
@@ -143,6 +146,36 @@ pub(crate) struct Percentiles {
     pub(crate) p99: f64,
     pub(crate) p99_9: f64,
     pub(crate) max: f64,
+}
+
+/// The part `tables`.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Tables {
+    pub(crate) drains: Vec<Drain>,
+    /// From before an empty table is added until its first event is in Kafka.
+    pub(crate) added_seconds: Vec<f64>,
+    /// While others write, with one slot and with many.
+    pub(crate) fleets: Vec<Fleet>,
+    /// While nothing is written.
+    pub(crate) idle: Fleet,
+}
+
+/// Pipelines without an event.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Fleet {
+    pub(crate) round: usize,
+    /// Each with a pipeline.
+    pub(crate) slots: usize,
+    pub(crate) tables: usize,
+    /// Rows that were written into a table that is no outbox.
+    pub(crate) rows: usize,
+    pub(crate) walsenders_cpu: f64,
+    /// Walpost's, as that of the walsenders: from before the first row until all of them are at the end, or over `seconds`.
+    pub(crate) program_cpu: f64,
+    /// After the last row, until all walsenders were at the end; without rows, how long it was looked at.
+    pub(crate) seconds: f64,
+    pub(crate) threads: usize,
+    pub(crate) rss_bytes: u64,
 }
 
 /// What one way of carrying events cost the database.

@@ -33,6 +33,13 @@ pub(crate) fn family_waiting_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(waiting_seconds).sum()
 }
 
+/// How many threads a process has.
+pub(crate) fn threads(pid: u32) -> usize {
+    process(pid)
+        .and_then(|process| process.tasks().ok())
+        .map_or(0, Iterator::count)
+}
+
 /// The most memory that a process had resident.
 pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.status().ok()?.vmhwm? * 1024)

@@ -1,11 +1,13 @@
 //! The charts, as SVG with a background of their own, so that they read on light and dark pages.
 
 mod bars;
+mod flame;
 mod lines;
 
 use std::path::Path;
 
 use bars::{Bar, Bars, Segment};
+use flame::Flame;
 use lines::{Line, Lines};
 use plotters::coord::Shift;
 use plotters::prelude::{DrawingArea, DrawingBackend, Rectangle};
@@ -61,6 +63,14 @@ pub(crate) fn draw(results: &Results, folder: &Path) {
     }
     if let Some(part) = &results.database {
         database(&part.data).draw(&folder.join("database.svg"));
+    }
+    if let Some(part) = &results.profile {
+        let rows = whole(part.data.rows as f64);
+        let flame = Flame {
+            title: format!("CPU of Walpost in a drain of {rows} rows, by thread and function"),
+            process: &part.data.process,
+        };
+        flame.draw(&folder.join("profile.svg"));
     }
 }
 

@@ -12,6 +12,7 @@ use crate::forms;
 use crate::growth;
 use crate::machine::{Machine, Versions};
 use crate::results::{Part, Results};
+use crate::tables as bench_tables;
 
 /// The whole page.
 pub(super) fn render(results: &Results) -> String {
@@ -22,8 +23,10 @@ pub(super) fn render(results: &Results) -> String {
     drain(&mut page, results);
     latency(&mut page, results);
     growth(&mut page, results);
+    profile(&mut page, results);
     forms(&mut page, results);
     database(&mut page, results);
+    many(&mut page, results);
     page.add("## How it was measured");
     page.add(warm_up());
     page.add(METHOD);
@@ -172,6 +175,19 @@ fn growth(page: &mut Page, results: &Results) {
     page.when(part);
 }
 
+fn profile(page: &mut Page, results: &Results) {
+    let Some(part) = &results.profile else { return };
+    page.add("### What Walpost itself spends a drain on");
+    page.chart("Flame graph of Walpost in a drain", "profile.svg");
+    page.add(tables::profile(&part.data));
+    page.add(
+        "Each function stands above the one that called it, as wide as its part of Walpost's samples (perf, user and kernel).\n\
+         Frames of the standard library and of the runtime between them are left out, as is what is in fewer than 0.2 % of the\n\
+         samples. The first row above the bottom are the threads.",
+    );
+    page.when(part);
+}
+
 fn forms(page: &mut Page, results: &Results) {
     let Some(part) = &results.forms else { return };
     page.add("## What the form of a record costs");
@@ -213,6 +229,27 @@ fn database(page: &mut Page, results: &Results) {
         poller::BATCH,
         poller::REST.as_millis(),
     ));
+    page.when(part);
+}
+
+fn many(page: &mut Page, results: &Results) {
+    let Some(part) = &results.tables else { return };
+    page.add("## Many tables, many pipelines");
+    page.add(
+        "The same rows in one outbox table, or spread over many in schemas of their own that share a slot; each transaction \
+         writes into\nanother one. All tables are in the publication, however many are written to.",
+    );
+    page.add(tables::growth(
+        &part.data.drains,
+        bench_tables::SERIES,
+        "tables",
+    ));
+    page.add(super::added(&part.data));
+    page.add(tables::fleets(&part.data));
+    page.add(
+        "A walsender decodes the whole WAL, whatever its publication has: with a slot for each table, rows of others cost it \
+         as many\ntimes. *Rows of others* go into a table that is no outbox. The last line is of pipelines while nothing is written.",
+    );
     page.when(part);
 }
 
@@ -259,6 +296,8 @@ fn setting(page: &mut Page, results: &Results) {
         results.growth.as_ref().map(Part::setting),
         results.forms.as_ref().map(Part::setting),
         results.database.as_ref().map(Part::setting),
+        results.tables.as_ref().map(Part::setting),
+        results.profile.as_ref().map(Part::setting),
     ];
     for (machine, versions) in summary::distinct(parts.into_iter().flatten()) {
         page.add(environment(machine, versions));
@@ -293,7 +332,7 @@ const AGAIN: &str = "
 ## Run it again
 
     ./dev bench                     # drain, latency and database: some minutes
-    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: half an hour
+    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: three quarters of an hour
     ./dev bench drain --rows 2000000 --rounds 5
     ./dev bench drain -X compression.type=zstd
     ./dev bench all --quick         # whether it works: the figures mean nothing

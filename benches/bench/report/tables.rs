@@ -5,8 +5,9 @@ use super::summary::{Drains, distinct, find, groups, steady, ways};
 use super::table::Table;
 use crate::growth;
 use crate::latency::RATES;
+use crate::profile::Profile;
 use crate::program::LIMIT;
-use crate::results::{Cost, Drain, Latency, Measured, Percentiles, Steady};
+use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Steady, Tables};
 use crate::stats::Spread;
 
 /// Programs on the same backlog.
@@ -277,6 +278,55 @@ pub(crate) fn idle(latency: &Latency) -> Table {
         let rounds = latency.idle.iter().filter(|idle| idle.program == *program);
         let used = Spread::of(rounds.map(|idle| idle.cpu_seconds * 10.0 / idle.seconds));
         table.row([program.clone(), spread(used, two_places)]);
+    }
+    table
+}
+
+/// One slot beside many, and pipelines that have nothing to do.
+pub(crate) fn fleets(tables: &Tables) -> Table {
+    let mut table = Table::new([
+        "slots, each with a pipeline",
+        "tables",
+        "rows of others",
+        "CPU s: walsenders",
+        "Walpost",
+        "at the end after, s",
+        "threads",
+        "RSS, MiB",
+    ]);
+    let all = || tables.fleets.iter().chain([&tables.idle]);
+    let key = |fleet: &Fleet| (fleet.slots, fleet.tables, fleet.rows);
+    for (slots, of, rows) in distinct(all().map(key)) {
+        let rounds: Vec<_> = all()
+            .filter(|fleet| key(fleet) == (slots, of, rows))
+            .collect();
+        let figure =
+            |figure: fn(&Fleet) -> f64| Spread::of(rounds.iter().map(|fleet| figure(fleet)));
+        let only_rows = |text: String| if rows == 0 { NOTHING.to_owned() } else { text };
+        let program = spread(figure(|fleet| fleet.program_cpu), two_places);
+        table.row([
+            whole(slots as f64),
+            whole(of as f64),
+            whole(rows as f64),
+            only_rows(spread(figure(|fleet| fleet.walsenders_cpu), two_places)),
+            match rows {
+                0 => format!("{program} in {:.0} s", rounds[0].seconds),
+                _ => program,
+            },
+            only_rows(spread(figure(|fleet| fleet.seconds), two_places)),
+            middle(figure(|fleet| fleet.threads as f64), whole),
+            spread(figure(|fleet| fleet.rss_bytes as f64 / MEBIBYTE), one_place),
+        ]);
+    }
+    table
+}
+
+/// The threads of Walpost in a drain.
+pub(crate) fn profile(profile: &Profile) -> Table {
+    let mut table = Table::new(["thread", "part of the samples"]);
+    for thread in &profile.process.callees {
+        let part = thread.samples as f64 / profile.process.samples as f64;
+        table.row([thread.name.clone(), two_places(part)]);
     }
     table
 }

@@ -1,0 +1,322 @@
+//! The part `tables`: many outbox tables on one slot, beside one table and beside a slot for each;
+//! and many pipelines that have nothing to do.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::args::Args;
+use crate::backlog::{self, Kind, Shape, Slot, TABLES_PUBLICATION};
+use crate::bed::{Bed, STALL};
+use crate::drain::{self, Lap};
+use crate::program::{Link, Program, Running, Task};
+use crate::results::{Drain, Fleet, Tables};
+use crate::support::walpost::{Invocation, config_file};
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::{cpu_seconds, family_cpu_seconds, family_resident_bytes, threads};
+
+pub(crate) const SERIES: &str = "tables";
+
+/// Rows that no outbox has, which every walsender decodes all the same.
+const UNRELATED: usize = 300_000;
+/// Tables that are added while Walpost runs.
+const ADDED: usize = 10;
+/// How long a process that has nothing to do is looked at.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// What tells Walpost of the tables.
+const SETTINGS: &str = "tables = [\"bench_*.outbox\"]";
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
+    let (some, many) = match args.quick {
+        true => (5, 20),
+        false => (50, 1_000),
+    };
+    install(bed, many);
+    let walpost = args.walpost(Link::Unix).with_settings(SETTINGS);
+    let mut drains: Vec<Drain> = Vec::new();
+    // Each round anew, so that all of them are within minutes of one another.
+    for round in 0..args.rounds() {
+        for tables in [1, some, many] {
+            let shape = Shape {
+                kind: Kind::Tables,
+                types: tables,
+                ..Shape::of_rows(args.rows())
+            };
+            let backlog = backlog::fill(bed, shape);
+            let point = tables.to_string();
+            let laps = [
+                Lap::limit(Link::Unix),
+                Lap::new(walpost.clone(), TopicSettings::default()),
+            ]
+            .map(|lap| lap.named(&point));
+            drains.extend(drain::rounds(
+                bed,
+                SERIES,
+                &backlog,
+                &laps,
+                round..round + 1,
+            ));
+        }
+    }
+    backlog::empty(bed);
+    let added_seconds = added(bed, &walpost, many);
+    let mut fleets = Vec::new();
+    for round in 0..args.rounds() {
+        for slots in [1, some] {
+            let fleet = beside_unrelated(bed, args, slots, some, round);
+            tell(&fleet);
+            fleets.push(fleet);
+        }
+    }
+    let pipelines = if args.quick { 10 } else { 500 };
+    let idle = idle(bed, pipelines);
+    tell(&idle);
+    remove(bed, many + ADDED);
+    Tables {
+        drains,
+        added_seconds,
+        fleets,
+        idle,
+    }
+}
+
+fn tell(fleet: &Fleet) {
+    eprintln!(
+        "  {} slots of {} tables: walsenders {:.2} s of CPU, Walpost {:.2} s, after {:.2} s; {} threads, {:.1} MiB",
+        fleet.slots,
+        fleet.tables,
+        fleet.walsenders_cpu,
+        fleet.program_cpu,
+        fleet.seconds,
+        fleet.threads,
+        fleet.rss_bytes as f64 / 1_048_576.0
+    );
+}
+
+/// Makes the tables, and a publication of the first `many`; [`ADDED`] more are not in it.
+fn install(bed: &Bed, many: usize) {
+    let all = many + ADDED;
+    bed.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{all} LOOP
+           EXECUTE format('CREATE SCHEMA bench_%s', i);
+           EXECUTE format('CREATE TABLE bench_%s.outbox (LIKE public.outbox INCLUDING ALL)', i);
+           COMMIT;
+         END LOOP; END $$"
+    ));
+    bed.db.run("CREATE TABLE unrelated (id bigint, note text)");
+    // It makes a slot as well, which nothing reads.
+    let file = config_file(format!("[[pipeline]]\n{SETTINGS}\n"));
+    Invocation::new(["init", "--no-role", "--slot", "bench_init"])
+        .args(["--config", file.to_str().unwrap()])
+        .args(["--publication", TABLES_PUBLICATION])
+        .args(["--postgres", &bed.conninfo(Link::Unix)])
+        .finish()
+        .expect_code(0);
+    bed.db.run("SELECT pg_drop_replication_slot('bench_init')");
+    bed.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{many} LOOP
+           EXECUTE format('ALTER PUBLICATION {TABLES_PUBLICATION} ADD TABLE bench_%s.outbox', i);
+         END LOOP; END $$"
+    ));
+}
+
+fn remove(bed: &Bed, all: usize) {
+    bed.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{all} LOOP
+           EXECUTE format('DROP SCHEMA bench_%s CASCADE', i);
+           COMMIT;
+         END LOOP; END $$"
+    ));
+    bed.db
+        .run("DROP TABLE unrelated; SET client_min_messages = warning");
+    bed.db
+        .run(&format!("DROP PUBLICATION {TABLES_PUBLICATION}"));
+}
+
+/// From before a table is added until its first event is in Kafka, for some tables.
+fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
+    let slot = Slot::here(bed);
+    let topic = Topic::new(bed, &TopicSettings::default());
+    let mut running = walpost.start(bed, &Task::new(Kind::Tables, &slot, &topic));
+    let arrive = |running: &mut Running, records: usize| {
+        let began = Instant::now();
+        while topic.records() < records {
+            running.assert_runs();
+            assert!(began.elapsed() < STALL, "nothing arrives");
+            sleep(Duration::from_millis(1));
+        }
+    };
+    let insert = |table: usize| {
+        bed.db.run(&format!(
+            "INSERT INTO bench_{table}.outbox VALUES (gen_random_uuid(), 'order', '1', 'OrderCreated', '{{}}')"
+        ));
+    };
+    // By then it streams.
+    insert(1);
+    arrive(&mut running, 1);
+    let seconds = (1..=ADDED).map(|number| {
+        let table = many + number;
+        let began = Instant::now();
+        bed.db.run(&format!(
+            "SELECT walpost.add_outbox('bench_{table}.outbox', '{TABLES_PUBLICATION}')"
+        ));
+        insert(table);
+        arrive(&mut running, 1 + number);
+        began.elapsed().as_secs_f64()
+    });
+    let seconds: Vec<_> = seconds.collect();
+    running.stop();
+    eprintln!("  first event of a table that is added: {seconds:.3?} s");
+    seconds
+}
+
+/// Pipelines that share `tables` tables among them, and the slots that they read from.
+struct Pipelines<'a> {
+    bed: &'a Bed,
+    slots: Vec<Slot<'a>>,
+    running: Running,
+    pid: u32,
+}
+
+impl<'a> Pipelines<'a> {
+    /// One for each slot: of one table each, or a single one of all.
+    fn start(bed: &'a Bed, slots: usize, tables: usize) -> Self {
+        let slots: Vec<_> = (0..slots).map(|_| Slot::here(bed)).collect();
+        let mut text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
+            bed.broker.address()
+        );
+        for (index, slot) in slots.iter().enumerate() {
+            let table = index + 1;
+            let what = match slots.len() {
+                1 => format!("{SETTINGS}\npublication = \"{TABLES_PUBLICATION}\""),
+                _ => {
+                    bed.db.run(&format!(
+                        "CREATE PUBLICATION bench_{table} FOR TABLE bench_{table}.outbox WITH (publish = 'insert')"
+                    ));
+                    format!("table = \"bench_{table}.outbox\"\npublication = \"bench_{table}\"")
+                }
+            };
+            // With several tables there is no snapshot to be left out.
+            let snapshot = if slots.len() == 1 {
+                ""
+            } else {
+                "snapshot = \"never\""
+            };
+            write!(
+                text,
+                "[[pipeline]]\nname = \"p{table}\"\nslot = \"{}\"\npostgres = \"{}\"\ntopic = \"unused\"\n{what}\n{snapshot}\n",
+                slot.name,
+                bed.conninfo(Link::Unix)
+            )
+            .unwrap();
+        }
+        assert!(slots.len() == 1 || slots.len() == tables, "a table each");
+        let file = config_file(text);
+        let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
+        let running = Running::Walpost(Box::new(run.start()));
+        let pid = running.process_id();
+        let mut pipelines = Self {
+            bed,
+            slots,
+            running,
+            pid,
+        };
+        let began = Instant::now();
+        while pipelines.walsenders().len() < pipelines.slots.len() {
+            pipelines.running.assert_runs();
+            assert!(began.elapsed() < STALL, "not all of them stream");
+            sleep(Duration::from_millis(50));
+        }
+        pipelines
+    }
+
+    /// Where each walsender is, by its process.
+    fn walsenders(&self) -> BTreeMap<u32, u64> {
+        let rows = self.bed.db.rows(
+            "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
+        );
+        let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse().ok());
+        rows.iter()
+            .filter_map(|row| Some((u32::try_from(number(&row[0])?).ok()?, number(&row[1])?)))
+            .collect()
+    }
+
+    fn stop(self) {
+        self.running.stop();
+        if self.slots.len() > 1 {
+            for table in 1..=self.slots.len() {
+                self.bed.db.run(&format!("DROP PUBLICATION bench_{table}"));
+            }
+        }
+    }
+}
+
+/// What it costs that others write much into the database.
+fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: usize) -> Fleet {
+    let mut pipelines = Pipelines::start(bed, slots, tables);
+    let cpu = |pipelines: &Pipelines<'_>| {
+        let walsenders = pipelines.walsenders();
+        let seconds = walsenders.keys().filter_map(|pid| cpu_seconds(*pid));
+        (seconds.sum::<f64>(), family_cpu_seconds(pipelines.pid))
+    };
+    let (walsenders_before, program_before) = cpu(&pipelines);
+    let rows = args.scaled(UNRELATED);
+    bed.db.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{rows} / 100 LOOP
+           INSERT INTO unrelated SELECT n, 'note-' || n FROM generate_series(1, 100) n;
+           COMMIT;
+         END LOOP; END $$"
+    ));
+    let began = Instant::now();
+    let end = backlog::position(bed);
+    while pipelines.walsenders().values().any(|sent| *sent < end) {
+        pipelines.running.assert_runs();
+        assert!(
+            began.elapsed() < STALL,
+            "the walsenders do not get to the end"
+        );
+        sleep(Duration::from_millis(10));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let (walsenders_after, program_after) = cpu(&pipelines);
+    let fleet = Fleet {
+        round,
+        slots,
+        tables,
+        rows,
+        walsenders_cpu: walsenders_after - walsenders_before,
+        program_cpu: program_after - program_before,
+        seconds,
+        threads: threads(pipelines.pid),
+        rss_bytes: family_resident_bytes(pipelines.pid),
+    };
+    pipelines.stop();
+    bed.db.run("TRUNCATE unrelated");
+    fleet
+}
+
+/// Pipelines that have nothing to do: what they cost all the same.
+fn idle(bed: &Bed, count: usize) -> Fleet {
+    let pipelines = Pipelines::start(bed, count, count);
+    sleep(IDLE / 2);
+    let cpu = || family_cpu_seconds(pipelines.pid);
+    let before = cpu();
+    sleep(IDLE);
+    let program_cpu = cpu() - before;
+    let fleet = Fleet {
+        round: 0,
+        slots: count,
+        tables: count,
+        rows: 0,
+        walsenders_cpu: 0.0,
+        program_cpu,
+        seconds: IDLE.as_secs_f64(),
+        threads: threads(pipelines.pid),
+        rss_bytes: family_resident_bytes(pipelines.pid),
+    };
+    pipelines.stop();
+    fleet
+}
