@@ -786,13 +786,9 @@ fn retention(
     outbox: &Outbox,
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
-    if is_given && outbox.table().is_none() {
-        let reason = match outbox.is_messages() {
-            true => {
-                "an outbox of messages has no rows to keep; leave it out, with partitions_ahead"
-            }
-            false => "it is for an outbox that is one table; leave it out, with partitions_ahead",
-        };
+    if is_given && outbox.is_messages() {
+        let reason =
+            "an outbox of messages has no rows to keep; leave it out, with partitions_ahead";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), duration)?;

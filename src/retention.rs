@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
 
-use self::look::{Outbox, Partitioning};
+use self::look::{Maintained, Partitioning};
 use self::mark::{MarkKind, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
 use crate::model::dropped_slot::DroppedSlot;
@@ -34,7 +34,7 @@ use crate::postgres::catalog::slot_state::Moved;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::sql::{Client, escape_identifier, escape_literal};
 use crate::postgres::table::{TableName, identifier};
-use crate::postgres::target::Target;
+use crate::postgres::target::{Outbox, Target};
 
 /// How long a statement may wait for a lock, and how long it may take where writers wait behind it.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
@@ -179,7 +179,35 @@ pub(crate) struct Report {
     pub troubles: Vec<RetentionError>,
 }
 
-/// Does for the table of `target` what there is to be done now.
+/// The tables of `target`, as targets of one table each: of several those that are in the publication.
+///
+/// # Errors
+/// The server can't be asked.
+pub(crate) async fn tables(
+    catalog: &Catalog,
+    target: &Target,
+) -> Result<Vec<Target>, CatalogError> {
+    let outboxes = match &target.outbox {
+        Outbox::Messages { .. } => Vec::new(),
+        outbox @ (Outbox::Table(_) | Outbox::OneOf { .. }) => vec![outbox.clone()],
+        Outbox::Tables(of) => {
+            let publication = catalog.look(target).await?.publication;
+            let tables = publication.map(|found| found.tables).unwrap_or_default();
+            let one = |table| Outbox::OneOf {
+                table,
+                of: of.clone(),
+            };
+            tables.into_iter().map(one).collect()
+        }
+    };
+    let of = |outbox| Target {
+        outbox,
+        ..target.clone()
+    };
+    Ok(outboxes.into_iter().map(of).collect())
+}
+
+/// Does for the table of `target`, which is one of so many, what there is to be done now.
 ///
 /// # Errors
 /// The connection breaks or the server can't be asked. What is wrong with the table, and all that
@@ -187,6 +215,7 @@ pub(crate) struct Report {
 pub(crate) async fn pass(
     catalog: &Catalog,
     target: &Target,
+    among: usize,
     retention: Retention,
     dry_run: bool,
 ) -> Result<Report, CatalogError> {
@@ -198,18 +227,18 @@ pub(crate) async fn pass(
     look::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
     let problems = catalog.look(target).await?.problems(target);
     let problem = problems.into_iter().next();
-    let outbox = match look::outbox(client, table).await? {
-        Some(outbox) => outbox,
+    let maintained = match look::maintained(client, table).await? {
+        Some(maintained) => maintained,
         None => {
             report.troubles.extend(problem.map(RetentionError::Problem));
             return Ok(report);
         }
     };
-    if let Some(trouble) = outbox.trouble(retention) {
+    if let Some(trouble) = maintained.trouble(retention) {
         report.troubles.push(trouble);
         return Ok(report);
     }
-    let statement = match outbox.partitioning {
+    let statement = match maintained.partitioning {
         Some(_) => Statement::Select,
         None => Statement::Delete,
     };
@@ -222,7 +251,7 @@ pub(crate) async fn pass(
         Err(error) => return Err(error),
     }
     let until = Instant::now() + CLAIM;
-    while !dry_run && !look::claim(client, &outbox).await? {
+    while !dry_run && !look::claim(client, &maintained).await? {
         if Instant::now() >= until {
             report.troubles.push(RetentionError::Claimed(table.clone()));
             return Ok(report);
@@ -234,17 +263,21 @@ pub(crate) async fn pass(
     let mut pass = Pass {
         catalog,
         client,
-        outbox: &outbox,
+        outbox: &maintained,
+        patience: PATIENCE / u32::try_from(among).unwrap_or(u32::MAX).max(1),
         report: &mut report,
     };
-    if outbox.partitioning.is_some() {
+    if maintained.partitioning.is_some() {
         let found = pass.look(None).await?;
         pass.make(&found, retention.ahead, dry_run).await?;
     }
-    match (keep, outbox.partitioning) {
+    match (keep, maintained.partitioning) {
         (None, _) => {}
         (Some(keep), None) => pass.rows(target, keep, dry_run).await?,
         (Some(keep), Some(_)) => pass.partitions(target, keep, dry_run).await?,
+    }
+    if !dry_run {
+        look::release(client, &maintained).await?;
     }
     report.troubles.extend(problem.map(RetentionError::Problem));
     Ok(report)
@@ -260,13 +293,13 @@ pub(crate) async fn taken_off(
     table: &TableName,
 ) -> Result<Vec<TableName>, CatalogError> {
     let client = catalog.client();
-    match look::outbox(client, table).await? {
-        Some(outbox) => look::taken_off(client, &outbox.origin).await,
+    match look::maintained(client, table).await? {
+        Some(maintained) => look::taken_off(client, &maintained.origin).await,
         None => Ok(Vec::new()),
     }
 }
 
-impl Outbox {
+impl Maintained {
     /// What keeps us from making or dropping any partition.
     fn trouble(&self, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
@@ -317,7 +350,10 @@ impl Step {
 struct Pass<'a> {
     catalog: &'a Catalog,
     client: &'a Client,
-    outbox: &'a Outbox,
+    outbox: &'a Maintained,
+    /// How long to wait for slots that are about to pass a mark: with many tables each one less, as the next pass finds them
+    /// passed.
+    patience: Duration,
     report: &'a mut Report,
 }
 
@@ -410,7 +446,7 @@ impl Pass<'_> {
         keep: SignedDuration,
         dry_run: bool,
     ) -> Result<(), CatalogError> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience;
         let said = self.report.troubles.len();
         loop {
             self.report.troubles.truncate(said);

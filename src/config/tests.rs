@@ -629,7 +629,6 @@ fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one
         ("prefix = \"p\"", ["prefix", "leave it out"]),
         ("snapshot = \"never\"", ["snapshot", "Leave it out"]),
         ("outbox = \"messages\"", ["tables", "no table"]),
-        ("retention = \"7d\"", ["retention", "one table"]),
         (
             "wal_budget = { max = \"1GB\", on_max = \"drop-slot\" }",
             ["on_max", "one table"],

@@ -334,7 +334,7 @@ impl Watermark {
     /// The watermark is beyond what was received: a defect that must not reach PostgreSQL.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
-            let counter = self.deliveries.slots.counter(self.head);
+            let counter = &self.deliveries.slots.at(self.head).counter;
             if counter.load(Ordering::Acquire) != 0 {
                 break;
             }
@@ -399,7 +399,7 @@ impl Watermark {
         let oldest = match (self.uncovered.front(), &self.open) {
             (Some((_, times)), _) => times.committed,
             (None, _) if !self.ends.is_empty() => {
-                self.deliveries.slots.times(self.head).load().committed
+                self.deliveries.slots.at(self.head).times().committed
             }
             (None, Some(open)) if open.records > 0 => self.begun_micros,
             (None, _) => 0,
@@ -519,11 +519,11 @@ impl Watermark {
             times.read = 0;
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
-        self.deliveries.slots.times(slot).store(times);
+        let slot = self.deliveries.slots.at(slot);
+        slot.timed(times);
         // OPEN - delivered + records - OPEN: what is still in flight.
         let sealed = OPEN - records;
-        let counter = self.deliveries.slots.counter(slot);
-        let before = counter.fetch_sub(sealed, Ordering::AcqRel);
+        let before = slot.counter.fetch_sub(sealed, Ordering::AcqRel);
         if before == sealed {
             Settled::of(&self.deliveries.stats).add(|| times);
         }
@@ -593,12 +593,10 @@ impl Deliveries {
 
     fn count(&self, of: Option<Transaction>, settled: &mut Settled<'_>) {
         if let Some(Transaction { slot, records }) = of {
-            let before = self
-                .slots
-                .counter(slot)
-                .fetch_sub(records, Ordering::AcqRel);
+            let slot = self.slots.at(slot);
+            let before = slot.counter.fetch_sub(records, Ordering::AcqRel);
             if before == records {
-                settled.add(|| self.slots.times(slot).load());
+                settled.add(|| slot.times());
             }
         }
     }
@@ -656,49 +654,47 @@ impl Deliveries {
     }
 }
 
-/// The counters and times of transactions. A segment is there from the first use of one of its slots on, so that a pipeline
-/// that never has many transactions in flight does not pay for [`TRANSACTIONS_MAX`] of them.
+/// Of the transactions in flight. A segment is there from the first use of one of its slots on, so that a pipeline that never has
+/// many transactions in flight does not pay for [`TRANSACTIONS_MAX`] of them.
 #[derive(Default)]
-struct Slots([OnceLock<Segment>; TRANSACTIONS_MAX / SEGMENT]);
+struct Slots([OnceLock<Box<[Slot; SEGMENT]>>; TRANSACTIONS_MAX / SEGMENT]);
 
 const SEGMENT: usize = 1 << 11;
 
-struct Segment {
-    counters: Box<[AtomicU64]>,
-    times: Box<[SharedTimes]>,
-}
-
 impl Slots {
-    fn counter(&self, slot: usize) -> &AtomicU64 {
-        &self.segment(slot).counters[slot % SEGMENT]
-    }
-
-    fn times(&self, slot: usize) -> &SharedTimes {
-        &self.segment(slot).times[slot % SEGMENT]
-    }
-
-    fn segment(&self, slot: usize) -> &Segment {
-        self.0[slot / SEGMENT].get_or_init(|| Segment {
-            counters: (0..SEGMENT).map(|_| AtomicU64::new(OPEN)).collect(),
-            times: (0..SEGMENT).map(|_| SharedTimes::default()).collect(),
-        })
+    #[inline]
+    fn at(&self, slot: usize) -> &Slot {
+        let segment = &self.0[slot / SEGMENT % self.0.len()];
+        let slots = segment.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
+        &slots[slot % SEGMENT]
     }
 }
 
-/// [`Times`] that the reading side writes and the sink's side reads.
-#[derive(Default)]
-struct SharedTimes {
+/// What is known of one of them.
+struct Slot {
+    counter: AtomicU64,
+    /// [`Times`] that the reading side writes and the sink's side reads.
     committed: AtomicU64,
     read: AtomicU64,
 }
 
-impl SharedTimes {
-    fn store(&self, times: Times) {
+impl Default for Slot {
+    fn default() -> Self {
+        Self {
+            counter: AtomicU64::new(OPEN),
+            committed: AtomicU64::default(),
+            read: AtomicU64::default(),
+        }
+    }
+}
+
+impl Slot {
+    fn timed(&self, times: Times) {
         self.committed.store(times.committed, Ordering::Relaxed);
         self.read.store(times.read, Ordering::Relaxed);
     }
 
-    fn load(&self) -> Times {
+    fn times(&self) -> Times {
         Times {
             committed: self.committed.load(Ordering::Relaxed),
             read: self.read.load(Ordering::Relaxed),

@@ -20,7 +20,7 @@ use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::time::of_postgres;
-use crate::outbox::columns::MappingError;
+use crate::outbox::columns::{COLUMNS_MAX, MappingError};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
@@ -351,15 +351,11 @@ impl Core {
                 tuple,
             } => {
                 let at = self.position.ok_or(OrderError::Stray)?;
-                // A row is large to move about, and this is seldom.
-                let is_copied = source.copied.is_some() && {
-                    source.row(at, relation, tuple, &self.others)?;
-                    source.has_copied(at, relation, tuple)?
-                };
-                match is_copied {
+                let mut row = [None; COLUMNS_MAX];
+                let table = source.row(at, relation, tuple, &self.others, &mut row)?;
+                match source.copied.is_some() && source.has_copied(at, relation, tuple)? {
                     true => Step::Done,
                     false => {
-                        let (table, row) = source.row(at, relation, tuple, &self.others)?;
                         let step = self.delivery.event(at, table.mapping(), &row, sink)?;
                         if step == Step::Done {
                             table.count();

@@ -12,7 +12,7 @@ use crate::postgres::target::Target;
 
 /// The table, as far as keeping it goes.
 #[derive(Clone, Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct Maintained {
     pub(crate) name: TableName,
     pub(crate) origin: Origin,
     /// It is partitioned in one of these ways, if it is.
@@ -44,10 +44,10 @@ pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), C
 }
 
 /// The table; none if it isn't there.
-pub(crate) async fn outbox(
+pub(crate) async fn maintained(
     client: &Client,
     table: &TableName,
-) -> Result<Option<Outbox>, CatalogError> {
+) -> Result<Option<Maintained>, CatalogError> {
     let found = client
         .query_opt(
             "SELECT c.oid, (SELECT system_identifier::text FROM pg_control_system()), p.partrelid IS NOT NULL, \
@@ -71,7 +71,7 @@ pub(crate) async fn outbox(
     };
     let default: Option<String> = row.try_get(4)?;
     let default_schema: Option<String> = row.try_get(5)?;
-    Ok(Some(Outbox {
+    Ok(Some(Maintained {
         name: table.clone(),
         origin: Origin {
             table: row.try_get(0)?,
@@ -89,14 +89,24 @@ pub(crate) async fn outbox(
     }))
 }
 
-/// Tells others that keep the same table to stay away, for as long as the session lasts. False if
-/// another has told us.
-pub(crate) async fn claim(client: &Client, outbox: &Outbox) -> Result<bool, CatalogError> {
+/// Tells others that keep the same table to stay away, until [`release`] or the end of the session. False if another has
+/// told us.
+pub(crate) async fn claim(client: &Client, table: &Maintained) -> Result<bool, CatalogError> {
+    lock(client, "pg_try_advisory_lock", table).await
+}
+
+/// Lets others keep the table.
+pub(crate) async fn release(client: &Client, table: &Maintained) -> Result<(), CatalogError> {
+    lock(client, "pg_advisory_unlock", table).await?;
+    Ok(())
+}
+
+async fn lock(client: &Client, function: &str, table: &Maintained) -> Result<bool, CatalogError> {
     // "walp", so that locks of others are not ours.
     let row = client
         .query_one(
-            "SELECT pg_try_advisory_lock(x'77616c70'::int, $1::oid::int8::bit(32)::int)",
-            &[&outbox.origin.table],
+            &format!("SELECT {function}(x'77616c70'::int, $1::oid::int8::bit(32)::int)"),
+            &[&table.origin.table],
         )
         .await?;
     Ok(row.try_get(0)?)
@@ -123,7 +133,7 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
 }
 
 /// What the plan for a table that is partitioned by time is made of, but for the slots.
-pub(crate) async fn found(client: &Client, outbox: &Outbox) -> Result<Found, CatalogError> {
+pub(crate) async fn found(client: &Client, outbox: &Maintained) -> Result<Found, CatalogError> {
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
@@ -235,7 +245,7 @@ pub(crate) async fn taken_off(
 }
 
 /// Whether the table has the column that says how old a row is.
-pub(crate) async fn has_time(client: &Client, outbox: &Outbox) -> Result<bool, CatalogError> {
+pub(crate) async fn has_time(client: &Client, outbox: &Maintained) -> Result<bool, CatalogError> {
     let row = client
         .query_one(
             "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1 AND attname = 'created_at' AND NOT attisdropped \
@@ -249,7 +259,7 @@ pub(crate) async fn has_time(client: &Client, outbox: &Outbox) -> Result<bool, C
 /// The database's clock, and the table's own comment.
 pub(crate) async fn generation(
     client: &Client,
-    outbox: &Outbox,
+    outbox: &Maintained,
 ) -> Result<(Timestamp, Option<String>), CatalogError> {
     let now = micros("now()");
     let sql = format!("SELECT {now}, obj_description($1, 'pg_class')");

@@ -15,7 +15,7 @@ use crate::postgres::catalog::{Catalog, CatalogError};
 /// At most this long between two passes; less where the retention is short.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// How long a pass may take before its connection is given up.
+/// How long the pass over one table may take before its connection is given up.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Passes at work. They end when this is dropped.
@@ -28,7 +28,7 @@ impl Drop for Maintenance {
     }
 }
 
-/// Starts passes over the pipeline's table on this runtime, where a retention is set.
+/// Starts passes over the pipeline's tables on this runtime, where a retention is set.
 #[must_use]
 pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
@@ -43,34 +43,60 @@ pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     })))
 }
 
-/// As far as it came, or why it came nowhere.
-async fn pass(settings: &PipelineSettings) -> Result<Report, String> {
-    let pass = async {
+/// Tells what is done and what is waited for; returns what is wrong.
+async fn pass(settings: &PipelineSettings) -> Vec<String> {
+    let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        super::pass(&catalog, &settings.target, settings.retention, false).await
+        let tables = super::tables(&catalog, &settings.target).await?;
+        Ok((catalog, tables))
     };
-    match timeout(LIMIT, pass).await {
-        Ok(done) => done.map_err(|error: CatalogError| error.to_string()),
+    let (mut catalog, tables) = match in_time(opened).await {
+        Ok(opened) => opened,
+        Err(reason) => return vec![reason],
+    };
+    let mut troubles = Vec::new();
+    for target in &tables {
+        let pass = super::pass(&catalog, target, tables.len(), settings.retention, false);
+        match in_time(pass).await {
+            Ok(report) => troubles.extend(told(&settings.name, report)),
+            // What is wrong with one table keeps nothing from the next, and neither does a connection that is busy with it.
+            Err(reason) => {
+                troubles.push(format!("{}: {reason}", target.outbox));
+                catalog = match in_time(Catalog::open(&settings.postgres)).await {
+                    Ok(catalog) => catalog,
+                    Err(reason) => {
+                        troubles.push(reason);
+                        break;
+                    }
+                };
+            }
+        }
+    }
+    troubles
+}
+
+async fn in_time<T>(asked: impl Future<Output = Result<T, CatalogError>>) -> Result<T, String> {
+    match timeout(LIMIT, asked).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer from PostgreSQL within {LIMIT:?}")),
     }
 }
 
-fn tell(pipeline: &str, outage: &mut Outage, pass: Result<Report, String>) {
-    let troubles: Vec<_> = match pass {
-        Ok(report) => {
-            for done in report.done {
-                info!(pipeline, "maintenance: {done}");
-            }
-            for wait in report.waits {
-                debug!(pipeline, "maintenance: {wait}");
-            }
-            // A hot standby keeps the same table.
-            let mut troubles = report.troubles;
-            troubles.retain(|trouble| !matches!(trouble, RetentionError::Claimed(_)));
-            troubles.iter().map(ToString::to_string).collect()
-        }
-        Err(reason) => vec![reason],
-    };
+/// Tells what a pass has come to, and returns what is wrong.
+fn told(pipeline: &str, report: Report) -> Vec<String> {
+    for done in report.done {
+        info!(pipeline, "maintenance: {done}");
+    }
+    for wait in report.waits {
+        debug!(pipeline, "maintenance: {wait}");
+    }
+    // A hot standby keeps the same table.
+    let mut troubles = report.troubles;
+    troubles.retain(|trouble| !matches!(trouble, RetentionError::Claimed(_)));
+    troubles.iter().map(ToString::to_string).collect()
+}
+
+fn tell(pipeline: &str, outage: &mut Outage, troubles: Vec<String>) {
     if troubles.is_empty() {
         if let Some(lasted) = outage.ended(Instant::now()) {
             info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");

@@ -13,7 +13,7 @@ use std::time::Instant;
 use crate::postgres::sql::Client;
 use jiff::{SignedDuration, Timestamp};
 
-use super::look::{self, Outbox};
+use super::look::{self, Maintained};
 use super::mark::{Mark, MarkKind};
 use super::plan::Wait;
 use super::{PATIENCE, POLL, Pass, RetentionError};
@@ -53,7 +53,7 @@ impl Pass<'_> {
             self.report.troubles.push(RetentionError::NoTime(table));
             return Ok(());
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience;
         loop {
             let table = self.outbox.name.clone();
             let (now, comment) = look::generation(self.client, self.outbox).await?;
@@ -160,7 +160,11 @@ impl Pass<'_> {
     }
 }
 
-async fn read(client: &Client, outbox: &Outbox, before: Timestamp) -> Result<Batch, CatalogError> {
+async fn read(
+    client: &Client,
+    outbox: &Maintained,
+    before: Timestamp,
+) -> Result<Batch, CatalogError> {
     let table = outbox.name.quoted();
     let rows = client
         .query(
@@ -183,7 +187,7 @@ async fn read(client: &Client, outbox: &Outbox, before: Timestamp) -> Result<Bat
 
 /// Deletes what is still where it was, and returns how many rows that were. What somebody else has
 /// locked stays.
-async fn delete(client: &Client, outbox: &Outbox, batch: &Batch) -> Result<u64, CatalogError> {
+async fn delete(client: &Client, outbox: &Maintained, batch: &Batch) -> Result<u64, CatalogError> {
     let table = outbox.name.quoted();
     let deleted = client
         .execute(

@@ -61,6 +61,7 @@ examples! {
     TABLES_FILE = "docs/tables.md", "Configure it", toml;
     TABLES_INIT = "docs/tables.md", "Set it up", sh;
     ADD_OUTBOX = "docs/tables.md", "Set it up", sql;
+    PUBLISHER = "docs/tables.md", "Who may add a table", sql;
     REVOKE = "docs/messages.md", "Who can forge an event", sql;
     PIPELINES = "docs/configuration.md", "Several pipelines", sh;
     SOURCES = "docs/pipelines.md", "Where they are defined", toml;
@@ -469,7 +470,8 @@ fn rows_of_a_query_are_pipelines_as_described() {
 fn tenants_are_added_as_described() {
     let place = Place::new("");
     let db = place.shop();
-    let topics = ["tenant_1", "tenant_42"].map(|tenant| format!("{tenant}.{}", place.aggregate));
+    let tenants = ["tenant_1", "tenant_42", "tenant_43"];
+    let topics = tenants.map(|tenant| format!("{tenant}.{}", place.aggregate));
     for topic in &topics {
         Broker::shared().create_topic(topic, 1, &[]);
     }
@@ -485,7 +487,15 @@ fn tenants_are_added_as_described() {
     place.sql(&event);
     assert_eq!(place.sql(&ADD_OUTBOX.one()), "1");
     place.sql(&event);
-    for (topic, count) in topics.into_iter().zip([1, 2]) {
+    db.run("CREATE ROLE migrator; GRANT USAGE ON SCHEMA tenant_1 TO migrator; GRANT SELECT ON tenant_1.outbox TO migrator");
+    place.sql(&PUBLISHER.one());
+    let migration = format!(
+        "SET ROLE migrator; CREATE SCHEMA tenant_43; CREATE TABLE tenant_43.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS); {}; {}",
+        event.replace("tenant_42", "tenant_43"),
+        ADD_OUTBOX.one().replace("tenant_42", "tenant_43")
+    );
+    assert_eq!(place.sql(&migration), "1");
+    for (topic, count) in topics.into_iter().zip([1, 2, 1]) {
         let topics = [topic];
         wait_until("the records of the tenants", || {
             Broker::shared().count(&topics) == count

@@ -13,6 +13,7 @@ mod dropped_slots;
 mod partitions;
 mod refused;
 mod rows;
+mod several;
 mod slots;
 
 const COLUMNS: &str =

@@ -344,10 +344,15 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
         ));
         let error = session(&other).try_run(&migrate(3)).expect_err("no owner");
         let message = error.as_db_error().expect("an answer").message();
-        assert!(message.contains("must be owner of publication"), "{message}");
+        assert!(
+            message.contains("must be owner of publication"),
+            "{message}"
+        );
         // The migrator owns not this one.
         let add = format!("SELECT walpost.add_outbox('tenant_4.outbox', '{publication}')");
-        scene.db.run("CREATE SCHEMA tenant_4; CREATE TABLE tenant_4.outbox (LIKE tenant_1.outbox)");
+        scene
+            .db
+            .run("CREATE SCHEMA tenant_4; CREATE TABLE tenant_4.outbox (LIKE tenant_1.outbox)");
         session(&migrator).try_run(&add).expect_err("no owner");
         let init = scene.init().args(["--table", "tenant_4.outbox"]).finish();
         let message = format!("publication {publication} belongs to role {publisher}");

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use super::Core;
 use super::source::{Meaning, Source};
 use crate::model::lsn::Position;
-use crate::outbox::columns::{Mapping, Row};
+use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::postgres::wire::copy_text::Lines;
@@ -37,7 +37,9 @@ impl Core {
                     relation,
                     tuple,
                 } => {
-                    let Ok((table, row)) = source.row(at, relation, tuple, &self.others) else {
+                    let mut row = [None; COLUMNS_MAX];
+                    let table = source.row(at, relation, tuple, &self.others, &mut row);
+                    let Ok(table) = table else {
                         break;
                     };
                     topics.note(table.mapping(), &row);

@@ -8,7 +8,7 @@ use super::message_source::MessageSource;
 use super::source::{Meaning, Source};
 use crate::delivery::checkpoint::Delivered;
 use crate::model::lsn::{Lsn, Position};
-use crate::outbox::columns::{Mapping, MappingError, Row};
+use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row};
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
@@ -165,17 +165,20 @@ impl Preview {
                 source,
                 relation,
                 tuple,
-            } => match source.row(at, relation, tuple, &self.others) {
-                Ok((table, row)) => {
-                    let (row, fate) = fate(&mut self.router, table.mapping(), &row, at);
-                    self.counted(row, fate);
+            } => {
+                let mut values = [None; COLUMNS_MAX];
+                match source.row(at, relation, tuple, &self.others, &mut values) {
+                    Ok(table) => {
+                        let (row, fate) = fate(&mut self.router, table.mapping(), &values, at);
+                        self.counted(row, fate);
+                    }
+                    Err(CoreError::ForeignTable { .. }) => self.passed_over(),
+                    Err(error) => {
+                        let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
+                        self.counted("row".to_owned(), Err(reason));
+                    }
                 }
-                Err(CoreError::ForeignTable { .. }) => self.passed_over(),
-                Err(error) => {
-                    let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
-                    self.counted("row".to_owned(), Err(reason));
-                }
-            },
+            }
             Meaning::Older { source, tuple } => {
                 let older = source.older(at, tuple);
                 let found = older.map_err(|error| error.to_string());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::delivery::stats::PipelineStats;
 use crate::model::lsn::Position;
-use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
+use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
@@ -274,14 +274,15 @@ impl TableSource {
         stats.rows_of_tables(counted);
     }
 
-    /// The row, and its table. `others` are the names of relations that are not the outbox.
+    /// Lays out the row's values, and returns its table. `others` are the names of relations that are not the outbox.
     pub(super) fn row<'a>(
         &self,
         at: Position,
         relation: u32,
         tuple: &Tuple<'a>,
         others: &HashMap<u32, String>,
-    ) -> Result<(&Table, Row<'a>), CoreError> {
+        row: &mut Row<'a>,
+    ) -> Result<&Table, CoreError> {
         let Some(table) = self.table(relation) else {
             return Err(match others.get(&relation) {
                 Some(name) => CoreError::ForeignTable {
@@ -292,21 +293,24 @@ impl TableSource {
                 None => CoreError::UnknownRelation { at, oid: relation },
             });
         };
-        let row = lay_out(&table.mapping, tuple).map_err(|found| CoreError::BadTuple {
+        lay_out(&table.mapping, tuple, row).map_err(|found| CoreError::BadTuple {
             at,
             table: table.name.clone(),
             found,
         })?;
-        Ok((table, row))
+        Ok(table)
     }
 }
 
-/// Puts the values that `mapping` needs into their slots.
-fn lay_out<'a>(mapping: &Mapping, tuple: &Tuple<'a>) -> Result<Row<'a>, &'static str> {
+/// Puts the values that `mapping` needs into their slots of a row that has none yet.
+fn lay_out<'a>(
+    mapping: &Mapping,
+    tuple: &Tuple<'a>,
+    row: &mut Row<'a>,
+) -> Result<(), &'static str> {
     if tuple.len() != mapping.width() {
         return Err("a row with another number of columns than the table's");
     }
-    let mut row = [None; COLUMNS_MAX];
     for (index, value) in tuple.values().enumerate() {
         let Some(slot) = mapping.slot(index) else {
             continue;
@@ -318,5 +322,5 @@ fn lay_out<'a>(mapping: &Mapping, tuple: &Tuple<'a>) -> Result<Row<'a>, &'static
             Value::UnchangedToast => return Err("an inserted row without its out-of-line value"),
         };
     }
-    Ok(row)
+    Ok(())
 }

@@ -1,0 +1,123 @@
+//! The same of an outbox that is several tables.
+
+use std::time::Duration;
+
+use super::{COLUMNS, is_gone, maintain};
+use crate::support::event::{Event, Writer};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::{stays, wait_until, within_a_day};
+
+const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndelete_rows = true\n";
+
+/// With a table that has a partition whose time is over, one without partitions, one that can't be kept, and one that is not
+/// in the publication.
+fn scene(major: u32) -> Scene<'static> {
+    within_a_day();
+    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    scene.use_settings(SETTINGS);
+    scene.init().finish().expect_code(0);
+    let tables = ["cut", "whole", "listed", "left"];
+    for tenant in tables {
+        let by = match tenant {
+            "cut" => "PARTITION BY RANGE (created_at)",
+            "listed" => "PARTITION BY LIST (created_at)",
+            _ => "",
+        };
+        scene.db.run(&format!(
+            "CREATE SCHEMA tenant_{tenant}; CREATE TABLE tenant_{tenant}.outbox ({COLUMNS}) {by}"
+        ));
+    }
+    scene.db.run(
+        "CREATE TABLE tenant_listed.others PARTITION OF tenant_listed.outbox DEFAULT;
+         DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
+             EXECUTE format('CREATE TABLE tenant_cut.outbox_old PARTITION OF tenant_cut.outbox FOR VALUES FROM (%L) TO (%L)',
+                 day - interval '2 days', day - interval '1 day');
+             EXECUTE format('CREATE TABLE tenant_cut.outbox_new PARTITION OF tenant_cut.outbox FOR VALUES FROM (%L) TO (%L)',
+                 day - interval '1 day', day + interval '2 days');
+         END $$",
+    );
+    for tenant in &tables[..3] {
+        let table = format!("tenant_{tenant}.outbox");
+        let init = scene.init().args(["--table", &table]);
+        init.finish().expect_code(0);
+    }
+    scene.write_to(Writer::Tables {
+        like: "tenant%".to_owned(),
+        tables: tables[..3]
+            .iter()
+            .map(|tenant| format!("tenant_{tenant}.outbox"))
+            .collect(),
+    });
+    scene
+}
+
+/// Commits an event of that age.
+fn insert(scene: &Scene, tenant: &str, aggregate: &str, age: &str) {
+    let writer = Writer::Table(format!("tenant_{tenant}.outbox"));
+    let insert = writer.one(Event::new(aggregate, tenant, "{}"));
+    let aged = insert.replace("payload)", "payload, created_at)");
+    let aged = aged.replace(
+        "'{}')",
+        &format!("'{{}}', date_trunc('day', now(), 'UTC') - interval '{age}')"),
+    );
+    assert!(aged.contains("interval"), "{aged}");
+    scene.db.run(&aged);
+}
+
+fn rows(scene: &Scene, tenant: &str) -> i64 {
+    let count = format!("SELECT count(*) FROM tenant_{tenant}.outbox");
+    scene.db.number(&count)
+}
+
+#[test]
+fn each_table_is_kept_by_its_own_kind_beside_run() {
+    for major in [14, MAJOR, 18] {
+        let scene = scene(major);
+        let aggregate = scene.aggregate(1);
+        for tenant in ["cut", "whole", "listed", "left"] {
+            insert(&scene, tenant, &aggregate, "2 days");
+        }
+        insert(&scene, "cut", &aggregate, "0");
+        // Nothing is delivered yet, so nothing goes, however old it is; not even by hand.
+        let (old, whole) = ("outbox_old", "whole");
+        stays("what is not delivered", Duration::from_secs(4), || {
+            let finished = maintain(&scene, &[]);
+            finished
+                .expect_code(3)
+                .expect_says(&["tenant_listed.outbox is not partitioned by range"]);
+            !is_gone(&scene, old) && rows(&scene, whole) == 1
+        });
+        let mut walpost = scene.start();
+        scene.wait_for_records(4);
+        wait_until("the old partition and row to go", || {
+            // What maintenance writes is confirmed soon only where it is much.
+            scene.write_other_wal(1);
+            is_gone(&scene, old) && rows(&scene, whole) == 0
+        });
+        walpost.wait_for_log(
+            "maintenance failed: table tenant_listed.outbox is not partitioned by range",
+        );
+        let left = ["cut", "listed", "left"].map(|tenant| rows(&scene, tenant));
+        assert_eq!(left, [1, 1, 1], "PostgreSQL {major}");
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn one_table_of_several_is_kept_by_a_command_and_the_others_are_not() {
+    let scene = scene(MAJOR);
+    let aggregate = scene.aggregate(1);
+    insert(&scene, "cut", &aggregate, "2 days");
+    insert(&scene, "whole", &aggregate, "2 days");
+    let walpost = scene.start_with(&["--retention", "30d"]);
+    scene.wait_for_records(2);
+    wait_until("the row to go", || {
+        scene.write_other_wal(1);
+        maintain(&scene, &["--table", "tenant_whole.outbox"]).expect_code(0);
+        rows(&scene, "whole") == 0
+    });
+    assert!(!is_gone(&scene, "outbox_old"));
+    walpost.terminate().expect_code(0);
+}
