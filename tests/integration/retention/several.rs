@@ -111,7 +111,7 @@ fn one_table_of_several_is_kept_by_a_command_and_the_others_are_not() {
     let aggregate = scene.aggregate(1);
     insert(&scene, "cut", &aggregate, "2 days");
     insert(&scene, "whole", &aggregate, "2 days");
-    let walpost = scene.start_with(&["--retention", "30d"]);
+    let walpost = scene.start_with(&["--retention", "1000h"]);
     scene.wait_for_records(2);
     wait_until("the row to go", || {
         scene.write_other_wal(1);
