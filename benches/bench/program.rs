@@ -192,8 +192,11 @@ pub(crate) fn start_walpost(
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
-        // What is measured is the stream, of a slot that was made by hand.
-        .args(["--snapshot", "never"])
+        // What is measured is the stream, of a slot that was made by hand. With several tables there is nothing else.
+        .args(match task.kind {
+            Kind::Tables => &[][..],
+            _ => &["--snapshot", "never"],
+        })
         .args(["--postgres", &bed.conninfo(link)])
         .args(["--kafka", &bed.broker.address()])
         .args(arguments)
