@@ -87,6 +87,14 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     let task = Task::new(backlog::Kind::Table, &slot, &topic);
     let mut running = args.walpost(Link::Unix).start(bed, &task);
     let pid = running.process_id().to_string();
+    let mut wait_for = |records| {
+        while topic.records() < records {
+            running.assert_runs();
+            sleep(Duration::from_millis(10));
+        }
+    };
+    // perf takes no samples of threads that come later, and the reader does when rows come fast.
+    wait_for(rows / 20);
     let mut perf = Command::new("perf")
         .args(["record", "--quiet", "--freq", FREQUENCY])
         // The binary has no frame pointers.
@@ -96,10 +104,7 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
         .spawn()
         .unwrap();
     reaper::register(perf.id(), Ending::Kill);
-    while topic.records() < rows {
-        running.assert_runs();
-        sleep(Duration::from_millis(10));
-    }
+    wait_for(rows);
     signal(perf.id(), "INT");
     wait_for_exit(&mut perf, PATIENCE).expect("perf ends when it is told to");
     reaper::forget(perf.id());
