@@ -410,8 +410,9 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
         .filter(|bytes| *bytes < BUFFER_WANTED)
     {
         let message = format!(
-            "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster with more: sysctl -w \
-             net.core.wmem_default={BUFFER_WANTED}, and a line in /etc/sysctl.d to keep it; connections that are opened then have it"
+            "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
+             with more: sysctl -w net.core.wmem_default={BUFFER_WANTED}, and a line in /etc/sysctl.d to keep it; connections that \
+             are opened then have it"
         );
         report.add("socket", Outcome::Ok, message);
     }

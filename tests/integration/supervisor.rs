@@ -26,8 +26,12 @@ fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
     );
     for scene in scenes {
         text.push_str(&format!(
-            "[[pipeline]]\nname = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n{settings}",
+            "[[pipeline]]\nname = '{}'\ndelivery = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n{settings}",
             scene.name,
+            match scene.is_exactly_once() {
+                true => "exactly-once",
+                false => "at-least-once",
+            },
             match scene.events() {
                 Writer::Table(_) | Writer::Tables { .. } => "table",
                 Writer::Messages(_) => "messages",
@@ -198,6 +202,58 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     walpost.terminate().expect_code(0);
     assert_eq!(healthy.judge(&[], Resends::Never).committed, 20);
     assert_eq!(without_broker.judge(&[], Resends::AtMost(1)).committed, 20);
+}
+
+in_both_modes! {
+    record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble
+}
+
+fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_once: bool) {
+    const ROWS: usize = 20_000;
+    let broker = Broker::lent();
+    let kafka = broker.proxy();
+    let healthy = [(); 2].map(|()| Scene::new().in_mode(exactly_once));
+    let refused = Scene::new().in_mode(exactly_once);
+    let slow = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let slow = slow.in_mode(exactly_once);
+    let limited = format!("{}-limited", refused.name);
+    let topic = format!("outbox.event.{limited}");
+    refused.topic(&topic, 1, &[("max.message.bytes", "1000")]);
+    let aggregates = healthy.each_ref().map(|scene| scene.aggregate(2));
+    let of_slow = slow.aggregate(2);
+    let mut walpost = start(&[&healthy[0], &refused, &slow, &healthy[1]]);
+
+    kafka.set(Manner::Throttle(20_000));
+    let payload = "jsonb_build_object('n', md5(n::text))";
+    slow.db.run(&slow.events().many(&of_slow, ROWS, payload));
+    let loads: Vec<_> = healthy
+        .iter()
+        .zip(&aggregates)
+        .map(|(scene, aggregate)| scene.load(&[aggregate]))
+        .collect();
+    // Too large, whatever the compression.
+    let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
+    refused.db.run(&refused.events().many(&limited, 1, payload));
+    let line = walpost.wait_for_log("halted");
+    assert!(line.contains(&refused.name), "{line}");
+    for load in loads {
+        load.wait_for_transactions(200);
+        load.stop();
+    }
+    for scene in &healthy {
+        scene.wait_for_records(scene.history().len());
+        scene.wait_until_confirmed();
+    }
+    let end = slow.history()[0].end;
+    assert!(slow.confirmed() < end, "it was not slow");
+    kafka.set(Manner::Pass);
+    slow.wait_until_confirmed();
+    walpost.terminate().expect_code(3);
+    for scene in &healthy {
+        assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+    }
+    let resends = slow.resends(1);
+    assert_eq!(slow.judge(&[], resends).committed, ROWS);
 }
 
 #[test]
