@@ -44,6 +44,12 @@ use results::{Part, Results};
 
 fn main() {
     let args = Args::parse();
+    if args.write && cfg!(debug_assertions) {
+        eprintln!(
+            "bench: this is a build for tests; figures to keep are of a release build: ./dev bench --write"
+        );
+        std::process::exit(2);
+    }
     let mut results = Results::load_if(args.write || args.renders_only());
     if !args.renders_only() {
         measure(&args, &mut results);
