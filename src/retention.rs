@@ -171,6 +171,8 @@ pub(crate) enum RetentionError {
 /// What a pass has come to.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
+    /// How many tables it was over.
+    pub tables: usize,
     /// What was done, or would be.
     pub done: Vec<String>,
     /// What is not done yet.
@@ -179,14 +181,34 @@ pub(crate) struct Report {
     pub troubles: Vec<RetentionError>,
 }
 
+/// Does for each table of `target` what there is to be done now.
+///
+/// # Errors
+/// As [`pass_of_table`].
+pub(crate) async fn pass(
+    catalog: &Catalog,
+    target: &Target,
+    retention: Retention,
+    dry_run: bool,
+) -> Result<Report, CatalogError> {
+    let tables = tables(catalog, target).await?;
+    let mut all = Report::default();
+    for target in &tables {
+        let pass = pass_of_table(catalog, target, tables.len(), retention, dry_run);
+        let report = pass.await?;
+        all.tables += report.tables;
+        all.done.extend(report.done);
+        all.waits.extend(report.waits);
+        all.troubles.extend(report.troubles);
+    }
+    Ok(all)
+}
+
 /// The tables of `target`, as targets of one table each: of several those that are in the publication.
 ///
 /// # Errors
-/// The server can't be asked.
-pub(crate) async fn tables(
-    catalog: &Catalog,
-    target: &Target,
-) -> Result<Vec<Target>, CatalogError> {
+/// A catalog query fails.
+async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, CatalogError> {
     let outboxes = match &target.outbox {
         Outbox::Messages { .. } => Vec::new(),
         outbox @ (Outbox::Table(_) | Outbox::OneOf { .. }) => vec![outbox.clone()],
@@ -212,14 +234,17 @@ pub(crate) async fn tables(
 /// # Errors
 /// The connection breaks or the server can't be asked. What is wrong with the table, and all that
 /// can be said of single partitions, is in the report.
-pub(crate) async fn pass(
+async fn pass_of_table(
     catalog: &Catalog,
     target: &Target,
     among: usize,
     retention: Retention,
     dry_run: bool,
 ) -> Result<Report, CatalogError> {
-    let mut report = Report::default();
+    let mut report = Report {
+        tables: 1,
+        ..Report::default()
+    };
     let Some(table) = target.outbox.table() else {
         return Ok(report);
     };

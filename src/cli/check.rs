@@ -765,18 +765,10 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     let Ok(catalog) = Catalog::open(&settings.postgres).await else {
         return;
     };
-    let passes = async {
-        let tables = retention::tables(&catalog, &settings.target).await?;
-        let mut troubles = Vec::new();
-        for target in &tables {
-            let pass = retention::pass(&catalog, target, tables.len(), settings.retention, true);
-            troubles.extend(pass.await?.troubles);
-        }
-        Ok(troubles)
-    };
-    let troubles = match passes.await {
-        Ok(troubles) => troubles,
-        Err(error) => vec![RetentionError::Catalog(error)],
+    let pass = retention::pass(&catalog, &settings.target, settings.retention, true);
+    let troubles = match pass.await {
+        Ok(found) => found.troubles,
+        Err(error) => vec![error.into()],
     };
     // What is wrong with the slot and the like was said of the database.
     let troubles: Vec<_> = troubles

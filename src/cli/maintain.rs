@@ -12,7 +12,6 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::target::Target;
 use crate::retention;
 use crate::retention::{Report, RetentionError};
 
@@ -58,43 +57,24 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
 
 async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, CatalogError> {
     let catalog = Catalog::open(&settings.postgres).await?;
-    let tables = retention::tables(&catalog, &settings.target).await?;
-    if tables.is_empty() && !settings.target.outbox.is_messages() {
-        let Target {
-            outbox,
-            publication,
-            ..
-        } = &settings.target;
-        say!(
-            "{}: none of the {outbox} is in publication {publication:?} yet",
-            settings.name
-        );
-    }
-    let mut all = Report::default();
-    for target in &tables {
-        let pass = retention::pass(&catalog, target, tables.len(), settings.retention, dry_run);
-        let Report {
-            done,
-            waits,
-            troubles,
-        } = pass.await?;
-        all.done.extend(done);
-        all.waits.extend(waits);
-        all.troubles.extend(troubles);
-    }
-    Ok(all)
+    retention::pass(&catalog, &settings.target, settings.retention, dry_run).await
 }
 
 /// Prints what a pass has come to.
 fn told(settings: &PipelineSettings, report: &Report) -> Exit {
     let name = &settings.name;
+    let target = &settings.target;
+    if report.tables == 0 && !target.outbox.is_messages() {
+        let (outbox, publication) = (&target.outbox, &target.publication);
+        say!("{name}: none of the {outbox} is in publication {publication:?} yet");
+    }
     for done in &report.done {
         say!("{name}: {done}");
     }
     for wait in &report.waits {
         say!("{name}: {wait}");
     }
-    if settings.target.outbox.is_messages() {
+    if target.outbox.is_messages() {
         say!("{name}: an outbox of messages has no partitions");
     } else if settings.retention.keep.is_none() {
         say!("{name}: nothing is removed without --retention or retention in walpost.toml");

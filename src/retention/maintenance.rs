@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::{Report, RetentionError};
+use super::{Report, RetentionError, pass_of_table};
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
@@ -17,6 +17,9 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// How long the pass over one table may take before its connection is given up.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// Of so many tables' troubles a line each is logged: thousands can have the same.
+const TROUBLES: usize = 10;
 
 /// Passes at work. They end when this is dropped.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
     };
     let mut troubles = Vec::new();
     for target in &tables {
-        let pass = super::pass(&catalog, target, tables.len(), settings.retention, false);
+        let pass = pass_of_table(&catalog, target, tables.len(), settings.retention, false);
         match in_time(pass).await {
             Ok(report) => troubles.extend(told(&settings.name, report)),
             // What is wrong with one table keeps nothing from the next, and neither does a connection that is busy with it.
@@ -96,12 +99,19 @@ fn told(pipeline: &str, report: Report) -> Vec<String> {
     troubles.iter().map(ToString::to_string).collect()
 }
 
-fn tell(pipeline: &str, outage: &mut Outage, troubles: Vec<String>) {
+fn tell(pipeline: &str, outage: &mut Outage, mut troubles: Vec<String>) {
     if troubles.is_empty() {
         if let Some(lasted) = outage.ended(Instant::now()) {
             info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");
         }
         return;
+    }
+    let more = troubles.len().saturating_sub(TROUBLES);
+    if more > 0 {
+        troubles.truncate(TROUBLES);
+        troubles.push(format!(
+            "{more} more; walpost maintain --dry-run prints all"
+        ));
     }
     let say = outage.failed(Instant::now());
     for trouble in troubles {
