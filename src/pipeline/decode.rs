@@ -451,7 +451,9 @@ impl Core {
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
         // The table may go, or have another name from now on.
-        self.tell_rows();
+        if let Source::Table(source) = &self.source {
+            source.tell_rows_of(relation.oid, self.delivery.watermark.stats());
+        }
         let is_outbox = match &mut self.source {
             Source::Table(source) => {
                 if source.lacks_facts(relation) {

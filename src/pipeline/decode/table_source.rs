@@ -54,6 +54,12 @@ impl Table {
         let rows = self.rows.load(Ordering::Relaxed);
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
+
+    /// How many rows were counted since the last call, if any.
+    fn counted(&self) -> Option<(&TableName, u64)> {
+        let rows = self.rows.swap(0, Ordering::Relaxed);
+        (rows > 0).then_some((&self.name, rows))
+    }
 }
 
 impl TableSource {
@@ -264,14 +270,16 @@ impl TableSource {
 
     /// Tells how many rows have come of each table since the last call, where there are several.
     pub(super) fn tell_rows(&self, stats: &PipelineStats) {
-        if !self.outbox.is_several() {
-            return;
+        if self.outbox.is_several() {
+            stats.rows_of_tables(self.tables.iter().filter_map(Table::counted));
         }
-        let counted = self.tables.iter().filter_map(|table| {
-            let rows = table.rows.swap(0, Ordering::Relaxed);
-            (rows > 0).then_some((&table.name, rows))
-        });
-        stats.rows_of_tables(counted);
+    }
+
+    /// The same of one table: with a thousand of them each is described in turn.
+    pub(super) fn tell_rows_of(&self, oid: u32, stats: &PipelineStats) {
+        if self.outbox.is_several() {
+            stats.rows_of_tables(self.table(oid).and_then(Table::counted));
+        }
     }
 
     /// Lays out the row's values, and returns its table. `others` are the names of relations that are not the outbox.
