@@ -25,7 +25,7 @@ use crate::model::window::Window;
 use crate::sink::SinkError;
 
 const METADATA: Duration = Duration::from_secs(5);
-/// How long brokers may take to give a producer its identity.
+/// How long brokers may take to assign a producer ID.
 const IDENTITY: Duration = Duration::from_secs(5);
 /// How long a refusal may take.
 const REFUSAL: Duration = Duration::from_secs(3);
@@ -128,7 +128,7 @@ pub(crate) enum ProducerFinding {
     Unanswered(String),
 }
 
-/// Asks the brokers for a producer's identity. Writes nothing.
+/// Asks the brokers for a producer ID. Writes nothing.
 pub(crate) async fn producer(
     properties: &Properties,
     credentials: &Credentials,
@@ -176,9 +176,9 @@ fn identity(
         }
     }
     ProducerFinding::Unanswered(format!(
-        "the brokers have not given a producer with enable.idempotence = true its identity within {within:?}: whether they will is \
-         not known, and until then nothing is delivered. Their logs say why, at InitProducerId; a controller that is away is one \
-         reason. Run walpost check again"
+        "the brokers have not assigned a producer ID, which enable.idempotence = true requires, within {within:?}: until they do, \
+         nothing is delivered. Their logs say why, at InitProducerId; a controller that is not available is one reason. Run walpost \
+         check again"
     ))
 }
 

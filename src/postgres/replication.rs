@@ -30,8 +30,8 @@ mod transport;
 
 /// A unix-domain socket that takes so many bytes does not hold up a walsender while its rows are decoded and sent.
 pub(crate) const BUFFER_WANTED: usize = 4 << 20;
-/// What the kernel keeps for us where that is kept small: less than a read takes, and a millisecond's worth of rows.
-const NARROW: usize = 96 << 10;
+/// Receive buffer of a connection over TCP within this host: less than a read takes, and a millisecond's worth of rows.
+const RECEIVE_BUFFER: usize = 96 << 10;
 /// Answers to commands are short; a server that sends more is none.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
@@ -206,12 +206,12 @@ impl Connection {
         self.transport.unix_buffer()
     }
 
-    /// Keeps little of what comes in the kernel, over TCP within this host; says whether it is that. The walsender does one
+    /// Makes the receive buffer small, over TCP without TLS within this host; says whether it is that. The walsender does one
     /// `send` for each row. With room at the receiver's, each becomes a segment, which costs the walsender the way through
     /// the kernel to our socket, twice what decoding a row does. Without, the rows gather in its socket's send buffer, and go
     /// many at a time when we read.
-    pub fn narrow(&self) -> bool {
-        self.transport.narrow_within_host(NARROW)
+    pub fn shrink_receive_buffer(&self) -> bool {
+        self.transport.shrink_receive_buffer(RECEIVE_BUFFER)
     }
 
     /// `IDENTIFY_SYSTEM`

@@ -25,9 +25,9 @@ const LULL: Duration = Duration::from_millis(4);
 /// What has been fast for so long is no burst, such as the backlog of a moment in which the disk or the scheduler was slow.
 /// Records of a burst shall not wait for company: they are late already.
 const BURST: Duration = Duration::from_millis(10);
-/// Over a narrow connection, how long the sender's rows may gather: at first, at least and at most.
-const NARROW_PAUSE: Duration = Duration::from_millis(1);
-const NARROW_PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+/// Where the receive buffer is small, how long the sender's rows may gather: at first, at least and at most.
+const GATHER: Duration = Duration::from_millis(1);
+const GATHER_LIMITS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 /// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
 /// anybody notices.
 const PAUSE: Duration = Duration::from_micros(300);
@@ -41,24 +41,24 @@ pub(crate) struct Pace {
     fast: bool,
     /// When what is fast now began to be.
     fast_since: Instant,
-    narrow: Option<Narrow>,
+    small_buffer: Option<SmallBuffer>,
 }
 
-/// A connection that takes no more than a buffer at a time ([`crate::postgres::replication::Connection::narrow`]). What it has
-/// no room for gathers in the sender's buffer, for whom that is cheap: so ours has to be full when it is read, but that one
-/// not, or the sender waits. Each read that finds ours full shortens the pause before the next a little, and each that does
-/// not lengthens it, by more.
+/// A receive buffer that was made small ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). What it has no
+/// room for gathers in the sender's buffer, for whom that is cheap: so ours has to be full when it is read, but that one not, or
+/// the sender waits. Each read that finds ours full shortens the pause before the next a little, and each that does not lengthens
+/// it, by more.
 #[derive(Debug)]
-struct Narrow {
+struct SmallBuffer {
     pause: Duration,
     /// The largest read of late.
     full: u64,
 }
 
-impl Narrow {
+impl SmallBuffer {
     fn received(&mut self, bytes: u64) {
         self.full = bytes.max(self.full - self.full / 64);
-        let (least, most) = NARROW_PAUSES;
+        let (least, most) = GATHER_LIMITS;
         let pause = match bytes >= self.full - self.full / 8 {
             true => self.pause - self.pause / 16,
             false => self.pause + self.pause / 4,
@@ -76,14 +76,14 @@ impl Pace {
             bytes: 0,
             fast: false,
             fast_since: now,
-            narrow: None,
+            small_buffer: None,
         }
     }
 
-    /// The connection takes no more than a small buffer at a time.
-    pub(crate) fn narrow(&mut self) {
-        self.narrow = Some(Narrow {
-            pause: NARROW_PAUSE,
+    /// The receive buffer was made small.
+    pub(crate) fn buffer_is_small(&mut self) {
+        self.small_buffer = Some(SmallBuffer {
+            pause: GATHER,
             full: 0,
         });
     }
@@ -96,11 +96,11 @@ impl Pace {
     /// So many bytes were read.
     pub(crate) fn received(&mut self, bytes: u64) {
         self.bytes += bytes;
-        if let Some(narrow) = &mut self.narrow
+        if let Some(buffer) = &mut self.small_buffer
             && bytes > 0
             && self.fast
         {
-            narrow.received(bytes);
+            buffer.received(bytes);
         }
     }
 
@@ -124,7 +124,10 @@ impl Pace {
             self.span_began = now;
             (self.frames, self.bytes) = (0, 0);
         }
-        let pause = self.narrow.as_ref().map_or(PAUSE, |narrow| narrow.pause);
+        let pause = self
+            .small_buffer
+            .as_ref()
+            .map_or(PAUSE, |buffer| buffer.pause);
         self.fast.then_some(pause)
     }
 }
@@ -214,10 +217,10 @@ mod tests {
         }
     }
 
-    /// Over a narrow connection, how long to wait after `reads` of so many bytes each, all while rows come fast.
-    fn narrow(reads: &[u64]) -> Duration {
+    /// With a small receive buffer, how long to wait after `reads` of so many bytes each, all while rows come fast.
+    fn with_small_buffer(reads: &[u64]) -> Duration {
         let (mut pace, mut now) = fast(1);
-        pace.narrow();
+        pace.buffer_is_small();
         for bytes in reads {
             pace.received(*bytes);
             now += SPAN;
@@ -228,25 +231,25 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_connection_is_read_when_it_is_full_and_no_later() {
+    fn a_small_buffer_is_read_when_it_is_full_and_no_later() {
         const FULL: u64 = 64_000;
-        let (least, most) = NARROW_PAUSES;
-        assert_eq!(narrow(&[]), NARROW_PAUSE);
-        assert!(narrow(&[FULL]) < NARROW_PAUSE);
-        assert!(narrow(&[FULL, FULL / 2]) > NARROW_PAUSE, "too early");
-        assert_eq!(narrow(&[FULL; 100]), least);
+        let (least, most) = GATHER_LIMITS;
+        assert_eq!(with_small_buffer(&[]), GATHER);
+        assert!(with_small_buffer(&[FULL]) < GATHER);
+        assert!(with_small_buffer(&[FULL, FULL / 2]) > GATHER, "too early");
+        assert_eq!(with_small_buffer(&[FULL; 100]), least);
         let little: Vec<_> = std::iter::once(FULL).chain([FULL / 10; 12]).collect();
-        assert_eq!(narrow(&little), most);
+        assert_eq!(with_small_buffer(&little), most);
         // What full is changes with the size of rows.
         let smaller: Vec<_> = std::iter::once(FULL).chain([FULL / 2; 200]).collect();
-        assert_eq!(narrow(&smaller), least);
+        assert_eq!(with_small_buffer(&smaller), least);
     }
 
     #[test]
-    fn a_narrow_connection_is_read_at_once_while_rows_come_slowly() {
+    fn a_small_buffer_is_read_at_once_while_rows_come_slowly() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        pace.narrow();
+        pace.buffer_is_small();
         for span in 1..100 {
             pace.frame();
             pace.received(500);
@@ -254,7 +257,7 @@ mod tests {
         }
         // And that little was read says nothing about how much it takes.
         (0..FAST).for_each(|_| pace.frame());
-        assert_eq!(pace.pause(start + SPAN * 100), Some(NARROW_PAUSE));
+        assert_eq!(pace.pause(start + SPAN * 100), Some(GATHER));
     }
 
     #[test]

@@ -37,10 +37,10 @@ impl Transport {
         }
     }
 
-    /// See [`Socket::narrow_within_host`].
-    pub(super) fn narrow_within_host(&self, bytes: usize) -> bool {
+    /// See [`Socket::shrink_receive_buffer`].
+    pub(super) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         match self {
-            Self::Whole(socket) => socket.narrow_within_host(bytes),
+            Self::Whole(socket) => socket.shrink_receive_buffer(bytes),
             Self::Written(_) => false,
         }
     }

@@ -81,8 +81,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
             writer,
         ));
         let mut pace = Pace::new(now);
-        if self.link.connection.narrow() {
-            pace.narrow();
+        if self.link.connection.shrink_receive_buffer() {
+            pace.buffer_is_small();
         }
         Ok(Session {
             settings,

@@ -55,7 +55,7 @@ impl Socket {
 
     /// Gives a TCP connection within this host a receive buffer of so many bytes; says whether it is one. Between hosts a
     /// window that small would bound the rate by the round trip.
-    pub(in crate::postgres) fn narrow_within_host(&self, bytes: usize) -> bool {
+    pub(in crate::postgres) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         let Socket::Tcp(stream) = self else {
             return false;
         };
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tcp_within_the_host_is_narrowed_and_nothing_else_is() {
+    async fn receive_buffer_is_shrunk_over_tcp_within_the_host_and_nowhere_else() {
         const BYTES: usize = 96 << 10;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port");
         let stream = TcpStream::connect(listener.local_addr().expect("an address")).await;
         let stream = Socket::Tcp(stream.expect("connects"));
-        assert!(stream.narrow_within_host(BYTES));
+        assert!(stream.shrink_receive_buffer(BYTES));
         let Socket::Tcp(stream) = stream else {
             unreachable!("it was made so")
         };
@@ -214,6 +214,6 @@ mod tests {
         // Linux keeps as much again for its own account of what is there.
         assert!((BYTES..=2 * BYTES).contains(&has), "{has}");
         let (unix, _other) = UnixStream::pair().expect("a pair");
-        assert!(!Socket::Unix(unix).narrow_within_host(BYTES));
+        assert!(!Socket::Unix(unix).shrink_receive_buffer(BYTES));
     }
 }
