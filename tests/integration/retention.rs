@@ -26,6 +26,18 @@ const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;"
 /// As in src/retention.rs.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
+/// Makes two partitions of the table: `_old`, whose time is over, and `_new`.
+fn old_and_new(table: &str) -> String {
+    format!(
+        "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
+             EXECUTE format('CREATE TABLE {table}_old PARTITION OF {table} FOR VALUES FROM (%L) TO (%L)',
+                 day - interval '2 days', day - interval '1 day');
+             EXECUTE format('CREATE TABLE {table}_new PARTITION OF {table} FOR VALUES FROM (%L) TO (%L)',
+                 day - interval '1 day', day + interval '2 days');
+         END $$;"
+    )
+}
+
 /// A scene with an outbox that has one partition, `outbox_old`, whose time is over, and others.
 fn aged(server: &'static Server, more: &str) -> Scene<'static> {
     within_a_day();
@@ -33,12 +45,8 @@ fn aged(server: &'static Server, more: &str) -> Scene<'static> {
     scene.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
          {more}
-         DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
-             EXECUTE format('CREATE TABLE outbox_old PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
-                 day - interval '2 days', day - interval '1 day');
-             EXECUTE format('CREATE TABLE outbox_new PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
-                 day - interval '1 day', day + interval '2 days');
-         END $$"
+         {}",
+        old_and_new("outbox")
     ));
     scene.init().finish().expect_code(0);
     scene

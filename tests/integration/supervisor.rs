@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::support::checker::Resends;
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
+use crate::support::load::Load;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::Manner;
 use crate::support::reaper;
@@ -52,16 +53,19 @@ fn start(scenes: &[&Scene]) -> Walpost {
     walpost
 }
 
+/// Sessions that write events, of an aggregate for each scene.
+fn loads(scenes: &[Scene], aggregates: &[String]) -> Vec<Load> {
+    let both = scenes.iter().zip(aggregates);
+    both.map(|(scene, aggregate)| scene.load(&[aggregate]))
+        .collect()
+}
+
 #[test]
 fn each_pipeline_delivers_its_own() {
     let scenes = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Scene::of);
     let walpost = start(&scenes.each_ref());
     let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
-    let loads: Vec<_> = scenes
-        .iter()
-        .zip(&aggregates)
-        .map(|(scene, aggregate)| scene.load(&[aggregate]))
-        .collect();
+    let loads = loads(&scenes, &aggregates);
     for load in loads {
         load.wait_for_transactions(50);
         load.stop();
@@ -226,11 +230,7 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     kafka.set(Manner::Throttle(20_000));
     let payload = "jsonb_build_object('n', md5(n::text))";
     slow.db.run(&slow.events().many(&of_slow, ROWS, payload));
-    let loads: Vec<_> = healthy
-        .iter()
-        .zip(&aggregates)
-        .map(|(scene, aggregate)| scene.load(&[aggregate]))
-        .collect();
+    let loads = loads(&healthy, &aggregates);
     // Too large, whatever the compression.
     let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
     refused.db.run(&refused.events().many(&limited, 1, payload));

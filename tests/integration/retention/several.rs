@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{COLUMNS, is_gone, maintain};
+use super::{COLUMNS, is_gone, maintain, old_and_new};
 use crate::support::event::{Event, Writer};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -29,15 +29,10 @@ fn scene(major: u32) -> Scene<'static> {
             "CREATE SCHEMA tenant_{tenant}; CREATE TABLE tenant_{tenant}.outbox ({COLUMNS}) {by}"
         ));
     }
-    scene.db.run(
-        "CREATE TABLE tenant_listed.others PARTITION OF tenant_listed.outbox DEFAULT;
-         DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
-             EXECUTE format('CREATE TABLE tenant_cut.outbox_old PARTITION OF tenant_cut.outbox FOR VALUES FROM (%L) TO (%L)',
-                 day - interval '2 days', day - interval '1 day');
-             EXECUTE format('CREATE TABLE tenant_cut.outbox_new PARTITION OF tenant_cut.outbox FOR VALUES FROM (%L) TO (%L)',
-                 day - interval '1 day', day + interval '2 days');
-         END $$",
-    );
+    scene.db.run(&format!(
+        "CREATE TABLE tenant_listed.others PARTITION OF tenant_listed.outbox DEFAULT; {}",
+        old_and_new("tenant_cut.outbox")
+    ));
     for tenant in &tables[..3] {
         let table = format!("tenant_{tenant}.outbox");
         let init = scene.init().args(["--table", &table]);
