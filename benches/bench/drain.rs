@@ -13,8 +13,8 @@ use crate::support::postgres::{MAJOR, binaries};
 use crate::support::reaper::{self, Ending};
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{
-    Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes, family_waiting_seconds,
-    has_ended, peak_bytes, waiting_seconds, written_bytes,
+    MEBIBYTE, Walsender, cpu_seconds, family_cpu_seconds, family_peak_bytes,
+    family_waiting_seconds, has_ended, peak_bytes, waiting_seconds, written_bytes,
 };
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
@@ -95,7 +95,7 @@ fn tell(drain: &Drain) {
         measured.rows_per_second.unwrap_or(f64::NAN),
         measured.first_seconds,
         measured.cpu.program,
-        measured.peak_rss_bytes as f64 / 1_048_576.0,
+        measured.peak_rss_bytes as f64 / MEBIBYTE,
     );
 }
 

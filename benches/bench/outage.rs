@@ -9,7 +9,7 @@ use crate::bed::{Bed, STALL};
 use crate::program::{Link, Task};
 use crate::results::Outage;
 use crate::topic::{Topic, TopicSettings};
-use crate::usage::family_resident_bytes;
+use crate::usage::{MEBIBYTE, family_resident_bytes};
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
@@ -50,7 +50,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
     eprintln!(
         "  broker frozen for {} s: peak RSS {:.1} MiB",
         frozen_for.as_secs(),
-        rss.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) as f64 / 1_048_576.0
+        rss.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) as f64 / MEBIBYTE
     );
     Outage {
         frozen_at_seconds,

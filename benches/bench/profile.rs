@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -34,6 +33,7 @@ pub(crate) struct Frame {
     pub(crate) callees: Vec<Frame>,
 }
 
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Samples a second.
 const FREQUENCY: &str = "999";
 /// Frames with less of all samples are left out: no chart could show them.
@@ -88,10 +88,7 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     let mut running = args.walpost(Link::Unix).start(bed, &task);
     let pid = running.process_id().to_string();
     let mut wait_for = |records| {
-        while topic.records() < records {
-            running.assert_runs();
-            sleep(Duration::from_millis(10));
-        }
+        running.wait_until("records", BETWEEN_LOOKS, || topic.records() >= records);
     };
     // perf takes no samples of threads that come later, and the reader does when rows come fast.
     wait_for(rows / 20);

@@ -5,11 +5,13 @@ use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::backlog::{Kind, PUBLICATION, Slot, TABLE};
-use crate::bed::{Bed, DATABASE};
+use crate::bed::{Bed, DATABASE, STALL};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
@@ -220,6 +222,24 @@ impl Running {
         match self {
             Self::Walpost(walpost) => walpost.process_id(),
             Self::Peer(peer) => peer.child.id(),
+        }
+    }
+
+    /// Looks every so often, until it is so.
+    ///
+    /// # Panics
+    /// It has ended by itself, or that takes longer than [`STALL`].
+    pub(crate) fn wait_until(
+        &mut self,
+        what: &str,
+        every: Duration,
+        mut is_so: impl FnMut() -> bool,
+    ) {
+        let began = Instant::now();
+        while !is_so() {
+            self.assert_runs();
+            assert!(began.elapsed() < STALL, "waited in vain for {what}");
+            sleep(every);
         }
     }
 

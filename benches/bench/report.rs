@@ -17,7 +17,8 @@ use crate::growth;
 use crate::results::{self, Comparison, Drain, Part, Results, Tables};
 use crate::stats::Spread;
 use crate::tables as bench_tables;
-use numbers::{MEBIBYTE, one_place, spread, two_places, whole};
+use crate::usage::MEBIBYTE;
+use numbers::{one_place, spread, two_places, whole};
 
 /// The series in which something grows: name, title, and what its points are.
 const SERIES: [(&str, &str, &str); 6] = [

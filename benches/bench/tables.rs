@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape, Slot, TABLES_PUBLICATION};
-use crate::bed::{Bed, STALL};
+use crate::bed::Bed;
 use crate::drain::{self, Lap};
 use crate::program::{Link, Program, Running, Task};
 use crate::results::{Drain, Fleet, Tables};
 use crate::support::walpost::{Invocation, config_file};
 use crate::topic::{Topic, TopicSettings};
-use crate::usage::{cpu_seconds, family_cpu_seconds, family_resident_bytes, threads};
+use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_resident_bytes, threads};
 
 pub(crate) const SERIES: &str = "tables";
 
@@ -91,7 +91,7 @@ fn tell(fleet: &Fleet) {
         fleet.program_cpu,
         fleet.seconds,
         fleet.threads,
-        fleet.rss_bytes as f64 / 1_048_576.0
+        fleet.rss_bytes as f64 / MEBIBYTE
     );
 }
 
@@ -140,13 +140,9 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::here(bed);
     let topic = Topic::new(bed, &TopicSettings::default());
     let mut running = walpost.start(bed, &Task::new(Kind::Tables, &slot, &topic));
-    let arrive = |running: &mut Running, records: usize| {
-        let began = Instant::now();
-        while topic.records() < records {
-            running.assert_runs();
-            assert!(began.elapsed() < STALL, "nothing arrives");
-            sleep(Duration::from_millis(1));
-        }
+    let mut arrive = |records: usize| {
+        let every = Duration::from_millis(1);
+        running.wait_until("records", every, || topic.records() >= records);
     };
     let insert = |table: usize| {
         bed.db.run(&format!(
@@ -155,7 +151,7 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
     };
     // By then it streams.
     insert(1);
-    arrive(&mut running, 1);
+    arrive(1);
     let seconds = (1..=ADDED).map(|number| {
         let table = many + number;
         let began = Instant::now();
@@ -163,7 +159,7 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
             "SELECT walpost.add_outbox('bench_{table}.outbox', '{TABLES_PUBLICATION}')"
         ));
         insert(table);
-        arrive(&mut running, 1 + number);
+        arrive(1 + number);
         began.elapsed().as_secs_f64()
     });
     let seconds: Vec<_> = seconds.collect();
@@ -191,23 +187,20 @@ impl<'a> Pipelines<'a> {
         for (index, slot) in slots.iter().enumerate() {
             let table = index + 1;
             let what = match slots.len() {
+                // With several tables there is no snapshot to be left out.
                 1 => format!("{SETTINGS}\npublication = \"{TABLES_PUBLICATION}\""),
                 _ => {
                     bed.db.run(&format!(
                         "CREATE PUBLICATION bench_{table} FOR TABLE bench_{table}.outbox WITH (publish = 'insert')"
                     ));
-                    format!("table = \"bench_{table}.outbox\"\npublication = \"bench_{table}\"")
+                    format!(
+                        "table = \"bench_{table}.outbox\"\npublication = \"bench_{table}\"\nsnapshot = \"never\""
+                    )
                 }
-            };
-            // With several tables there is no snapshot to be left out.
-            let snapshot = if slots.len() == 1 {
-                ""
-            } else {
-                "snapshot = \"never\""
             };
             write!(
                 text,
-                "[[pipeline]]\nname = \"p{table}\"\nslot = \"{}\"\npostgres = \"{}\"\ntopic = \"unused\"\n{what}\n{snapshot}\n",
+                "[[pipeline]]\nname = \"p{table}\"\nslot = \"{}\"\npostgres = \"{}\"\ntopic = \"unused\"\n{what}\n",
                 slot.name,
                 bed.conninfo(Link::Unix)
             )
@@ -216,32 +209,17 @@ impl<'a> Pipelines<'a> {
         assert!(slots.len() == 1 || slots.len() == tables, "a table each");
         let file = config_file(text);
         let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
-        let running = Running::Walpost(Box::new(run.start()));
+        let mut running = Running::Walpost(Box::new(run.start()));
+        running.wait_until("all of them to stream", Duration::from_millis(50), || {
+            walsenders(bed).len() >= slots.len()
+        });
         let pid = running.process_id();
-        let mut pipelines = Self {
+        Self {
             bed,
             slots,
             running,
             pid,
-        };
-        let began = Instant::now();
-        while pipelines.walsenders().len() < pipelines.slots.len() {
-            pipelines.running.assert_runs();
-            assert!(began.elapsed() < STALL, "not all of them stream");
-            sleep(Duration::from_millis(50));
         }
-        pipelines
-    }
-
-    /// Where each walsender is, by its process.
-    fn walsenders(&self) -> BTreeMap<u32, u64> {
-        let rows = self.bed.db.rows(
-            "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
-        );
-        let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse().ok());
-        rows.iter()
-            .filter_map(|row| Some((u32::try_from(number(&row[0])?).ok()?, number(&row[1])?)))
-            .collect()
     }
 
     fn stop(self) {
@@ -254,15 +232,27 @@ impl<'a> Pipelines<'a> {
     }
 }
 
+/// Where each walsender is, by its process.
+fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
+    let rows = bed.db.rows(
+        "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
+    );
+    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse().ok());
+    rows.iter()
+        .filter_map(|row| Some((u32::try_from(number(&row[0])?).ok()?, number(&row[1])?)))
+        .collect()
+}
+
 /// What it costs that others write much into the database.
 fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: usize) -> Fleet {
     let mut pipelines = Pipelines::start(bed, slots, tables);
-    let cpu = |pipelines: &Pipelines<'_>| {
-        let walsenders = pipelines.walsenders();
+    let pid = pipelines.pid;
+    let cpu = || {
+        let walsenders = walsenders(bed);
         let seconds = walsenders.keys().filter_map(|pid| cpu_seconds(*pid));
-        (seconds.sum::<f64>(), family_cpu_seconds(pipelines.pid))
+        (seconds.sum::<f64>(), family_cpu_seconds(pid))
     };
-    let (walsenders_before, program_before) = cpu(&pipelines);
+    let (walsenders_before, program_before) = cpu();
     let rows = args.scaled(UNRELATED);
     bed.db.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{rows} / 100 LOOP
@@ -272,16 +262,14 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
     ));
     let began = Instant::now();
     let end = backlog::position(bed);
-    while pipelines.walsenders().values().any(|sent| *sent < end) {
-        pipelines.running.assert_runs();
-        assert!(
-            began.elapsed() < STALL,
-            "the walsenders do not get to the end"
-        );
-        sleep(Duration::from_millis(10));
-    }
+    let running = &mut pipelines.running;
+    running.wait_until(
+        "the walsenders to get to the end",
+        Duration::from_millis(10),
+        || walsenders(bed).values().all(|sent| *sent >= end),
+    );
     let seconds = began.elapsed().as_secs_f64();
-    let (walsenders_after, program_after) = cpu(&pipelines);
+    let (walsenders_after, program_after) = cpu();
     let fleet = Fleet {
         round,
         slots,
@@ -290,8 +278,8 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
         walsenders_cpu: walsenders_after - walsenders_before,
         program_cpu: program_after - program_before,
         seconds,
-        threads: threads(pipelines.pid),
-        rss_bytes: family_resident_bytes(pipelines.pid),
+        threads: threads(pid),
+        rss_bytes: family_resident_bytes(pid),
     };
     pipelines.stop();
     bed.db.run("TRUNCATE unrelated");

@@ -6,6 +6,8 @@ use procfs::process::{Process, all_processes};
 
 use crate::support::session::Session;
 
+pub(crate) const MEBIBYTE: f64 = 1_048_576.0;
+
 /// User and system seconds of a process, and of the children it has waited for; `None` where there
 /// is no such process.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {

@@ -13,7 +13,7 @@ use plotters::coord::Shift;
 use plotters::prelude::{DrawingArea, DrawingBackend, Rectangle};
 use plotters::style::{Color, FontStyle, IntoFont, RGBColor};
 
-use super::numbers::{MEBIBYTE, one_place, rough, whole};
+use super::numbers::{one_place, rough, whole};
 use super::summary::{Drains, distinct, groups, steady, ways};
 use crate::comparison;
 use crate::forms;
@@ -22,6 +22,7 @@ use crate::latency::RATES;
 use crate::program::{LIMIT, WALPOST};
 use crate::results::{Cost, Drain, Latency, Outage, Percentiles, Results};
 use crate::stats::{Spread, median};
+use crate::usage::MEBIBYTE;
 
 const BACKGROUND: RGBColor = RGBColor(255, 255, 255);
 const INK: RGBColor = RGBColor(31, 41, 55);

@@ -5,8 +5,6 @@ use crate::stats::Spread;
 /// Where nothing was measured.
 pub(crate) const NOTHING: &str = "–";
 
-pub(crate) const MEBIBYTE: f64 = 1_048_576.0;
-
 /// A whole number with separators: 1,234,567.
 pub(crate) fn whole(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());

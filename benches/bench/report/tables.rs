@@ -1,6 +1,6 @@
 //! The tables, for the terminal and for the page.
 
-use super::numbers::{MEBIBYTE, NOTHING, middle, one_place, rough, spread, two_places, whole};
+use super::numbers::{NOTHING, middle, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};
 use super::table::Table;
 use crate::growth;
@@ -9,6 +9,7 @@ use crate::profile::Profile;
 use crate::program::LIMIT;
 use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Steady, Tables};
 use crate::stats::Spread;
+use crate::usage::MEBIBYTE;
 
 /// Programs on the same backlog.
 pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {

@@ -1,6 +1,6 @@
 //! What Walpost is meant to reach, and what was measured.
 
-use super::numbers::{MEBIBYTE, NOTHING, one_place, rough, two_places, whole};
+use super::numbers::{NOTHING, one_place, rough, two_places, whole};
 use super::summary::{Drains, find, groups, steady};
 use super::table::Table;
 use crate::backlog::Kind;
@@ -9,6 +9,7 @@ use crate::growth;
 use crate::program::{DEBEZIUM, EXACTLY_ONCE, Link, WALPOST};
 use crate::results::{Drain, Latency, Outage, Results};
 use crate::stats::{Spread, median};
+use crate::usage::MEBIBYTE;
 
 /// Most memory, in MiB, with the window as it is by default.
 const MOST_MEBIBYTES: f64 = 32.0;

@@ -31,65 +31,67 @@ impl Flame<'_> {
         let root = SVGBackend::new(path, size).into_drawing_area();
         root.fill(&BACKGROUND).unwrap();
         super::title(&root, &self.title);
-        let width = f64::from(WIDTH) - 2.0 * f64::from(MARGIN);
-        let scale = width / self.process.samples as f64;
-        let bottom = height - MARGIN;
-        draw(&root, self.process, f64::from(MARGIN), bottom, scale, GREY);
+        let canvas = Canvas {
+            root: &root,
+            samples: self.process.samples as f64,
+        };
+        let (mut left, bottom) = (f64::from(MARGIN), height - MARGIN);
+        canvas.frame(self.process, left, bottom, GREY);
         // Threads are told apart by colour.
-        let mut left = f64::from(MARGIN);
         let colours = [TEAL].into_iter().chain(OTHERS).cycle();
         for (thread, colour) in self.process.callees.iter().zip(colours) {
-            above(&root, thread, left, bottom - ROW, scale, colour);
-            left += thread.samples as f64 * scale;
+            canvas.tower(thread, left, bottom - ROW, colour);
+            left += canvas.width(thread);
         }
         root.present().unwrap();
     }
 }
 
-/// A frame and all that it called.
-fn above<DB: DrawingBackend>(
-    root: &DrawingArea<DB, Shift>,
-    frame: &Frame,
-    left: f64,
-    bottom: i32,
-    scale: f64,
-    colour: RGBColor,
-) {
-    draw(root, frame, left, bottom, scale, colour);
-    let mut left = left;
-    for callee in &frame.callees {
-        above(root, callee, left, bottom - ROW, scale, colour);
-        left += callee.samples as f64 * scale;
-    }
+struct Canvas<'a, DB: DrawingBackend> {
+    root: &'a DrawingArea<DB, Shift>,
+    /// Of the whole width.
+    samples: f64,
 }
 
-fn draw<DB: DrawingBackend>(
-    root: &DrawingArea<DB, Shift>,
-    frame: &Frame,
-    left: f64,
-    bottom: i32,
-    scale: f64,
-    colour: RGBColor,
-) {
-    #[expect(clippy::cast_possible_truncation, reason = "pixels of the chart")]
-    let [from, to] = [left, left + frame.samples as f64 * scale].map(|x| x.round() as i32);
-    let top = bottom - ROW;
-    let shape = Rectangle::new(
-        [(from, top + 1), (to - 1, bottom)],
-        colour.mix(0.35).filled(),
-    );
-    root.draw(&shape).unwrap();
-    let room = usize::try_from(to - from).unwrap_or(0) / LETTER;
-    if room < 4 {
-        return;
+impl<DB: DrawingBackend> Canvas<'_, DB> {
+    fn part(&self, frame: &Frame) -> f64 {
+        frame.samples as f64 / self.samples
     }
-    let share = 100.0 * frame.samples as f64 * scale / (f64::from(WIDTH) - 2.0 * f64::from(MARGIN));
-    let mut text = format!("{} {} %", frame.name, whole(share));
-    if text.chars().count() > room {
-        text = frame.name.chars().take(room - 1).chain(['…']).collect();
+
+    fn width(&self, frame: &Frame) -> f64 {
+        self.part(frame) * (f64::from(WIDTH) - 2.0 * f64::from(MARGIN))
     }
-    let font = ("sans-serif", 12).into_font().color(&INK);
-    let font = font.pos(Pos::new(HPos::Left, VPos::Center));
-    root.draw_text(&text, &font, (from + 3, top + ROW / 2 + 1))
-        .unwrap();
+
+    /// A frame, and above it all that it called.
+    fn tower(&self, frame: &Frame, mut left: f64, bottom: i32, colour: RGBColor) {
+        self.frame(frame, left, bottom, colour);
+        for callee in &frame.callees {
+            self.tower(callee, left, bottom - ROW, colour);
+            left += self.width(callee);
+        }
+    }
+
+    fn frame(&self, frame: &Frame, left: f64, bottom: i32, colour: RGBColor) {
+        #[expect(clippy::cast_possible_truncation, reason = "pixels of the chart")]
+        let [from, to] = [left, left + self.width(frame)].map(|x| x.round() as i32);
+        let top = bottom - ROW;
+        let shape = Rectangle::new(
+            [(from, top + 1), (to - 1, bottom)],
+            colour.mix(0.35).filled(),
+        );
+        self.root.draw(&shape).unwrap();
+        let room = usize::try_from(to - from).unwrap_or(0) / LETTER;
+        if room < 4 {
+            return;
+        }
+        let mut text = format!("{} {} %", frame.name, whole(100.0 * self.part(frame)));
+        if text.chars().count() > room {
+            text = frame.name.chars().take(room - 1).chain(['…']).collect();
+        }
+        let font = ("sans-serif", 12).into_font().color(&INK);
+        let font = font.pos(Pos::new(HPos::Left, VPos::Center));
+        self.root
+            .draw_text(&text, &font, (from + 3, top + ROW / 2 + 1))
+            .unwrap();
+    }
 }
