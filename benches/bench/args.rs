@@ -61,6 +61,8 @@ pub(crate) enum Word {
     Growth,
     /// The drain by the form of the records: what Connect's converters write, and expanded payloads
     Forms,
+    /// The drains that are behind their targets, without what bounds them
+    Tuned,
     /// What carrying costs the database, beside a reader that polls the table
     Database,
     /// Many outbox tables on one slot, and many pipelines
@@ -76,11 +78,12 @@ pub(crate) enum Word {
 impl Args {
     /// The parts to measure, in their order.
     pub(crate) fn parts(&self) -> Vec<Word> {
-        const ALL: [Word; 7] = [
+        const ALL: [Word; 8] = [
             Word::Drain,
             Word::Latency,
             Word::Growth,
             Word::Forms,
+            Word::Tuned,
             Word::Database,
             Word::Tables,
             Word::Profile,

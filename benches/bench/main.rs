@@ -3,7 +3,7 @@
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
 //! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`], [`growth`] and [`forms`] by [`drain`], [`latency`], [`database`], [`tables`] and [`profile`]. What they
+//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`] and [`profile`]. What they
 //! measure is [`results`]; [`report`] makes tables, charts and the page of it.
 //!
 //! Everything runs on one machine and in turn, so ratios mean more than figures.
@@ -30,6 +30,7 @@ mod results;
 mod stats;
 mod tables;
 mod topic;
+mod tuned;
 mod usage;
 
 #[path = "../../tests/support/mod.rs"]
@@ -81,6 +82,10 @@ fn measure(args: &Args, results: &mut Results) {
             Word::Forms => {
                 let data = forms::measure(&bed, args);
                 results.forms = Some(Part::new(&bed, began, data));
+            }
+            Word::Tuned => {
+                let data = tuned::measure(&bed, args);
+                results.tuned = Some(Part::new(&bed, began, data));
             }
             Word::Database => {
                 let data = database::measure(&bed, args);

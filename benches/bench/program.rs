@@ -99,6 +99,14 @@ impl Program {
         self
     }
 
+    /// Walpost with a property of librdkafka, as `NAME=VALUE`.
+    pub(crate) fn with_property(mut self, property: &str) -> Self {
+        if let Self::Walpost { properties, .. } = &mut self {
+            properties.push(property.to_owned());
+        }
+        self
+    }
+
     /// Walpost in its other mode of delivery.
     pub(crate) fn exactly_once(mut self) -> Self {
         if let Self::Walpost { exactly_once, .. } = &mut self {

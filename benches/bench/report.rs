@@ -17,6 +17,7 @@ use crate::growth;
 use crate::results::{self, Comparison, Drain, Part, Results, Tables};
 use crate::stats::Spread;
 use crate::tables as bench_tables;
+use crate::tuned;
 use crate::usage::MEBIBYTE;
 use numbers::{one_place, spread, two_places, whole};
 
@@ -75,6 +76,17 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                     tables::growth(&part.data, forms::SERIES, "form")
                 )
                 .unwrap();
+            }
+        }
+        Word::Tuned => {
+            if let Some(part) = &results.tuned {
+                writeln!(
+                    text,
+                    "{}",
+                    tables::growth(&part.data, tuned::SERIES, "drain")
+                )
+                .unwrap();
+                writeln!(text, "{}", tables::bounds(&part.data)).unwrap();
             }
         }
         Word::Database => {

@@ -20,6 +20,7 @@ pub(crate) struct Results {
     pub(crate) latency: Option<Part<Latency>>,
     pub(crate) growth: Option<Part<Vec<Drain>>>,
     pub(crate) forms: Option<Part<Vec<Drain>>>,
+    pub(crate) tuned: Option<Part<Vec<Drain>>>,
     pub(crate) database: Option<Part<Vec<Cost>>>,
     pub(crate) tables: Option<Part<Tables>>,
     pub(crate) profile: Option<Part<Profile>>,

@@ -9,6 +9,7 @@ use crate::growth;
 use crate::program::{DEBEZIUM, EXACTLY_ONCE, Link, WALPOST};
 use crate::results::{Drain, Latency, Outage, Results};
 use crate::stats::{Spread, median};
+use crate::tuned;
 use crate::usage::MEBIBYTE;
 
 /// Most memory, in MiB, with the window as it is by default.
@@ -28,6 +29,7 @@ pub(crate) fn table(results: &Results) -> Table {
     targets.costs(drains, grown);
     targets.memory(drains, grown, drain.map(|data| &data.outage));
     targets.latency(latency);
+    targets.tuned(results.tuned.as_ref().map_or(&[][..], |part| &part.data));
     targets.0
 }
 
@@ -104,7 +106,8 @@ impl Targets {
         for groups in [drained, more] {
             let what = format!("CPU s per million rows, in a drain of {}", rows(&groups));
             let walpost = find(&groups, WALPOST, Link::Unix);
-            let cpu = walpost.and_then(|group| mid(group.per_million(program)));
+            let cpu = walpost
+                .and_then(|group| mid(group.per_million(|drain| drain.measured.cpu.program)));
             self.at_most(&what, 1.7, cpu, two_places);
         }
         let cpu = |series, point, figure| {
@@ -151,6 +154,33 @@ impl Targets {
             MOST_MEBIBYTES,
             Spread::of(most),
         );
+    }
+
+    /// What is behind with the usual settings, without what bounds it.
+    fn tuned(&mut self, drains: &[Drain]) {
+        let groups = groups(drains, tuned::SERIES);
+        for (point, wanted) in [(tuned::PARTITIONS, 0.45), (tuned::PAYLOAD, 0.75)] {
+            let measured = mid(at(&groups, point).and_then(Drains::of_limit));
+            let what = format!("drain, {point}, of what pg_recvlogical does");
+            self.at_least(&what, wanted, measured, two_places);
+        }
+        let messages = at(&groups, tuned::MESSAGES).and_then(Drains::rate);
+        let what = format!("drain, {}, rows/s", tuned::MESSAGES);
+        self.at_least(&what, 300_000.0, mid(messages), rough);
+        let broker = at(&groups, tuned::PARTITIONS)
+            .and_then(|group| mid(group.per_million(|drain| drain.measured.cpu.broker)));
+        let what = format!(
+            "CPU s of the broker per million rows, {}",
+            tuned::PARTITIONS
+        );
+        self.at_most(&what, 6.0, broker, two_places);
+        let program = at(&groups, tuned::PAYLOAD)
+            .and_then(|group| mid(group.per_million(|drain| drain.measured.cpu.program)));
+        let what = format!("CPU s per million rows, {}", tuned::PAYLOAD);
+        self.at_most(&what, 35.0, program, one_place);
+        let rounds = at(&groups, tuned::TOPICS).map(|group| group.rounds.iter().copied());
+        let what = format!("of the drain, {}", tuned::TOPICS);
+        self.at_most_mebibytes(&what, 48.0, peaks(rounds.into_iter().flatten()));
     }
 
     fn latency(&mut self, latency: Option<&Latency>) {
