@@ -67,6 +67,8 @@ pub(crate) enum Word {
     Database,
     /// Many outbox tables on one slot, and many pipelines
     Tables,
+    /// Many databases with a backlog each in one process, beside one database with all rows
+    Shards,
     /// What Walpost itself spends a drain on, by perf
     Profile,
     /// Every part
@@ -78,7 +80,7 @@ pub(crate) enum Word {
 impl Args {
     /// The parts to measure, in their order.
     pub(crate) fn parts(&self) -> Vec<Word> {
-        const ALL: [Word; 8] = [
+        const ALL: [Word; 9] = [
             Word::Drain,
             Word::Latency,
             Word::Growth,
@@ -86,6 +88,7 @@ impl Args {
             Word::Tuned,
             Word::Database,
             Word::Tables,
+            Word::Shards,
             Word::Profile,
         ];
         let wanted = |part: &Word| {

@@ -3,7 +3,7 @@
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
 //! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`] and [`profile`]. What they
+//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`], [`shards`] and [`profile`]. What they
 //! measure is [`results`]; [`report`] makes tables, charts and the page of it.
 //!
 //! Everything runs on one machine and in turn, so ratios mean more than figures.
@@ -27,6 +27,7 @@ mod profile;
 mod program;
 mod report;
 mod results;
+mod shards;
 mod stats;
 mod tables;
 mod topic;
@@ -94,6 +95,10 @@ fn measure(args: &Args, results: &mut Results) {
             Word::Tables => {
                 let data = tables::measure(&bed, args);
                 results.tables = Some(Part::new(&bed, began, data));
+            }
+            Word::Shards => {
+                let data = shards::measure(&bed, args);
+                results.shards = Some(Part::new(&bed, began, data));
             }
             Word::Profile => {
                 if let Some(data) = profile::measure(&bed, args) {

@@ -107,6 +107,11 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 writeln!(text, "{}", added(&part.data)).unwrap();
             }
         }
+        Word::Shards => {
+            if let Some(part) = &results.shards {
+                writeln!(text, "{}", tables::shards(&part.data)).unwrap();
+            }
+        }
         Word::Profile => {
             if let Some(part) = &results.profile {
                 writeln!(text, "{}", tables::profile(&part.data)).unwrap();

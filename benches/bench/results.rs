@@ -23,6 +23,7 @@ pub(crate) struct Results {
     pub(crate) tuned: Option<Part<Vec<Drain>>>,
     pub(crate) database: Option<Part<Vec<Cost>>>,
     pub(crate) tables: Option<Part<Tables>>,
+    pub(crate) shards: Option<Part<Vec<Shards>>>,
     pub(crate) profile: Option<Part<Profile>>,
 }
 
@@ -177,6 +178,24 @@ pub(crate) struct Fleet {
     pub(crate) seconds: f64,
     pub(crate) threads: usize,
     pub(crate) rss_bytes: u64,
+}
+
+/// Backlogs of several databases, carried by one process.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Shards {
+    pub(crate) round: usize,
+    pub(crate) pipelines: usize,
+    /// Of all of them.
+    pub(crate) rows: usize,
+    /// From the first record of any to the last of all.
+    pub(crate) rows_per_second: f64,
+    pub(crate) program_cpu: f64,
+    pub(crate) broker_cpu: f64,
+    pub(crate) threads: usize,
+    pub(crate) peak_rss_bytes: u64,
+    /// When half of all records were there: what the last and the first of the pipelines had, of the average.
+    pub(crate) least_at_half: f64,
+    pub(crate) most_at_half: f64,
 }
 
 /// What one way of carrying events cost the database.

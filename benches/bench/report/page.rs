@@ -29,6 +29,7 @@ pub(super) fn render(results: &Results) -> String {
     forms(&mut page, results);
     database(&mut page, results);
     many(&mut page, results);
+    shards(&mut page, results);
     page.add("## How it was measured");
     page.add(warm_up());
     page.add(METHOD);
@@ -262,6 +263,18 @@ fn database(page: &mut Page, results: &Results) {
     page.when(part);
 }
 
+fn shards(page: &mut Page, results: &Results) {
+    let Some(part) = &results.shards else { return };
+    page.add("### Many databases with a backlog");
+    page.add(
+        "One process with a pipeline for each of many PostgreSQL servers, all of which have a backlog, and with one pipeline for one\n\
+         server with as many rows. The one has a topic of 3 partitions, the many a topic of one partition each. *At half*: when half\n\
+         of all records were in Kafka, what the pipeline that was furthest behind had of the average, and the one in front.",
+    );
+    page.add(tables::shards(&part.data));
+    page.when(part);
+}
+
 fn many(page: &mut Page, results: &Results) {
     let Some(part) = &results.tables else { return };
     page.add("## Many tables, many pipelines");
@@ -328,6 +341,7 @@ fn setting(page: &mut Page, results: &Results) {
         results.tuned.as_ref().map(Part::setting),
         results.database.as_ref().map(Part::setting),
         results.tables.as_ref().map(Part::setting),
+        results.shards.as_ref().map(Part::setting),
         results.profile.as_ref().map(Part::setting),
     ];
     for (machine, versions) in summary::distinct(parts.into_iter().flatten()) {

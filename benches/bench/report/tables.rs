@@ -7,7 +7,7 @@ use crate::growth;
 use crate::latency::RATES;
 use crate::profile::Profile;
 use crate::program::LIMIT;
-use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Steady, Tables};
+use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Shards, Steady, Tables};
 use crate::stats::Spread;
 use crate::usage::MEBIBYTE;
 
@@ -317,6 +317,60 @@ pub(crate) fn fleets(tables: &Tables) -> Table {
             only_rows(spread(figure(|fleet| fleet.seconds), two_places)),
             middle(figure(|fleet| fleet.threads as f64), whole),
             spread(figure(|fleet| fleet.rss_bytes as f64 / MEBIBYTE), one_place),
+        ]);
+    }
+    table
+}
+
+/// Many pipelines with a backlog, beside one.
+pub(crate) fn shards(rounds: &[Shards]) -> Table {
+    let mut table = Table::new([
+        "pipelines",
+        "rows of all",
+        "rows/s",
+        "of one pipeline",
+        "CPU s per million: Walpost",
+        "broker",
+        "least and most at half, of the average",
+        "threads",
+        "peak RSS, MiB",
+    ]);
+    let pipelines = distinct(rounds.iter().map(|shards| shards.pipelines));
+    for count in &pipelines {
+        let of_count = || rounds.iter().filter(|shards| shards.pipelines == *count);
+        let figure = |figure: fn(&Shards) -> f64| Spread::of(of_count().map(figure));
+        let beside_one = of_count().filter_map(|shards| {
+            let one = rounds
+                .iter()
+                .find(|one| one.round == shards.round && one.pipelines == pipelines[0])?;
+            Some(shards.rows_per_second / one.rows_per_second)
+        });
+        table.row([
+            whole(*count as f64),
+            middle(figure(|shards| shards.rows as f64), whole),
+            spread(figure(|shards| shards.rows_per_second), rough),
+            match *count == pipelines[0] {
+                true => NOTHING.to_owned(),
+                false => spread(Spread::of(beside_one), two_places),
+            },
+            middle(
+                figure(|shards| shards.program_cpu * 1e6 / shards.rows as f64),
+                two_places,
+            ),
+            middle(
+                figure(|shards| shards.broker_cpu * 1e6 / shards.rows as f64),
+                two_places,
+            ),
+            format!(
+                "{} and {}",
+                middle(figure(|shards| shards.least_at_half), two_places),
+                middle(figure(|shards| shards.most_at_half), two_places)
+            ),
+            middle(figure(|shards| shards.threads as f64), whole),
+            spread(
+                figure(|shards| shards.peak_rss_bytes as f64 / MEBIBYTE),
+                one_place,
+            ),
         ]);
     }
     table

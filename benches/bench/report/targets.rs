@@ -7,8 +7,9 @@ use crate::backlog::Kind;
 use crate::comparison::{MORE_ROWS, SERIES};
 use crate::growth;
 use crate::program::{DEBEZIUM, EXACTLY_ONCE, Link, WALPOST};
-use crate::results::{Drain, Latency, Outage, Results};
+use crate::results::{Drain, Latency, Outage, Results, Shards, Tables};
 use crate::stats::{Spread, median};
+use crate::tables as bench_tables;
 use crate::tuned;
 use crate::usage::MEBIBYTE;
 
@@ -30,6 +31,12 @@ pub(crate) fn table(results: &Results) -> Table {
     targets.memory(drains, grown, drain.map(|data| &data.outage));
     targets.latency(latency);
     targets.tuned(results.tuned.as_ref().map_or(&[][..], |part| &part.data));
+    if let Some(part) = &results.tables {
+        targets.tables(&part.data);
+    }
+    if let Some(part) = &results.shards {
+        targets.shards(&part.data);
+    }
     targets.0
 }
 
@@ -181,6 +188,44 @@ impl Targets {
         let rounds = at(&groups, tuned::TOPICS).map(|group| group.rounds.iter().copied());
         let what = format!("of the drain, {}", tuned::TOPICS);
         self.at_most_mebibytes(&what, 48.0, peaks(rounds.into_iter().flatten()));
+    }
+
+    fn tables(&mut self, tables: &Tables) {
+        let groups = groups(&tables.drains, bench_tables::SERIES);
+        let rate = |point| at(&groups, point).and_then(|group| mid(group.rate()));
+        let beside_one = rate("1000").zip(rate("1")).map(|(many, one)| many / one);
+        let what = "drain of 1,000 tables on a slot, of one table's";
+        self.at_least(what, 0.95, beside_one, two_places);
+        let rounds = at(&groups, "1000").map(|group| group.rounds.iter().copied());
+        let what = "of the drain of 1,000 tables";
+        self.at_most_mebibytes(what, 48.0, peaks(rounds.into_iter().flatten()));
+        let added = median(tables.added_seconds.iter().copied());
+        let what = "first event of a table that is added, s";
+        self.at_most(what, 1.0, added, two_places);
+        let one_slot = tables.fleets.iter().filter(|fleet| fleet.slots == 1);
+        let walsender = median(one_slot.map(|fleet| fleet.walsenders_cpu));
+        let what = "CPU s of the walsender of 50 tables, for 300,000 rows of others";
+        self.at_most(what, 2.0, walsender, two_places);
+        let idle = &tables.idle;
+        let each = idle.rss_bytes as f64 / MEBIBYTE / idle.slots as f64;
+        let what = "memory for each of 500 idle pipelines, MiB";
+        self.at_most(what, 1.0, Some(each), two_places);
+        let cores = idle.program_cpu / idle.seconds;
+        let what = "processors that 500 idle pipelines take together";
+        self.at_most(what, 0.2, Some(cores), two_places);
+    }
+
+    fn shards(&mut self, rounds: &[Shards]) {
+        let beside_one = rounds
+            .iter()
+            .filter(|shards| shards.pipelines > 1)
+            .filter_map(|shards| {
+                let is_one = |one: &&Shards| one.round == shards.round && one.pipelines == 1;
+                let one = rounds.iter().find(is_one)?;
+                Some(shards.rows_per_second / one.rows_per_second)
+            });
+        let what = "drain of 50 databases at once, of one database's";
+        self.at_least(what, 0.9, median(beside_one), two_places);
     }
 
     fn latency(&mut self, latency: Option<&Latency>) {

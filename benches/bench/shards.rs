@@ -1,0 +1,194 @@
+//! The part `shards`: many databases with a backlog each, carried by one process at once, beside one
+//! database with all of the rows.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::Consumer;
+use rdkafka::{Offset, TopicPartitionList};
+
+use crate::args::Args;
+use crate::backlog::{self, PUBLICATION, TABLE};
+use crate::bed::{Bed, DATABASE};
+use crate::program::Running;
+use crate::results::Shards;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::session::Session;
+use crate::support::wait::wait_for;
+use crate::support::walpost::{Invocation, config_file};
+use crate::topic::{Topic, TopicSettings};
+use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_peak_bytes, threads};
+
+const ROWS: usize = 1_000_000;
+const SLOT: &str = "shard";
+/// A server of its own for each: a walsender decodes what all databases of its server write.
+const POSTGRES_SETTINGS: &str =
+    "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
+
+pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Shards> {
+    let many = if args.quick { 3 } else { 50 };
+    let rows = args.scaled(ROWS);
+    let fleets = [Fleet::new(bed, 1, rows), Fleet::new(bed, many, rows)];
+    let mut measured = Vec::new();
+    // The first time is not counted: the broker makes the files of a partition at its first record.
+    for round in 0..=args.rounds() {
+        for fleet in &fleets {
+            let shards = fleet.drain(round);
+            eprintln!(
+                "  {} pipelines: {:.0} rows/s, {:.2} s of CPU, {} threads, {:.1} MiB",
+                shards.pipelines,
+                shards.rows_per_second,
+                shards.program_cpu,
+                shards.threads,
+                shards.peak_rss_bytes as f64 / MEBIBYTE
+            );
+            if round > 0 {
+                measured.push(shards);
+            }
+        }
+    }
+    measured
+}
+
+struct Fleet<'a> {
+    bed: &'a Bed,
+    shards: Vec<Shard<'a>>,
+    rows: usize,
+}
+
+struct Shard<'a> {
+    server: Server,
+    db: Session,
+    topic: Topic<'a>,
+}
+
+impl<'a> Fleet<'a> {
+    fn new(bed: &'a Bed, count: usize, rows: usize) -> Self {
+        let settings = TopicSettings {
+            partitions: if count == 1 { 3 } else { 1 },
+            ..TopicSettings::default()
+        };
+        let shards = (0..count).map(|_| {
+            let server = Server::private(MAJOR, POSTGRES_SETTINGS);
+            let db = server.session(DATABASE);
+            db.run("SET synchronous_commit = off");
+            backlog::install(&db);
+            db.run("SELECT pg_create_logical_replication_slot('origin', 'pgoutput')");
+            db.run(&format!(
+                "CALL fill('table', 1, {}, 100, NULL)",
+                rows / count
+            ));
+            db.run("CHECKPOINT");
+            Shard {
+                server,
+                db,
+                topic: Topic::new(bed, &settings),
+            }
+        });
+        Self {
+            bed,
+            shards: shards.collect(),
+            rows: rows / count * count,
+        }
+    }
+
+    /// All of its backlogs by one process.
+    fn drain(&self, round: usize) -> Shards {
+        let mut text = format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
+            self.bed.broker.address()
+        );
+        for (index, shard) in self.shards.iter().enumerate() {
+            shard.db.run(&format!(
+                "SELECT pg_copy_logical_replication_slot('origin', '{SLOT}')"
+            ));
+            write!(
+                text,
+                "[[pipeline]]\nname = \"p{index}\"\nslot = \"{SLOT}\"\npostgres = \"{}\"\ntopic = \"{}\"\n\
+                 table = \"{TABLE}\"\npublication = \"{PUBLICATION}\"\nsnapshot = \"never\"\n",
+                shard.server.conninfo(DATABASE),
+                shard.topic.name
+            )
+            .unwrap();
+        }
+        let file = config_file(text);
+        let before = self.records();
+        let broker = self.bed.broker.process_id();
+        let broker_before = cpu_seconds(broker).unwrap();
+        let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
+        let mut running = Running::Walpost(Box::new(run.start()));
+        let began = Instant::now();
+        let mut looks = Vec::new();
+        running.wait_until("the last record", Duration::from_millis(10), || {
+            let now: Vec<_> = self
+                .records()
+                .iter()
+                .zip(&before)
+                .map(|(now, before)| now - before)
+                .collect();
+            let all: usize = now.iter().sum();
+            if all > 0 {
+                looks.push((began.elapsed().as_secs_f64(), all, now));
+            }
+            all >= self.rows
+        });
+        let pid = running.process_id();
+        let program_cpu = family_cpu_seconds(pid);
+        let broker_cpu = cpu_seconds(broker).unwrap() - broker_before;
+        let (first, last) = (&looks[0], &looks[looks.len() - 1]);
+        let half = looks
+            .iter()
+            .find(|(_, all, _)| *all >= self.rows / 2)
+            .unwrap();
+        let share = |records: usize| (records * self.shards.len()) as f64 / half.1 as f64;
+        let shards = Shards {
+            round,
+            pipelines: self.shards.len(),
+            rows: self.rows,
+            rows_per_second: (last.1 - first.1) as f64 / (last.0 - first.0),
+            program_cpu,
+            broker_cpu,
+            threads: threads(pid),
+            peak_rss_bytes: family_peak_bytes(pid),
+            least_at_half: share(*half.2.iter().min().unwrap()),
+            most_at_half: share(*half.2.iter().max().unwrap()),
+        };
+        running.stop();
+        let after: usize = self.records().iter().sum();
+        assert_eq!(after - before.iter().sum::<usize>(), self.rows, "records");
+        for shard in &self.shards {
+            let drop = format!("SELECT pg_drop_replication_slot('{SLOT}')");
+            wait_for("the slot to be free", || shard.db.try_run(&drop).ok());
+        }
+        shards
+    }
+
+    /// Records in the topic of each pipeline. The broker is asked once.
+    fn records(&self) -> Vec<usize> {
+        let mut ends = TopicPartitionList::new();
+        for shard in &self.shards {
+            for partition in shard.topic.at(Offset::End).elements() {
+                ends.add_partition_offset(partition.topic(), partition.partition(), Offset::End)
+                    .unwrap();
+            }
+        }
+        let ends = wait_for("the end offsets", || {
+            let limit = Duration::from_secs(30);
+            self.bed
+                .observer
+                .offsets_for_times(ends.clone(), limit)
+                .ok()
+        });
+        let of_topic = |topic: &str| {
+            let partitions = ends.elements_for_topic(topic);
+            let ends = partitions
+                .iter()
+                .map(|partition| partition.offset().to_raw().unwrap());
+            usize::try_from(ends.sum::<i64>()).unwrap()
+        };
+        self.shards
+            .iter()
+            .map(|shard| of_topic(&shard.topic.name))
+            .collect()
+    }
+}
