@@ -377,7 +377,7 @@ const AGAIN: &str = "
 ## Run it again
 
     ./dev bench                     # drain, latency and database: some minutes
-    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: three quarters of an hour
+    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: an hour and a half
     ./dev bench drain --rows 2000000 --rounds 5
     ./dev bench drain -X compression.type=zstd
     ./dev bench all --quick         # whether it works: the figures mean nothing
