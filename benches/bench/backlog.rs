@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bed::Bed;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
@@ -169,8 +168,7 @@ pub(crate) struct Backlog {
 }
 
 /// Writes a backlog in place of the one before.
-pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
-    let db = &bed.db;
+pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     let Shape {
         kind,
         rows,
@@ -178,19 +176,19 @@ pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
         types,
         ..
     } = shape;
-    empty(bed);
+    empty(db);
     db.run(&create_slot(ORIGIN));
     let size = shape
         .payload_bytes
         .map_or("NULL".to_owned(), |size| size.to_string());
-    let start = position(bed);
+    let start = position(db);
     let began = Instant::now();
     db.run(&format!(
         "CALL fill('{}', {types}, {rows}, {batch}, {size})",
         kind.name()
     ));
     let write_seconds = began.elapsed().as_secs_f64();
-    let wal_bytes = position(bed) - start;
+    let wal_bytes = position(db) - start;
     let payload_bytes = db.value(&format!(
         "SELECT avg(octet_length(payload(n, {size})::text)) FROM generate_series(1, least({rows}, 1000)) n"
     ));
@@ -207,51 +205,49 @@ pub(crate) fn fill(bed: &Bed, shape: Shape) -> Backlog {
 }
 
 /// Takes the rows and the origin away, so that the server can let its log go.
-pub(crate) fn empty(bed: &Bed) {
+pub(crate) fn empty(db: &Session) {
     let exists = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ORIGIN}'");
-    if bed.db.number(&exists) > 0 {
-        drop_slot(bed, ORIGIN);
+    if db.number(&exists) > 0 {
+        drop_slot(db, ORIGIN);
     }
-    bed.db.run("TRUNCATE outbox");
-    bed.db.run("CHECKPOINT");
+    db.run("TRUNCATE outbox");
+    db.run("CHECKPOINT");
 }
 
 /// Where WAL ends, in bytes.
-pub(crate) fn position(bed: &Bed) -> u64 {
-    let position = bed
-        .db
-        .number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
+pub(crate) fn position(db: &Session) -> u64 {
+    let position = db.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
     u64::try_from(position).unwrap()
 }
 
 /// A slot of one measurement. It goes when dropped.
 pub(crate) struct Slot<'a> {
-    bed: &'a Bed,
+    db: &'a Session,
     pub(crate) name: String,
 }
 
 impl<'a> Slot<'a> {
     /// One that begins where the backlog does.
-    pub(crate) fn at_backlog(bed: &'a Bed) -> Self {
+    pub(crate) fn at_backlog(db: &'a Session) -> Self {
         let name = unused_name();
-        bed.db.run(&format!(
+        db.run(&format!(
             "SELECT pg_copy_logical_replication_slot('{ORIGIN}', '{name}')"
         ));
-        Self { bed, name }
+        Self { db, name }
     }
 
     /// One that begins here and now.
-    pub(crate) fn here(bed: &'a Bed) -> Self {
+    pub(crate) fn here(db: &'a Session) -> Self {
         let name = unused_name();
-        bed.db.run(&create_slot(&name));
-        Self { bed, name }
+        db.run(&create_slot(&name));
+        Self { db, name }
     }
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            drop_slot(self.bed, &self.name);
+            drop_slot(self.db, &self.name);
         }
     }
 }
@@ -261,9 +257,9 @@ fn create_slot(name: &str) -> String {
 }
 
 /// Waits for the walsender: it may not have noticed yet that its client is gone.
-fn drop_slot(bed: &Bed, name: &str) {
+fn drop_slot(db: &Session, name: &str) {
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
-    wait_until("the slot to be free", || bed.db.try_run(&drop).is_ok());
+    wait_until("the slot to be free", || db.try_run(&drop).is_ok());
 }
 
 fn unused_name() -> String {

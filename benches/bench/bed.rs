@@ -77,7 +77,7 @@ impl Bed {
     /// then the broker takes several times the CPU, and what shares the cores with it is slower.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
-        let backlog = backlog::fill(self, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
+        let backlog = backlog::fill(&self.db, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
         let walpost = [Lap::new(args.walpost(Link::Unix), TopicSettings::default())];
         let (mut before, mut steady) = (f64::INFINITY, 0);
         for round in 0..*WARM_UPS.end() {

@@ -16,11 +16,11 @@ pub(crate) const SERIES: &str = "drain";
 pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
-    let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
     let mut drains = drain::rounds(bed, SERIES, &backlog, &laps(args), 0..args.rounds());
     let outage = outage::measure(bed, args, backlog.rows);
     if let Some(rows) = args.more_rows() {
-        let backlog = backlog::fill(bed, Shape::of_rows(rows));
+        let backlog = backlog::fill(&bed.db, Shape::of_rows(rows));
         drains.extend(drain::rounds(
             bed,
             MORE_ROWS,
@@ -29,7 +29,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
             0..args.rounds(),
         ));
     }
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     Comparison { drains, outage }
 }
 

@@ -74,7 +74,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     let mut carrier = Carrier::start(bed, args, way, &topic);
 
     let server = || family_cpu_seconds(bed.server.process_id());
-    let (cpu_before, wal_before) = (server(), position(bed));
+    let (cpu_before, wal_before) = (server(), position(&bed.db));
     let carrier_before = carrier.reader_cpu_seconds();
     let began = Instant::now();
     let writers = write(bed, events / WRITERS);
@@ -93,7 +93,7 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
     drop(writers);
-    let wal_bytes = position(bed) - wal_before;
+    let wal_bytes = position(&bed.db) - wal_before;
     carrier.stop();
 
     let remains = match way.kind() {
@@ -223,7 +223,7 @@ impl<'a> Carrier<'a> {
             Way::Nothing => Self::Nobody,
             Way::Polling(settlement) => Self::Poller(Poller::start(bed, settlement, &topic.name)),
             Way::Walpost(kind) => {
-                let slot = Slot::here(bed);
+                let slot = Slot::here(&bed.db);
                 let task = Task::new(kind, &slot, topic);
                 let outbox = match kind {
                     Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],

@@ -43,6 +43,11 @@ impl Lap {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
 
+    /// The limit, and a program over the same link, at one point.
+    pub(crate) fn beside_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
+        [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.named(point))
+    }
+
     /// Names what this one shows.
     pub(crate) fn named(mut self, point: &str) -> Self {
         point.clone_into(&mut self.point);
@@ -102,7 +107,7 @@ fn tell(drain: &Drain) {
 /// The walsender, when nothing is done with what it sends. That is told in bytes, so that nothing
 /// has to look into it.
 fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
-    let slot = Slot::at_backlog(bed);
+    let slot = Slot::at_backlog(&bed.db);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
     let end = bed.db.value("SELECT pg_current_wal_lsn()").unwrap();
     let mut arrivals = Arrivals::new();
@@ -158,7 +163,7 @@ fn receive(bed: &Bed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
 }
 
 fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backlog) -> Measured {
-    let slot = Slot::at_backlog(bed);
+    let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, settings);
     let task = Task {
         compression: settings.compression.as_deref(),

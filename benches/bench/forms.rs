@@ -31,13 +31,13 @@ const FORMS: [(&str, &str); 7] = [
 ];
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
-    let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(FORMS.map(|(name, settings)| {
         let walpost = args.walpost(Link::Unix).with_settings(settings);
         Lap::new(walpost, TopicSettings::default()).named(name)
     }));
     let drains = drain::rounds(bed, SERIES, &backlog, &laps, 0..args.rounds());
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     drains
 }

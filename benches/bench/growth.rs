@@ -20,7 +20,7 @@ pub(crate) const OUTBOX: &str = "outbox";
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |series: &str, point: &str, shape: Shape, rounds: usize| {
-        let backlog = backlog::fill(bed, shape);
+        let backlog = backlog::fill(&bed.db, shape);
         let laps = beside_limit(args, point);
         drains.extend(drain::rounds(bed, series, &backlog, &laps, 0..rounds));
     };
@@ -65,7 +65,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     }
 
     // These differ in the topic alone.
-    let backlog = backlog::fill(bed, Shape::of_rows(args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
     let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).named(point);
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(
@@ -109,7 +109,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
                 kind,
                 ..Shape::of_rows(args.rows())
             };
-            let backlog = backlog::fill(bed, shape);
+            let backlog = backlog::fill(&bed.db, shape);
             let laps = beside_limit(args, kind.name());
             drains.extend(drain::rounds(
                 bed,
@@ -131,12 +131,8 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             partitions: 1,
             ..TopicSettings::default()
         };
-        let backlog = backlog::fill(bed, shape);
-        let laps = [
-            Lap::limit(Link::Unix),
-            Lap::new(args.walpost(Link::Unix), topic),
-        ];
-        let laps = laps.map(|lap| lap.named(point));
+        let backlog = backlog::fill(&bed.db, shape);
+        let laps = Lap::beside_limit(args.walpost(Link::Unix), topic, point);
         drains.extend(drain::rounds(
             bed,
             TOPICS,
@@ -145,12 +141,11 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             0..args.rounds(),
         ));
     }
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     drains
 }
 
 /// Walpost and the limit at one point.
 fn beside_limit(args: &Args, point: &str) -> [Lap; 2] {
-    let walpost = Lap::new(args.walpost(Link::Unix), TopicSettings::default());
-    [Lap::limit(Link::Unix), walpost].map(|lap| lap.named(point))
+    Lap::beside_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
 }

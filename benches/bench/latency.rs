@@ -74,8 +74,8 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
 
 /// One program, from its start to its stop: idle first, then at each of the rates.
 fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
-    backlog::empty(bed);
-    let slot = Slot::here(bed);
+    backlog::empty(&bed.db);
+    let slot = Slot::here(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(Kind::Table, &slot, &topic);
     let mut running = program.start(bed, &task);

@@ -3,8 +3,8 @@
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
 //! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`], [`shards`] and [`profile`]. What they
-//! measure is [`results`]; [`report`] makes tables, charts and the page of it.
+//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`],
+//! [`shards`] and [`profile`]. What they measure is [`results`]; [`report`] makes tables, charts and the page of it.
 //!
 //! Everything runs on one machine and in turn, so ratios mean more than figures.
 #![allow(

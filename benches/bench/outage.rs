@@ -16,7 +16,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// On the backlog that is there.
 pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
     let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
-    let slot = Slot::at_backlog(bed);
+    let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(Kind::Table, &slot, &topic);
     let began = Instant::now();

@@ -57,10 +57,10 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
         eprintln!("  left out: there is no perf (Debian: apt install linux-perf)");
         return None;
     }
-    let backlog = backlog::fill(bed, Shape::of_rows(2 * args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::of_rows(2 * args.rows()));
     let file = reaper::folder("profile").join("perf.data");
     record(bed, args, backlog.rows, &file);
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     let text = Command::new("perf")
         .args(["script", "--no-inline", "--fields", "comm,ip,sym"])
         .arg("--input")
@@ -82,7 +82,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
 
 /// Drains the backlog, and has perf take samples meanwhile.
 fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
-    let slot = Slot::at_backlog(bed);
+    let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(backlog::Kind::Table, &slot, &topic);
     let mut running = args.walpost(Link::Unix).start(bed, &task);

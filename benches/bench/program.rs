@@ -226,6 +226,16 @@ pub(crate) enum Running {
 }
 
 impl Running {
+    /// Walpost with the pipelines of `text`, as walpost.toml has them, all into the bed's broker.
+    pub(crate) fn of_pipelines(bed: &Bed, text: &str) -> Self {
+        let file = config_file(format!(
+            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
+            bed.broker.address()
+        ));
+        let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
+        Self::Walpost(Box::new(run.start()))
+    }
+
     pub(crate) fn process_id(&self) -> u32 {
         match self {
             Self::Walpost(walpost) => walpost.process_id(),

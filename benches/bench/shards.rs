@@ -4,23 +4,17 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use rdkafka::consumer::Consumer;
-use rdkafka::{Offset, TopicPartitionList};
-
 use crate::args::Args;
-use crate::backlog::{self, PUBLICATION, TABLE};
+use crate::backlog::{self, PUBLICATION, Shape, Slot, TABLE};
 use crate::bed::{Bed, DATABASE};
 use crate::program::Running;
 use crate::results::Shards;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::session::Session;
-use crate::support::wait::wait_for;
-use crate::support::walpost::{Invocation, config_file};
-use crate::topic::{Topic, TopicSettings};
+use crate::topic::{self, Topic, TopicSettings};
 use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_peak_bytes, threads};
 
 const ROWS: usize = 1_000_000;
-const SLOT: &str = "shard";
 /// A server of its own for each: a walsender decodes what all databases of its server write.
 const POSTGRES_SETTINGS: &str =
     "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
@@ -73,12 +67,7 @@ impl<'a> Fleet<'a> {
             let db = server.session(DATABASE);
             db.run("SET synchronous_commit = off");
             backlog::install(&db);
-            db.run("SELECT pg_create_logical_replication_slot('origin', 'pgoutput')");
-            db.run(&format!(
-                "CALL fill('table', 1, {}, 100, NULL)",
-                rows / count
-            ));
-            db.run("CHECKPOINT");
+            backlog::fill(&db, Shape::of_rows(rows / count));
             Shard {
                 server,
                 db,
@@ -94,29 +83,27 @@ impl<'a> Fleet<'a> {
 
     /// All of its backlogs by one process.
     fn drain(&self, round: usize) -> Shards {
-        let mut text = format!(
-            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
-            self.bed.broker.address()
-        );
-        for (index, shard) in self.shards.iter().enumerate() {
-            shard.db.run(&format!(
-                "SELECT pg_copy_logical_replication_slot('origin', '{SLOT}')"
-            ));
+        let mut text = String::new();
+        let slots: Vec<_> = self
+            .shards
+            .iter()
+            .map(|shard| Slot::at_backlog(&shard.db))
+            .collect();
+        for (shard, slot) in self.shards.iter().zip(&slots) {
             write!(
                 text,
-                "[[pipeline]]\nname = \"p{index}\"\nslot = \"{SLOT}\"\npostgres = \"{}\"\ntopic = \"{}\"\n\
+                "[[pipeline]]\nname = \"{0}\"\nslot = \"{0}\"\npostgres = \"{1}\"\ntopic = \"{2}\"\n\
                  table = \"{TABLE}\"\npublication = \"{PUBLICATION}\"\nsnapshot = \"never\"\n",
+                slot.name,
                 shard.server.conninfo(DATABASE),
                 shard.topic.name
             )
             .unwrap();
         }
-        let file = config_file(text);
         let before = self.records();
         let broker = self.bed.broker.process_id();
         let broker_before = cpu_seconds(broker).unwrap();
-        let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
-        let mut running = Running::Walpost(Box::new(run.start()));
+        let mut running = Running::of_pipelines(self.bed, &text);
         let began = Instant::now();
         let mut looks = Vec::new();
         running.wait_until("the last record", Duration::from_millis(10), || {
@@ -156,39 +143,12 @@ impl<'a> Fleet<'a> {
         running.stop();
         let after: usize = self.records().iter().sum();
         assert_eq!(after - before.iter().sum::<usize>(), self.rows, "records");
-        for shard in &self.shards {
-            let drop = format!("SELECT pg_drop_replication_slot('{SLOT}')");
-            wait_for("the slot to be free", || shard.db.try_run(&drop).ok());
-        }
         shards
     }
 
-    /// Records in the topic of each pipeline. The broker is asked once.
+    /// Records in the topic of each pipeline.
     fn records(&self) -> Vec<usize> {
-        let mut ends = TopicPartitionList::new();
-        for shard in &self.shards {
-            for partition in shard.topic.at(Offset::End).elements() {
-                ends.add_partition_offset(partition.topic(), partition.partition(), Offset::End)
-                    .unwrap();
-            }
-        }
-        let ends = wait_for("the end offsets", || {
-            let limit = Duration::from_secs(30);
-            self.bed
-                .observer
-                .offsets_for_times(ends.clone(), limit)
-                .ok()
-        });
-        let of_topic = |topic: &str| {
-            let partitions = ends.elements_for_topic(topic);
-            let ends = partitions
-                .iter()
-                .map(|partition| partition.offset().to_raw().unwrap());
-            usize::try_from(ends.sum::<i64>()).unwrap()
-        };
-        self.shards
-            .iter()
-            .map(|shard| of_topic(&shard.topic.name))
-            .collect()
+        let topics: Vec<_> = self.shards.iter().map(|shard| &shard.topic).collect();
+        topic::records(&topics)
     }
 }

@@ -44,13 +44,9 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
                 types: tables,
                 ..Shape::of_rows(args.rows())
             };
-            let backlog = backlog::fill(bed, shape);
+            let backlog = backlog::fill(&bed.db, shape);
             let point = tables.to_string();
-            let laps = [
-                Lap::limit(Link::Unix),
-                Lap::new(walpost.clone(), TopicSettings::default()),
-            ]
-            .map(|lap| lap.named(&point));
+            let laps = Lap::beside_limit(walpost.clone(), TopicSettings::default(), &point);
             drains.extend(drain::rounds(
                 bed,
                 SERIES,
@@ -60,7 +56,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
             ));
         }
     }
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     let added_seconds = added(bed, &walpost, many);
     let mut fleets = Vec::new();
     for round in 0..args.rounds() {
@@ -137,7 +133,7 @@ fn remove(bed: &Bed, all: usize) {
 
 /// From before a table is added until its first event is in Kafka, for some tables.
 fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
-    let slot = Slot::here(bed);
+    let slot = Slot::here(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let mut running = walpost.start(bed, &Task::new(Kind::Tables, &slot, &topic));
     let mut arrive = |records: usize| {
@@ -179,11 +175,8 @@ struct Pipelines<'a> {
 impl<'a> Pipelines<'a> {
     /// One for each slot: of one table each, or a single one of all.
     fn start(bed: &'a Bed, slots: usize, tables: usize) -> Self {
-        let slots: Vec<_> = (0..slots).map(|_| Slot::here(bed)).collect();
-        let mut text = format!(
-            "[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
-            bed.broker.address()
-        );
+        let slots: Vec<_> = (0..slots).map(|_| Slot::here(&bed.db)).collect();
+        let mut text = String::new();
         for (index, slot) in slots.iter().enumerate() {
             let table = index + 1;
             let what = match slots.len() {
@@ -207,9 +200,7 @@ impl<'a> Pipelines<'a> {
             .unwrap();
         }
         assert!(slots.len() == 1 || slots.len() == tables, "a table each");
-        let file = config_file(text);
-        let run = Invocation::new(["run", "--config", file.to_str().unwrap()]);
-        let mut running = Running::Walpost(Box::new(run.start()));
+        let mut running = Running::of_pipelines(bed, &text);
         running.wait_until("all of them to stream", Duration::from_millis(50), || {
             walsenders(bed).len() >= slots.len()
         });
@@ -261,7 +252,7 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
          END LOOP; END $$"
     ));
     let began = Instant::now();
-    let end = backlog::position(bed);
+    let end = backlog::position(&bed.db);
     let running = &mut pipelines.running;
     running.wait_until(
         "the walsenders to get to the end",

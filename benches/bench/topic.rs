@@ -1,5 +1,6 @@
 //! The topic of one measurement.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -67,7 +68,7 @@ impl<'a> Topic<'a> {
         bed.broker
             .create_topics(&topic.names(), topic.partitions, &[]);
         // Right after a topic was made, a broker may not know yet that it leads.
-        wait_for("the end offsets of a new topic", || topic.try_records());
+        wait_for("the end offsets of a new topic", || try_records(&[&topic]));
         topic
     }
 
@@ -75,23 +76,9 @@ impl<'a> Topic<'a> {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// Records in it by now. The broker is asked once, for all partitions.
+    /// Records in it by now.
     pub(crate) fn records(&self) -> usize {
-        wait_for("the end offsets", || self.try_records())
-    }
-
-    fn try_records(&self) -> Option<usize> {
-        let ends = self
-            .bed
-            .observer
-            .offsets_for_times(self.at(Offset::End), Duration::from_secs(30))
-            .ok()?;
-        let mut records = 0;
-        for partition in ends.elements() {
-            partition.error().ok()?;
-            records += usize::try_from(partition.offset().to_raw()?).ok()?;
-        }
-        Some(records)
+        records(&[self]).iter().sum()
     }
 
     /// Records that are committed, counted one by one: the offsets of a topic with transactions
@@ -125,15 +112,45 @@ impl<'a> Topic<'a> {
             .sum()
     }
 
-    /// All its partitions, each at that offset.
-    pub(crate) fn at(&self, offset: Offset) -> TopicPartitionList {
-        let mut list = TopicPartitionList::new();
+    fn add_to(&self, list: &mut TopicPartitionList) {
         for name in &self.names {
             list.add_partition_range(name, 0, self.partitions - 1);
         }
+    }
+
+    /// All its partitions, each at that offset.
+    pub(crate) fn at(&self, offset: Offset) -> TopicPartitionList {
+        let mut list = TopicPartitionList::new();
+        self.add_to(&mut list);
         list.set_all_offsets(offset).unwrap();
         list
     }
+}
+
+/// Records in each topic by now. The broker is asked once, for all partitions of all of them.
+pub(crate) fn records(topics: &[&Topic<'_>]) -> Vec<usize> {
+    wait_for("the end offsets", || try_records(topics))
+}
+
+fn try_records(topics: &[&Topic<'_>]) -> Option<Vec<usize>> {
+    let mut at = TopicPartitionList::new();
+    for topic in topics {
+        topic.add_to(&mut at);
+    }
+    at.set_all_offsets(Offset::End).ok()?;
+    let observer = &topics.first()?.bed.observer;
+    let ends = observer
+        .offsets_for_times(at, Duration::from_secs(30))
+        .ok()?;
+    let ends = ends.elements();
+    let mut records: HashMap<&str, usize> = HashMap::new();
+    for partition in &ends {
+        partition.error().ok()?;
+        *records.entry(partition.topic()).or_default() +=
+            usize::try_from(partition.offset().to_raw()?).ok()?;
+    }
+    let of_topic = |topic: &&Topic<'_>| topic.names.iter().map(|name| records[name.as_str()]).sum();
+    Some(topics.iter().map(of_topic).collect())
 }
 
 impl Drop for Topic<'_> {

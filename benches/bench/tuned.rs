@@ -18,9 +18,8 @@ pub(crate) const TOPICS: &str = "1,000 topics, `statistics.interval.ms = 0`";
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |point: &str, shape: Shape, walpost: Program, topic: TopicSettings| {
-        let backlog = backlog::fill(bed, shape);
-        let limit = Lap::limit(walpost.link());
-        let laps = [limit, Lap::new(walpost, topic)].map(|lap| lap.named(point));
+        let backlog = backlog::fill(&bed.db, shape);
+        let laps = Lap::beside_limit(walpost, topic, point);
         drains.extend(drain::rounds(
             bed,
             SERIES,
@@ -69,6 +68,6 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let walpost = over(Link::Unix).with_property("statistics.interval.ms=0");
     add(TOPICS, shape, walpost, topic);
 
-    backlog::empty(bed);
+    backlog::empty(&bed.db);
     drains
 }
