@@ -19,6 +19,7 @@ use self::args::{ConnectionArgs, RecordArgs};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError};
 use crate::kafka::settings::CheckpointSettings;
+use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::outbox::headers::POSITION_HEADER;
 use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::{
@@ -1243,6 +1244,17 @@ fn sink(
     }
     let mut properties = properties_of_file(kafka, file);
     properties.extend(over.clone());
+    let program = token_command(reader, file, &properties)?;
+    let endpoint = match token_endpoint::is_named(&properties) {
+        true => Some(endpoint(
+            reader,
+            path,
+            &file.origin,
+            &over,
+            &mut properties,
+        )?),
+        false => None,
+    };
     // Whoever may write the file need not be whoever may run programs as Walpost.
     let may_run_code = given
         .records
@@ -1271,13 +1283,14 @@ fn sink(
             "expected at least 1 partition and 1 replica",
         ));
     }
-    let credentials = match token_command(reader, file, &properties)? {
-        Some(program) => {
+    let credentials = match (program, endpoint) {
+        (Some(program), _) => {
             let (pipeline, path) = (&reader.pipeline, program.path());
             let origin = format!("{TOKEN_COMMAND} of pipeline {pipeline:?}: {path}");
             Credentials::of_program(origin, program)
         }
-        None => credentials(path, &file.origin, &reader.pipeline, over),
+        (None, Some(endpoint)) => Credentials::of_endpoint(endpoint),
+        (None, None) => credentials(path, &file.origin, &reader.pipeline, over),
     };
     Ok(SinkSettings::Kafka {
         properties,
@@ -1300,26 +1313,71 @@ fn token_command(
     let mechanism = property(&["sasl.mechanisms", "sasl.mechanism"]);
     let protocol = property(&["security.protocol"]).to_ascii_lowercase();
     let is_used = mechanism == "OAUTHBEARER" && protocol.starts_with("sasl_");
+    let is_fetched = token_endpoint::is_named(properties);
+    let unused = || {
+        format!(
+            "tokens are for SASL/OAUTHBEARER, and sasl.mechanisms is {mechanism:?} with security.protocol {protocol:?}. Set \
+             \"sasl.mechanisms\" = \"OAUTHBEARER\" and \"security.protocol\" = \"sasl_ssl\"; or leave it out"
+        )
+    };
+    if is_fetched && !is_used {
+        return Err(reader.error(token_endpoint::METHOD, unused()));
+    }
     let Some(argv) = &file.kafka_token_command else {
-        // librdkafka's own ways to a token.
-        let has_other_way = properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt")
-            || properties.contains_key("sasl.oauthbearer.method");
-        if is_used && !has_other_way {
+        // For tests, librdkafka has another way.
+        let is_given =
+            is_fetched || properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt");
+        if is_used && !is_given {
             return Err(error(
                 "sasl.mechanisms is OAUTHBEARER, and nothing gives a token: name a program that prints one, as \
-                 [\"/usr/bin/...\", \"...\"]"
+                 [\"/usr/bin/...\", \"...\"], or set \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] for a token endpoint"
                     .to_owned(),
             ));
         }
         return Ok(None);
     };
+    if is_fetched {
+        return Err(error(
+            "sasl.oauthbearer.method is oidc, with which tokens come from a token endpoint. Leave one of the two out".to_owned(),
+        ));
+    }
     if !is_used {
-        return Err(error(format!(
-            "tokens are for SASL/OAUTHBEARER, and sasl.mechanisms is {mechanism:?} with security.protocol {protocol:?}. Set \
-             \"sasl.mechanisms\" = \"OAUTHBEARER\" and \"security.protocol\" = \"sasl_ssl\"; or leave it out"
-        )));
+        return Err(error(unused()));
     }
     Program::new(argv).map(Some).map_err(error)
+}
+
+/// The token endpoint that the properties name, which lose what is about it. The client's secret is read again for each token,
+/// unless it is given `over` the file.
+fn endpoint(
+    reader: &Reader,
+    path: Option<&Path>,
+    origin: &Origin,
+    over: &Properties,
+    properties: &mut Properties,
+) -> Result<Endpoint, ConfigError> {
+    let secret = |of: &Properties| {
+        let mut found = token_endpoint::SECRETS
+            .iter()
+            .filter_map(|name| of.get(*name));
+        found.next().cloned()
+    };
+    let fixed = match path {
+        Some(_) => secret(over),
+        None => secret(properties),
+    };
+    let (path, origin) = (path.map(Path::to_owned), origin.clone());
+    let pipeline = reader.pipeline.clone();
+    let read_secret = move || match (&fixed, &path) {
+        (None, Some(path)) => {
+            let again = read_again(path, &origin, &pipeline);
+            let (kafka, now) = again.map_err(|error| error.to_string())?;
+            Ok(secret(&properties_of_file(&kafka, &now)))
+        }
+        (fixed, _) => Ok(fixed.clone()),
+    };
+    let taken = Endpoint::take(properties, read_secret);
+    taken.map_err(|reason| reader.error("kafka", reason))
 }
 
 /// Properties that the file has for a pipeline.

@@ -9,13 +9,16 @@ mod chain;
 mod connector;
 mod converters;
 mod document;
+mod jaas;
 mod java_regex;
 mod known;
 mod producer;
+mod property;
 pub(crate) mod report;
 mod router;
 pub(crate) mod source;
 mod switch_over;
+mod tokens;
 
 use document::{Document, Section, text};
 use report::{Finding, Report};
@@ -60,6 +63,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     let mut document = Document::default();
     producer::read(source, &mut document.kafka, report);
     let mut common = Section::default();
+    tokens::need_program(source, &document.kafka, &mut common, report);
     let roles = connector::connection(source, &mut common, report);
     connector::snapshot(source, &mut common, report);
     let formats = converters::read(source, &mut common, report);

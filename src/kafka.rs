@@ -20,5 +20,6 @@ pub(crate) mod reader;
 pub(crate) mod settings;
 mod statistics;
 mod token;
+pub(crate) mod token_endpoint;
 pub(crate) mod topics;
 pub(crate) mod transaction;

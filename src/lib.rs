@@ -51,7 +51,7 @@
 //! - [`model`]: values that all rooms speak of.
 //! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
 //!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. [`program`]: runs a program that prints a
-//!   password or a token. They import nothing of ours.
+//!   password or a token. [`authorities`]: the certificate authorities of this machine. They import nothing of ours.
 //! - [`facade`]: what the program, its tests and its benchmarks name. All else is seen by this crate alone, so that the
 //!   compiler finds what nobody uses.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
@@ -120,6 +120,7 @@
     warn(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)
 )]
 
+mod authorities;
 mod cli;
 mod config;
 mod delivery;

@@ -1,13 +1,12 @@
 //! Properties of the Java producer as those of librdkafka.
 
 use super::document::{Section, text};
+use super::jaas::option;
 use super::known::nearest;
+use super::property::{NO_BROKER, set};
 use super::report::Report;
 use super::source::{Source, Taken};
-use crate::kafka::properties::{Properties, check};
-
-/// What stands where a person has to write an address: a name that is never found (RFC 2606).
-pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
+use super::tokens;
 
 /// What becomes of a property.
 #[derive(Clone, Copy)]
@@ -25,7 +24,8 @@ const WAITS: Rule = Different(
 );
 const CODE: Rule = Unsupported("is a class of Java, and Walpost loads none");
 const TOKENS: Rule = Unsupported(
-    "is of a login with tokens by classes of Java: kafka_token_command names a program that prints one, see docs/managed.md",
+    "is of a login with tokens by classes of Java: kafka_token_command names a program that prints one, and \
+     \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] has them fetched from a token endpoint, see docs/managed.md",
 );
 const KERBEROS: Rule = Unsupported(
     "is of a login with Kerberos, which Walpost is not built with: give it a listener with SCRAM, tokens or certificates",
@@ -232,6 +232,9 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         return;
     };
     let module = taken.value.split_whitespace().next().unwrap_or_default();
+    if tokens::are_fetched(module, source) {
+        return tokens::read(&taken, source, kafka, report);
+    }
     if !["PlainLoginModule", "ScramLoginModule"]
         .iter()
         .any(|known| module.ends_with(known))
@@ -251,37 +254,6 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
                 with mode 0600";
     report.task(&taken.written, says);
     kafka.note("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
-}
-
-/// The value of an option of a JAAS configuration.
-fn option(jaas: &str, name: &str) -> Option<String> {
-    let mut rest = jaas;
-    loop {
-        let at = rest.find(name)?;
-        let is_whole = rest[..at]
-            .chars()
-            .next_back()
-            .is_none_or(char::is_whitespace);
-        rest = &rest[at + name.len()..];
-        let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
-        let (true, Some(value)) = (is_whole, value) else {
-            continue;
-        };
-        let Some(quote @ ('"' | '\'')) = value.chars().next() else {
-            let end = value.find(|c: char| c.is_whitespace() || c == ';');
-            return Some(value[..end.unwrap_or(value.len())].to_owned());
-        };
-        let mut found = String::new();
-        let mut chars = value[1..].chars();
-        while let Some(c) = chars.next() {
-            match c {
-                '\\' => found.extend(chars.next()),
-                c if c == quote => return Some(found),
-                c => found.push(c),
-            }
-        }
-        return None;
-    }
 }
 
 /// Whom to trust.
@@ -395,31 +367,5 @@ fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
             };
             report.unknown(&taken.written, says);
         }
-    }
-}
-
-/// Writes a property that librdkafka takes, or says why it does not.
-fn set(kafka: &mut Section, name: &str, value: &str, taken: &Taken, report: &mut Report) {
-    if kafka.has(name) {
-        return report.unsupported(&taken.written, format!("would set {name} a second time"));
-    }
-    let properties = [("bootstrap.servers", NO_BROKER), (name, value)];
-    let properties: Properties = properties
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into();
-    // With a NUL in it, it would be cut short in C.
-    let checked = match value.contains('\0') {
-        true => Err("it has a NUL in it".to_owned()),
-        false => check(&properties).map_err(|error| error.to_string()),
-    };
-    match checked {
-        Ok(()) => {
-            report.carried(&taken.written, format!("{name:?} in [kafka]"));
-            kafka.set(name, text(value), taken.written.clone());
-        }
-        Err(error) => report.unsupported(
-            &taken.written,
-            format!("is not taken by librdkafka. {error}"),
-        ),
     }
 }

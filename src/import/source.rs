@@ -210,6 +210,12 @@ impl Source {
         })
     }
 
+    /// The value as it is, without asking for it.
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        let property = self.properties.get(name)?;
+        Some(&property.value)
+    }
+
     #[must_use]
     pub(super) fn has(&self, name: &str) -> bool {
         self.properties.contains_key(name)

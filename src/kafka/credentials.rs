@@ -11,6 +11,7 @@ use tracing::warn;
 use super::oauthbearer;
 use super::properties::{Properties, is_secret};
 use super::token::{TokenError, Tokens};
+use super::token_endpoint::Endpoint;
 use crate::program::Program;
 
 /// Where the properties come from that prove who we are. Clones are about the same brokers.
@@ -69,11 +70,27 @@ impl Credentials {
 
     /// Tokens for SASL/OAUTHBEARER, which the program prints; `origin` says for a person where it is named.
     pub(crate) fn of_program(origin: String, program: Program) -> Self {
+        Self::of_tokens(origin, Tokens::printed_by(program))
+    }
+
+    /// Tokens for SASL/OAUTHBEARER that are fetched from there.
+    pub(crate) fn of_endpoint(endpoint: Endpoint) -> Self {
+        let origin = format!("the token endpoint {}", endpoint.url());
+        Self::of_tokens(origin, Tokens::fetched_from(endpoint))
+    }
+
+    fn of_tokens(origin: String, tokens: Tokens) -> Self {
         Self(Arc::new(Source {
             origin,
-            tokens: Some(Tokens::of(program)),
+            tokens: Some(tokens),
             ..Source::default()
         }))
+    }
+
+    /// What they leave open to those who share the network with where they come from, with its remedy.
+    #[must_use]
+    pub(crate) fn warning(&self) -> Option<String> {
+        self.tokens()?.endpoint()?.warning()
     }
 
     /// Where tokens come from, if there are any.

@@ -332,7 +332,7 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
 
 /// Whether a broker, as `bootstrap.servers` has it, is on this machine. A name that would have to be
 /// looked up is not.
-fn is_loopback(broker: &str) -> bool {
+pub(super) fn is_loopback(broker: &str) -> bool {
     let address = broker.split_once("://").map_or(broker, |(_, rest)| rest);
     let host = match address.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),

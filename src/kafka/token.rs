@@ -1,4 +1,4 @@
-//! Tokens for SASL/OAUTHBEARER, from a program that the configuration names.
+//! Tokens for SASL/OAUTHBEARER, from a program or a token endpoint that the configuration names.
 //!
 //! librdkafka asks for another one on the queue of the client that needs it. A client whose queue nobody reads is given one
 //! when it is made.
@@ -11,12 +11,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::token_endpoint::{Endpoint, EndpointError};
 use crate::model::time::unix_micros;
 use crate::program::{LIMIT, Program, ProgramError};
 
 /// So much of a token's time has to be left for it to be given to another client.
 const LEFT_MIN: f64 = 0.5;
-/// How long the program is not run again after it has failed, or has given a token that brokers refuse.
+/// How long no other token is asked for after there was none, or one that brokers refuse.
 const PAUSE: Duration = Duration::from_secs(5);
 /// A number above it is of milliseconds: as seconds it would be a time in the year 5138.
 const SECONDS_MAX: f64 = 1e11;
@@ -43,6 +44,10 @@ pub(super) enum TokenError {
     },
     #[error("kafka_token_command: {program} has printed {found}")]
     Output { program: String, found: OutputError },
+    #[error("the token endpoint {url} {error}")]
+    Endpoint { url: String, error: EndpointError },
+    #[error("the token endpoint {url} has answered with {found}")]
+    Answer { url: String, found: OutputError },
 }
 
 /// What was printed is no token.
@@ -88,14 +93,19 @@ const EXPIRES_AT: [&str; 2] = ["expires_at", "expires_on"];
 const LIFETIME: [&str; 2] = ["lifetime", "expires_in"];
 
 impl Token {
-    /// Reads what was printed: a JWT, or JSON with a token in it.
-    pub(super) fn parse(output: &[u8], now_millis: i64) -> Result<Self, OutputError> {
+    /// Reads what was printed or answered: a JWT, or JSON with a token in it. It gets `extensions` besides its own.
+    pub(super) fn parse(
+        output: &[u8],
+        extensions: &[(String, String)],
+        now_millis: i64,
+    ) -> Result<Self, OutputError> {
         let text = std::str::from_utf8(output).map_err(|_| OutputError::Encoding)?;
         let text = text.trim();
-        let token = match text.starts_with('{') {
+        let mut token = match text.starts_with('{') {
             true => Self::of_json(text, now_millis)?,
             false => Self::of_word(text)?,
         };
+        token.extensions.extend_from_slice(extensions);
         // librdkafka looks at it too, and repeats what it refuses.
         let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         if !is_visible(&token.value) || token.principal.contains('\0') {
@@ -247,8 +257,14 @@ impl Claims {
 pub(super) struct Tokens(Arc<Shared>);
 
 struct Shared {
-    program: Program,
+    issuer: Issuer,
     state: Mutex<State>,
+}
+
+/// Who gives them.
+enum Issuer {
+    Program(Program),
+    Endpoint(Endpoint),
 }
 
 #[derive(Default)]
@@ -279,22 +295,34 @@ impl Issued {
 }
 
 impl Tokens {
-    pub(super) fn of(program: Program) -> Self {
+    pub(super) fn printed_by(program: Program) -> Self {
+        Self::of(Issuer::Program(program))
+    }
+
+    pub(super) fn fetched_from(endpoint: Endpoint) -> Self {
+        Self::of(Issuer::Endpoint(endpoint))
+    }
+
+    fn of(issuer: Issuer) -> Self {
         Self(Arc::new(Shared {
-            program,
+            issuer,
             state: Mutex::default(),
         }))
     }
 
-    /// The program's path.
-    pub(super) fn program(&self) -> &str {
-        self.0.program.path()
+    /// Where they are fetched from, if they are.
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
+        match &self.0.issuer {
+            Issuer::Program(_) => None,
+            Issuer::Endpoint(endpoint) => Some(endpoint),
+        }
     }
 
-    /// A token that will do for a while. Blocks while the program runs: whoever else asks meanwhile has the same one.
+    /// A token that will do for a while. Blocks while the program runs, or the endpoint is asked: whoever else asks meanwhile
+    /// has the same one.
     ///
     /// # Errors
-    /// The program gives none.
+    /// There is none.
     pub(super) fn get(&self) -> Result<Arc<Token>, TokenError> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = state
@@ -307,7 +335,7 @@ impl Tokens {
         if let Some((_, error)) = state.failed.as_ref().filter(|(at, _)| at.elapsed() < PAUSE) {
             return Err(error.clone());
         }
-        match self.run() {
+        match self.ask() {
             Ok(token) => {
                 let token = Arc::new(token);
                 state.failed = None;
@@ -327,16 +355,26 @@ impl Tokens {
 
     /// The error of a token that librdkafka does not take.
     pub(super) fn unusable(&self) -> TokenError {
-        TokenError::Output {
-            program: self.program().to_owned(),
-            found: OutputError::Unusable,
+        self.found(OutputError::Unusable)
+    }
+
+    fn found(&self, found: OutputError) -> TokenError {
+        match &self.0.issuer {
+            Issuer::Program(program) => TokenError::Output {
+                program: program.path().to_owned(),
+                found,
+            },
+            Issuer::Endpoint(endpoint) => TokenError::Answer {
+                url: endpoint.url().to_owned(),
+                found,
+            },
         }
     }
 
     /// Brokers refuse the last token: it is given to nobody any more, unless it is so new that another one would be
     /// the same. Says whether that is so.
     pub(super) fn refused(&self) -> bool {
-        // While the program runs, another one comes anyhow.
+        // While one is asked for, another one comes anyhow.
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
@@ -357,13 +395,24 @@ impl Tokens {
         state.last.as_ref().is_some_and(is_valid)
     }
 
-    fn run(&self) -> Result<Token, TokenError> {
-        let program = self.program().to_owned();
-        match self.0.program.run(LIMIT) {
-            Ok(output) => Token::parse(&output, now_millis())
-                .map_err(|found| TokenError::Output { program, found }),
-            Err(error) => Err(TokenError::Program { program, error }),
-        }
+    fn ask(&self) -> Result<Token, TokenError> {
+        let read = match &self.0.issuer {
+            Issuer::Program(program) => {
+                let output = program.run(LIMIT).map_err(|error| TokenError::Program {
+                    program: program.path().to_owned(),
+                    error,
+                })?;
+                Token::parse(&output, &[], now_millis())
+            }
+            Issuer::Endpoint(endpoint) => {
+                let answer = endpoint.ask().map_err(|error| TokenError::Endpoint {
+                    url: endpoint.url().to_owned(),
+                    error,
+                })?;
+                Token::parse(&answer, endpoint.extensions(), now_millis())
+            }
+        };
+        read.map_err(|found| self.found(found))
     }
 }
 
@@ -385,7 +434,7 @@ mod tests {
     }
 
     fn parse(output: &str) -> Result<Token, OutputError> {
-        Token::parse(output.as_bytes(), NOW)
+        Token::parse(output.as_bytes(), &[], NOW)
     }
 
     #[test]
@@ -487,14 +536,14 @@ mod tests {
             assert!(!text.contains("hunter2"), "{output}: {text}");
         }
         assert_eq!(
-            Token::parse(b"\xff\xfe", NOW).err(),
+            Token::parse(b"\xff\xfe", &[], NOW).err(),
             Some(OutputError::Encoding)
         );
     }
 
     fn tokens(script: &str) -> Tokens {
         let argv = ["/bin/sh", "-c", script].map(str::to_owned);
-        Tokens::of(Program::new(&argv).expect("a program"))
+        Tokens::printed_by(Program::new(&argv).expect("a program"))
     }
 
     #[test]

@@ -282,7 +282,15 @@ impl SinkSettings {
     pub(crate) fn warnings(&self) -> Vec<String> {
         match self {
             Self::Stdout => Vec::new(),
-            Self::Kafka { properties, .. } => properties::warnings(properties),
+            Self::Kafka {
+                properties,
+                credentials,
+                ..
+            } => {
+                let mut warnings = properties::warnings(properties);
+                warnings.extend(credentials.warning());
+                warnings
+            }
         }
     }
 }

@@ -1,15 +1,18 @@
 //! SASL/OAUTHBEARER: tokens that a program prints, and that brokers check.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
 
 use crate::support::certificates::write_private;
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, Server};
+use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::tokens::Issuer;
+use crate::support::secrets::SECRET;
+use crate::support::tokens::{CLIENT, Endpoint, Issuer};
 use crate::support::under_load::UnderLoad;
 use crate::support::wait::wait_until;
+use crate::support::walpost::Walpost;
 
 /// walpost.toml of a pipeline that has its tokens from the program.
 fn file(scene: &Scene, issuer: &Issuer) -> PathBuf {
@@ -33,6 +36,130 @@ fn flags_at(address: &str, scene: &Scene, issuer: &Issuer) -> [String; 4] {
     let file = file(scene, issuer).display().to_string();
     let listener = format!("bootstrap.servers={address}");
     ["--config".to_owned(), file, "-X".to_owned(), listener]
+}
+
+/// walpost.toml of a pipeline whose tokens are fetched from the endpoint, with that secret.
+fn write_fetching(file: &Path, scene: &Scene, endpoint: &Endpoint, secret: &str) {
+    let text = format!(
+        "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
+         \"sasl.oauthbearer.method\" = \"oidc\"\n\"sasl.oauthbearer.token.endpoint.url\" = \"{}\"\n\
+         \"sasl.oauthbearer.client.id\" = \"{CLIENT}\"\n\"sasl.oauthbearer.client.secret\" = \"{secret}\"\n\
+         [[pipeline]]\nname = \"{}\"\n",
+        endpoint.url(),
+        scene.name
+    );
+    write_private(file, text.as_bytes());
+}
+
+/// Flags of a command that fetches its tokens as that file says.
+fn fetching_flags(scene: &Scene, file: &Path) -> [String; 6] {
+    let listener = format!("bootstrap.servers={}", scene.broker.sasl_address());
+    let authority = format!("https.ca.location={}", AUTHORITY.root.display());
+    let file = file.display().to_string();
+    ["--config", &file, "-X", &listener, "-X", &authority].map(str::to_owned)
+}
+
+/// Tokens go on expiring until the end.
+fn settle(mut stream: UnderLoad) {
+    stream.wait_for_transactions(20);
+    stream.stop_load();
+    let scene = &stream.scene;
+    scene.wait_for_ids(&scene.history());
+    scene.wait_until_confirmed();
+    end(stream.walpost, scene);
+}
+
+/// Judges everything after tokens that were missing at times.
+fn end(walpost: Walpost, scene: &Scene) {
+    let ended = walpost.terminate().expect_code(0);
+    let breaks = ended.stderr.matches("reconnecting").count();
+    scene.judge(&[], scene.resends(breaks));
+}
+
+#[test]
+fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
+    let (server, broker) = (Server::shared(MAJOR), Broker::shared());
+    let endpoint = Endpoint::start(5, SECRET);
+    let streams = [false, true].map(|exactly_once| {
+        let scene = Scene::on(server, broker).in_mode(exactly_once);
+        let file = reaper::folder("config").join("walpost.toml");
+        write_fetching(&file, &scene, &endpoint, SECRET);
+        let flags = fetching_flags(&scene, &file);
+        let conninfo = scene.conninfo();
+        UnderLoad::start(scene, &conninfo, &flags.each_ref().map(String::as_str), &[])
+    });
+    let before = endpoint.calls();
+    wait_until("tokens that are fetched again and again", || {
+        let more = endpoint.calls() - before;
+        let refused: usize = streams
+            .iter()
+            .map(|stream| stream.walpost.logged("Kafka refuses"))
+            .sum();
+        more >= 8 && 2 * refused <= more
+    });
+    streams.into_iter().for_each(settle);
+    assert_eq!(endpoint.refused(), 0);
+}
+
+#[test]
+fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
+    let other = &format!("{SECRET}-rotated");
+    let rotate = |exactly_once| {
+        let scene = Scene::new().in_mode(exactly_once);
+        let aggregate = scene.aggregate(1);
+        let endpoint = Endpoint::start(5, SECRET);
+        let file = reaper::folder("config").join("walpost.toml");
+        let flags = fetching_flags(&scene, &file);
+
+        // Wrong from the start.
+        write_fetching(&file, &scene, &endpoint, other);
+        let mut walpost = scene.run().args(&flags).start();
+        scene.insert(&aggregate, "k");
+        let line = walpost.wait_for_log("Kafka is unreachable");
+        for text in [&endpoint.url(), "invalid_client", "the secret is wrong"] {
+            assert!(line.contains(text), "{text} in {line}");
+        }
+        let check = scene.check().args(&flags).finish().expect_code(1);
+        check.expect_says(&["UNREACHABLE", &endpoint.url(), "invalid_client"]);
+        write_fetching(&file, &scene, &endpoint, SECRET);
+        scene.wait_for_records(1);
+        scene.check().args(&flags).finish().expect_code(0);
+
+        // Rotated at the endpoint first.
+        endpoint.rotate(other);
+        let before = endpoint.refused();
+        wait_until("a refusal", || endpoint.refused() > before);
+        write_fetching(&file, &scene, &endpoint, other);
+        let before = endpoint.calls();
+        wait_until("a token", || endpoint.calls() > before);
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(2);
+        scene.wait_until_confirmed();
+        end(walpost, &scene);
+    };
+    // librdkafka asks for a token again after ten seconds only.
+    thread::scope(|scope| {
+        scope.spawn(|| rotate(false));
+        rotate(true);
+    });
+}
+
+#[test]
+fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
+    let scene = Scene::new();
+    let endpoint = Endpoint::start(60, SECRET);
+    let file = reaper::folder("config").join("walpost.toml");
+    write_fetching(&file, &scene, &endpoint, SECRET);
+    let flags = fetching_flags(&scene, &file);
+    let of_the_system = &flags[..4];
+    let finished = scene.check().args(of_the_system).finish().expect_code(1);
+    finished.expect_says(&["UNREACHABLE", "certificate", "https.ca.location"]);
+    assert_eq!((endpoint.calls(), endpoint.refused()), (0, 0));
+
+    let root = AUTHORITY.root.display().to_string();
+    let by_variable = scene.check().env("SSL_CERT_FILE", &root);
+    by_variable.args(of_the_system).finish().expect_code(0);
+    scene.check().args(&flags).finish().expect_code(0);
 }
 
 /// The brokers close a connection whose token has expired, unless another one was shown before.
@@ -79,17 +206,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
             more >= 3 && 2 * stream.walpost.logged("Kafka refuses") <= more
         });
     }
-    for mut stream in streams {
-        stream.wait_for_transactions(20);
-        stream.stop_load();
-        let scene = &stream.scene;
-        scene.wait_for_ids(&scene.history());
-        scene.wait_until_confirmed();
-        // Tokens go on expiring until the end.
-        let ended = stream.walpost.terminate().expect_code(0);
-        let breaks = ended.stderr.matches("reconnecting").count();
-        scene.judge(&[], scene.resends(breaks));
-    }
+    streams.into_iter().for_each(settle);
 }
 
 #[test]

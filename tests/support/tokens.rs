@@ -1,15 +1,25 @@
-//! Tokens for SASL/OAUTHBEARER: the keys with which the shared broker checks them, and a program that prints them.
+//! Tokens for SASL/OAUTHBEARER: the keys with which the shared broker checks them, a program that prints them and an endpoint
+//! that gives them away.
 
 use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use openssl::hash::MessageDigest;
 use openssl::pkey::{PKey, Private};
 use openssl::rsa::Rsa;
+use openssl::sign::Signer;
+use openssl::ssl::{SslAcceptor, SslFiletype, SslMethod, SslStream};
 
 use super::certificates::write_private;
+use super::postgres::AUTHORITY;
 use super::reaper;
 use super::secrets::SECRET;
 
@@ -100,4 +110,147 @@ impl Issuer {
     pub(crate) fn come_back(&self) {
         fs::remove_file(self.folder.join("away")).unwrap();
     }
+}
+
+/// A token endpoint of OAuth 2.0, by HTTPS on the loopback: answers clients that know its secret with tokens that the shared
+/// broker takes.
+pub(crate) struct Endpoint {
+    address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    lifetime_seconds: u64,
+    secret: Mutex<String>,
+    calls: AtomicUsize,
+    refused: AtomicUsize,
+    is_over: AtomicBool,
+}
+
+/// As which it is asked.
+pub(crate) const CLIENT: &str = "walpost-of-tests";
+
+impl Endpoint {
+    pub(crate) fn start(lifetime_seconds: u64, secret: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(State {
+            lifetime_seconds,
+            secret: Mutex::new(secret.to_owned()),
+            calls: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+            is_over: AtomicBool::new(false),
+        });
+        let identity = AUTHORITY.sign("localhost", &["localhost"]);
+        let mut tls = SslAcceptor::mozilla_intermediate_v5(SslMethod::tls()).unwrap();
+        tls.set_certificate_chain_file(&identity.certificate)
+            .unwrap();
+        tls.set_private_key_file(&identity.key, SslFiletype::PEM)
+            .unwrap();
+        let (tls, of_thread) = (tls.build(), Arc::clone(&state));
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if of_thread.is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (tls, state) = (tls.clone(), Arc::clone(&of_thread));
+                // A client that does not trust it, or goes away, is no failure of a test.
+                thread::spawn(move || {
+                    tls.accept(client)
+                        .is_ok_and(|stream| state.answer(stream).is_ok())
+                });
+            }
+        });
+        Self { address, state }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("https://localhost:{}/token", self.address.port())
+    }
+
+    /// Has it take that secret, and no other one, from now on.
+    pub(crate) fn rotate(&self, secret: &str) {
+        secret.clone_into(&mut self.state.secret.lock().unwrap());
+    }
+
+    /// How many tokens it has given away.
+    pub(crate) fn calls(&self) -> usize {
+        self.state.calls.load(Ordering::Relaxed)
+    }
+
+    /// How many clients it has refused.
+    pub(crate) fn refused(&self) -> usize {
+        self.state.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.state.is_over.store(true, Ordering::Relaxed);
+        // Wakes the one that waits.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl State {
+    fn answer(&self, stream: SslStream<TcpStream>) -> io::Result<()> {
+        let mut stream = BufReader::new(stream);
+        let (mut login, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line)?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else {
+                if line.trim_end().is_empty() {
+                    break;
+                }
+                continue;
+            };
+            match name.to_ascii_lowercase().as_str() {
+                "authorization" => value.clone_into(&mut login),
+                "content-length" => length = value.parse().unwrap(),
+                _ => {}
+            }
+        }
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body)?;
+        assert!(body.starts_with(b"grant_type=client_credentials"));
+        // RFC 6749, section 2.3.1.
+        let expected = STANDARD.encode(format!("{CLIENT}:{}", self.secret.lock().unwrap()));
+        let (code, text) = match login == format!("Basic {expected}") {
+            true => {
+                self.calls.fetch_add(1, Ordering::Relaxed);
+                let token = token(self.lifetime_seconds);
+                ("200 OK", format!("{{\"access_token\": \"{token}\"}}"))
+            }
+            false => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                let text = "{\"error\": \"invalid_client\", \"error_description\": \"the secret is wrong\"}";
+                ("401 Unauthorized", text.to_owned())
+            }
+        };
+        let head = "Content-Type: application/json\r\nConnection: close\r\nContent-Length";
+        let stream = stream.get_mut();
+        write!(
+            stream,
+            "HTTP/1.1 {code}\r\n{head}: {}\r\n\r\n{text}",
+            text.len()
+        )?;
+        stream.shutdown().map_err(io::Error::other)?;
+        Ok(())
+    }
+}
+
+/// A JWT that is signed as [`SCRIPT`]'s.
+fn token(lifetime_seconds: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let expiry = now.as_secs() + lifetime_seconds;
+    let head = URL_SAFE_NO_PAD.encode(r#"{"alg":"RS256","kid":"walpost"}"#);
+    let claims = format!(
+        r#"{{"iss":"tests","sub":"walpost","aud":"{AUDIENCE}","iat":{},"exp":{expiry}}}"#,
+        now.as_secs()
+    );
+    let text = format!("{head}.{}", URL_SAFE_NO_PAD.encode(claims));
+    let mut signer = Signer::new(MessageDigest::sha256(), &KEY).unwrap();
+    let sign = signer.sign_oneshot_to_vec(text.as_bytes()).unwrap();
+    format!("{text}.{}", URL_SAFE_NO_PAD.encode(sign))
 }

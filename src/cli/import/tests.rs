@@ -601,6 +601,100 @@ fn passwords_are_shown_nowhere() {
 }
 
 #[test]
+fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
+    let jaas = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=\"debezium\" \
+                clientSecret=\"hunter2\" scope='events write' extension_logicalCluster=\"lkc-1\" extension_identityPoolId=\"pool-1\" \
+                ssl.truststore.location=\"/etc/trust.jks\";";
+    let handler =
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler";
+    let url = "https://login.example.com/oauth2/token";
+    let login = [
+        ("producer.override.security.protocol", "SASL_SSL"),
+        ("producer.override.sasl.mechanism", "OAUTHBEARER"),
+        ("producer.override.sasl.jaas.config", jaas),
+        (
+            "producer.override.sasl.login.callback.handler.class",
+            handler,
+        ),
+        ("producer.override.sasl.oauthbearer.token.endpoint.url", url),
+        ("producer.override.sasl.login.retry.backoff.ms", "100"),
+        (
+            "producer.override.sasl.oauthbearer.header.urlencode",
+            "true",
+        ),
+    ];
+    let imported = import(&connector(&login));
+    assert!(!imported.toml.contains("hunter2"), "{}", imported.toml);
+    let kafka = &document(&imported)["kafka"];
+    for (name, expected) in [
+        ("sasl.mechanisms", "OAUTHBEARER"),
+        ("sasl.oauthbearer.method", "oidc"),
+        ("sasl.oauthbearer.token.endpoint.url", url),
+        ("sasl.oauthbearer.client.id", "debezium"),
+        ("sasl.oauthbearer.scope", "events write"),
+        ("sasl.oauthbearer.header.urlencode", "true"),
+        (
+            "sasl.oauthbearer.extensions",
+            "logicalCluster=lkc-1,identityPoolId=pool-1",
+        ),
+    ] {
+        assert_eq!(kafka[name].as_str(), Some(expected), "{name}");
+    }
+    let found = of(&imported, "producer.override.sasl.jaas.config");
+    assert!(found.contains(&(Group::Different, true)), "{found:?}");
+    let said = said(&imported);
+    for text in [
+        "WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+        "https.ca.location",
+    ] {
+        assert!(said.contains(text), "{said}");
+    }
+    // As KIP-1139 names them, without JAAS for it.
+    let mut newer = login.to_vec();
+    newer[2].1 = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;";
+    newer.extend([
+        (
+            "producer.override.sasl.oauthbearer.client.credentials.client.id",
+            "debezium",
+        ),
+        (
+            "producer.override.sasl.oauthbearer.client.credentials.client.secret",
+            "hunter2",
+        ),
+    ]);
+    let imported = import(&connector(&newer));
+    assert!(!imported.toml.contains("hunter2"), "{}", imported.toml);
+    let kafka = &document(&imported)["kafka"];
+    assert_eq!(
+        kafka["sasl.oauthbearer.client.id"].as_str(),
+        Some("debezium")
+    );
+    let secret = "producer.override.sasl.oauthbearer.client.credentials.client.secret";
+    assert_eq!(of(&imported, secret), [(Group::Different, true)]);
+}
+
+#[test]
+fn login_with_tokens_of_another_class_needs_a_program() {
+    let imported = import(&connector(&[
+        ("producer.override.security.protocol", "SASL_SSL"),
+        ("producer.override.sasl.mechanism", "OAUTHBEARER"),
+        (
+            "producer.override.sasl.jaas.config",
+            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;",
+        ),
+        (
+            "producer.override.sasl.login.callback.handler.class",
+            "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler",
+        ),
+    ]));
+    let said = said(&imported);
+    assert!(said.contains("kafka_token_command"), "{said}");
+    assert!(imported.toml.contains("CHANGE THIS"), "{}", imported.toml);
+    let handler = "producer.override.sasl.login.callback.handler.class";
+    assert_eq!(of(&imported, handler), [(Group::Unsupported, true)]);
+}
+
+#[test]
 fn references_are_named_and_left_to_a_person() {
     let imported = import(&connector(&[
         ("database.hostname", "${env:DB_HOST}"),
@@ -1180,6 +1274,10 @@ fn name() -> impl Strategy<Value = String> {
         "value.converter",
         "header.converter",
         "producer.override.bootstrap.servers",
+        "producer.override.sasl.mechanism",
+        "producer.override.security.protocol",
+        "producer.override.sasl.login.callback.handler.class",
+        "producer.override.sasl.oauthbearer.token.endpoint.url",
         "producer.override.sasl.jaas.config",
         "producer.override.linger.ms",
         "producer.override.security.protocol",
@@ -1215,6 +1313,10 @@ fn value() -> impl Strategy<Value = String> {
         "PEM",
         "org.apache.kafka.connect.json.JsonConverter",
         "PlainLoginModule required username=\"a",
+        "OAUTHBEARER",
+        "SASL_SSL",
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=\"a\" extension_\u{e4}=b",
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
         "12",
         "-1",
         "verify-full",

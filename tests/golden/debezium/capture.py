@@ -1,6 +1,7 @@
 """What the real Debezium makes of rows: `./dev golden debezium` writes captured.jsonl beside this file.
 
-capture.py TARGET POSTGRES_BIN [GROUP...]    TARGET has kafka/lib and debezium, as ./dev fetches them; without groups, all
+capture.py TARGET POSTGRES_BIN [GROUP...]    TARGET has kafka/lib, debezium and, for the group traced, opentelemetry/lib, as
+                                             ./dev fetches them; without groups, all
 
 lab.jsonl, of the same form, was captured elsewhere and before.
 
@@ -220,6 +221,30 @@ TABLES = {
                   "NULL payload": {"payload": None}}),
 }
 
+# Trace contexts in a column as an application writes them: Java properties.
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CONTEXTS = {
+    "sampled": f"traceparent={PARENT}",
+    "not sampled": "traceparent=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00",
+    "with a comment, as Properties.store writes it": f"#Thu Nov 26 20:00:00 UTC 2026\ntraceparent={PARENT}\ntracestate=vendor\\=1,other\\=2\n",
+    "with state": f"traceparent={PARENT}\ntracestate=vendor=1,other=2",
+    "with baggage": f"traceparent={PARENT}\nbaggage=user=7,tenant=acme",
+    "something else": f"uber-trace-id=1:2:0:1\ntraceparent={PARENT}",
+    "only state": "tracestate=vendor=1",
+    "only baggage": "baggage=user=7",
+    "spaces": f"  traceparent : {PARENT}",
+    "escaped": "traceparent=" + PARENT.replace("a", "\\u0061"),
+    "capitals": f"TraceParent={PARENT}",
+    "no trace": "traceparent=00-00000000000000000000000000000000-b7ad6b7169203331-01",
+    "too short": "traceparent=00-0af7651916cd43dd-b7ad6b7169203331-01",
+    "later version": f"traceparent=01{PARENT[2:]}",
+    "no properties": "text",
+    "empty": "",
+    "NULL": None,
+}
+TABLES["traced"] = (f"{KEYS}, payload jsonb, tracingspancontext text, context text", {
+    name: {"payload": '{"a": 1}', "tracingspancontext": text, "context": text} for name, text in CONTEXTS.items()})
+
 CASES = []
 for table in ["jsonb", "text", "json"]:
     of = lambda name, *a, **k: CASES.append(case(table, table, f"{table} {name}", *a, **k))
@@ -280,6 +305,11 @@ for kind in ["int2", "int4", "int8"]:
     other("typed", f"partition {kind}", table_fields_additional_placement=f"{name_of(kind)}:partition")
 for kind in ["timestamp", "timestamp(3)", "timestamptz", "int8"]:
     other("typed", f"timestamp {kind}", table_field_event_timestamp=name_of(kind))
+for form in ["simple", "json", "json-schema"]:
+    CASES.append(case("traced", "traced", f"traced {form}", "string", "string", form, **{
+        "tracing_span_context_field": "tracingspancontext"}))
+CASES.append(case("traced", "traced", "traced by another column", tracing_span_context_field="context",
+                  tracing_with_context_field_only="true"))
 
 
 # ---------------------------------------------------------------- the servers
@@ -364,11 +394,26 @@ log.cleaner.enable=false
     return java(folder, target, "broker.log", "-Xmx512m", "kafka.Kafka", properties), port
 
 
+# Of OpenTelemetry, where it is there. Spans go nowhere.
+TRACING = ["-Dotel.java.global-autoconfigure.enabled=true", *(f"-Dotel.{of}.exporter=none" for of in ["traces", "metrics", "logs"])]
+
+
+def plugins(folder, target, cases):
+    """Debezium, with OpenTelemetry beside it for those cases."""
+    if not any(of["group"] == "traced" for of in cases):
+        return target / "debezium"
+    plugin = folder / "plugins" / "debezium"
+    plugin.mkdir(parents=True)
+    for jar in [*target.glob("debezium/*/*.jar"), *target.glob("opentelemetry/lib/*.jar")]:
+        (plugin / jar.name).symlink_to(jar)
+    return plugin.parent
+
+
 def connect(folder, target, kafka, postgres, cases):
     worker = folder / "worker.properties"
     worker.write_text(f"""bootstrap.servers=127.0.0.1:{kafka}
 listeners=http://127.0.0.1:0
-plugin.path={target}/debezium
+plugin.path={plugins(folder, target, cases)}
 plugin.discovery=service_load
 offset.storage.file.filename={folder}/offsets
 offset.flush.interval.ms=60000
@@ -390,7 +435,7 @@ producer.compression.type=none
             "transforms": "outbox", "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
             "transforms.outbox.route.topic.replacement": f"c{number}.${{routedByValue}}", **of["config"]}))
         files.append(file)
-    return java(folder, target, "connect.log", "-Xmx1500m", "org.apache.kafka.connect.cli.ConnectStandalone", worker, *files)
+    return java(folder, target, "connect.log", "-Xmx1500m", *TRACING, "org.apache.kafka.connect.cli.ConnectStandalone", worker, *files)
 
 
 # ---------------------------------------------------------------- what Kafka has

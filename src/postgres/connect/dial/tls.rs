@@ -25,17 +25,8 @@ use tokio_openssl::SslStream;
 
 use super::error::DialError;
 use super::socket::Socket;
+use crate::authorities;
 use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVersion};
-
-/// Where the usual systems keep the authorities they trust; an OpenSSL that was built into the
-/// program looks elsewhere.
-const SYSTEM_BUNDLES: [&str; 5] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 
 /// Asks the server for TLS and performs the handshake. `name` is what the certificate has to be for
 /// in `verify-full`, `host` what errors call the server.
@@ -247,16 +238,9 @@ fn no_root(path: &Path, mode: SslMode) -> DialError {
 }
 
 fn add_system_authorities(store: &mut X509StoreBuilder) -> Result<(), DialError> {
-    let by_variable = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some());
-    match SYSTEM_BUNDLES
-        .iter()
-        .map(Path::new)
-        .find(|path| path.is_file())
-    {
-        Some(path) if !by_variable => add_certificates(store, "sslrootcert=system", path),
-        _ => store.set_default_paths().map_err(|error| {
+    match authorities::of_the_system() {
+        Some(path) => add_certificates(store, "sslrootcert=system", path),
+        None => store.set_default_paths().map_err(|error| {
             file_error(
                 "sslrootcert=system",
                 Path::new("SSL_CERT_FILE"),

@@ -1,0 +1,41 @@
+//! A property of the Java producer that librdkafka takes.
+
+use super::document::{Section, text};
+use super::report::Report;
+use super::source::Taken;
+use crate::kafka::properties::{Properties, check};
+
+/// What stands where a person has to write an address: a name that is never found (RFC 2606).
+pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
+
+/// Writes a property that librdkafka takes, or says why it does not.
+pub(super) fn set(
+    kafka: &mut Section,
+    name: &str,
+    value: &str,
+    taken: &Taken,
+    report: &mut Report,
+) {
+    if kafka.has(name) {
+        return report.unsupported(&taken.written, format!("would set {name} a second time"));
+    }
+    let properties = [("bootstrap.servers", NO_BROKER), (name, value)];
+    let properties: Properties = properties
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    // With a NUL in it, it would be cut short in C.
+    let checked = match value.contains('\0') {
+        true => Err("it has a NUL in it".to_owned()),
+        false => check(&properties).map_err(|error| error.to_string()),
+    };
+    match checked {
+        Ok(()) => {
+            report.carried(&taken.written, format!("{name:?} in [kafka]"));
+            kafka.set(name, text(value), taken.written.clone());
+        }
+        Err(error) => report.unsupported(
+            &taken.written,
+            format!("is not taken by librdkafka. {error}"),
+        ),
+    }
+}

@@ -1,0 +1,137 @@
+//! A login with tokens by Kafka's own classes (KIP-768, KIP-1139) as `sasl.oauthbearer.method = oidc`.
+
+use super::document::{Section, text};
+use super::jaas::option;
+use super::report::Report;
+use super::source::{Source, Taken};
+use crate::kafka::token_endpoint::{Endpoint, METHOD};
+
+/// What stands where a person has to name a program: one that is there, and prints nothing.
+const NO_PROGRAM: [&str; 2] = ["/bin/false", "change-me"];
+const URL: &str = "sasl.oauthbearer.token.endpoint.url";
+const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
+const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
+const HANDLER: &str = "producer.sasl.login.callback.handler.class";
+
+/// Whether the JAAS configuration and the class it goes with are those.
+pub(super) fn are_fetched(module: &str, source: &Source) -> bool {
+    module.ends_with(".oauthbearer.OAuthBearerLoginModule")
+        && source.value(HANDLER).is_some_and(|class| {
+            let class = class.trim();
+            class.starts_with("org.apache.kafka.common.security.oauthbearer.")
+                && class.ends_with(".OAuthBearerLoginCallbackHandler")
+        })
+}
+
+/// Of a login whose tokens [`are_fetched`].
+pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, report: &mut Report) {
+    let mut found = Vec::new();
+    if let Some(handler) = source.raw(HANDLER) {
+        found.push((METHOD, "oidc".to_owned(), handler));
+    }
+    for (property, name, of_jaas) in [
+        (URL, URL, None),
+        (
+            "sasl.oauthbearer.client.credentials.client.id",
+            "sasl.oauthbearer.client.id",
+            Some("clientId"),
+        ),
+        (
+            "sasl.oauthbearer.scope",
+            "sasl.oauthbearer.scope",
+            Some("scope"),
+        ),
+        (URLENCODE, URLENCODE, None),
+    ] {
+        let taken = source.take(&format!("producer.{property}"), report);
+        match (
+            taken,
+            of_jaas.and_then(|of_jaas| option(&jaas.value, of_jaas)),
+        ) {
+            (Some(taken), _) => found.push((name, taken.value.clone(), taken)),
+            (None, Some(value)) => found.push((name, value, jaas.clone())),
+            (None, None) => {}
+        }
+    }
+    let extensions = extensions(&jaas.value);
+    if !extensions.is_empty() {
+        found.push((EXTENSIONS, extensions.join(","), jaas.clone()));
+    }
+    let values = found
+        .iter()
+        .map(|(name, value, _)| ((*name).to_owned(), value.clone()));
+    if let Err(reason) = Endpoint::take(&mut values.collect(), || Ok(None)) {
+        return report.unsupported(&jaas.written, format!("can't be carried over: {reason}"));
+    }
+    for (name, value, taken) in found {
+        report.carried(&taken.written, format!("{name:?} in [kafka]"));
+        kafka.set(name, text(value.trim()), taken.written);
+    }
+
+    let secret = source.raw("producer.sasl.oauthbearer.client.credentials.client.secret");
+    let written = secret.map_or(jaas.written.clone(), |secret| secret.written);
+    let says = "has the client's secret, which is not written here: give it in WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \
+                \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
+    report.task(&written, says);
+    kafka.note("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
+    if option(&jaas.value, "ssl.truststore.location").is_some() {
+        let says = "has a trust store for the token endpoint: write its certificates into a PEM file, and name that as \
+                    \"https.ca.location\" in [kafka]";
+        report.task(&jaas.written, says);
+    }
+
+    for name in [
+        "sasl.oauthbearer.scope.claim.name",
+        "sasl.oauthbearer.sub.claim.name",
+        "sasl.oauthbearer.clock.skew.seconds",
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.retry.backoff.ms",
+        "sasl.login.retry.backoff.max.ms",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.buffer.seconds",
+    ] {
+        if let Some(taken) = source.raw(&format!("producer.{name}")) {
+            report.without_effect(&taken.written);
+        }
+    }
+}
+
+/// Has a program print tokens where that is the login and nothing else gives one, for a person to name it.
+pub(super) fn need_program(
+    source: &Source,
+    kafka: &Section,
+    pipeline: &mut Section,
+    report: &mut Report,
+) {
+    let is = |name: &str, carried: &str, holds: fn(&str) -> bool| {
+        kafka.has(carried) && source.value(name).is_some_and(|value| holds(value.trim()))
+    };
+    let has_tokens = is("producer.sasl.mechanism", "sasl.mechanisms", |value| {
+        value == "OAUTHBEARER"
+    }) && is("producer.security.protocol", "security.protocol", |value| {
+        value.to_ascii_lowercase().starts_with("sasl_")
+    });
+    if !has_tokens || kafka.has(METHOD) {
+        return;
+    }
+    let says = "needs a program that prints a token, which kafka_token_command names: docs/managed.md has one for each service";
+    report.task("sasl.mechanism", says);
+    let comment = "CHANGE THIS: the program that prints a token (docs/managed.md, \"Tokens\")";
+    let program = NO_PROGRAM.map(text).join(", ");
+    pipeline.set("kafka_token_command", format!("[{program}]"), comment);
+}
+
+/// `extension_NAME="VALUE"` of a JAAS configuration as `NAME=VALUE`.
+fn extensions(jaas: &str) -> Vec<String> {
+    const PREFIX: &str = "extension_";
+    let starts = jaas.match_indices(PREFIX).map(|(at, _)| &jaas[at..]);
+    let named = starts.filter_map(|rest| {
+        let name = rest.split(['=', ' ']).next()?;
+        let value = option(jaas, name)?;
+        Some(format!("{}={value}", &name[PREFIX.len()..]))
+    });
+    named.collect()
+}

@@ -1,0 +1,579 @@
+//! A token endpoint of OAuth 2.0, asked with the client's own credentials (RFC 6749, 4.4).
+//!
+//! The properties are those that librdkafka 2.12 has for it (`sasl.oauthbearer.method = oidc`), and are kept from it: it would
+//! need libcurl, asks again with the secret that a client was made with for ever, and takes no token that is not a JWT.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper::rt::{Read, Write};
+use hyper::{Method, Request, StatusCode, Uri, header};
+use hyper_util::rt::TokioIo;
+use openssl::ssl::{SslConnector, SslMethod};
+use openssl::x509::X509;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use tokio::net::TcpStream;
+use tokio::runtime;
+use tokio::time::timeout;
+use tokio_openssl::SslStream;
+
+use super::properties::{Properties, is_loopback};
+use crate::authorities;
+
+/// The property that says that tokens come from an endpoint.
+pub(crate) const METHOD: &str = "sasl.oauthbearer.method";
+const URL: &str = "sasl.oauthbearer.token.endpoint.url";
+const CLIENT_IDS: [&str; 2] = [
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.id",
+];
+/// The names of the client's secret.
+pub(crate) const SECRETS: [&str; 2] = [
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.client.credentials.client.secret",
+];
+const SCOPE: &str = "sasl.oauthbearer.scope";
+const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
+/// Kafka's Java clients have it too.
+const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
+const GRANT: &str = "sasl.oauthbearer.grant.type";
+const AUTHORITIES_FILE: &str = "https.ca.location";
+const AUTHORITIES_PEM: &str = "https.ca.pem";
+
+/// How long it may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The longest answer that is read, in bytes.
+const ANSWER_BYTES_MAX: usize = 256 << 10;
+/// So much is told of what an endpoint says of a refusal, in characters.
+const SAID_MAX: usize = 200;
+/// What `application/x-www-form-urlencoded` leaves as it is.
+const FORM: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'*')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_');
+
+type ReadSecret = dyn Fn() -> Result<Option<String>, String> + Send + Sync;
+
+/// Where it is, and as whom it is asked.
+pub(crate) struct Endpoint {
+    url: String,
+    uri: Uri,
+    is_tls: bool,
+    client_id: String,
+    read_secret: Box<ReadSecret>,
+    is_urlencoded: bool,
+    scope: Option<String>,
+    /// What is sent to brokers with each token, by name.
+    extensions: Vec<(String, String)>,
+    authorities: Authorities,
+}
+
+/// Whom to trust.
+#[derive(Debug, PartialEq, Eq)]
+enum Authorities {
+    System,
+    Location(String),
+    Pem(String),
+}
+
+/// It gave no token. No variant has the secret in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum EndpointError {
+    #[error(
+        "is not asked: there is no secret. Set \"{secret}\" in [kafka], or WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+        secret = SECRETS[0]
+    )]
+    NoSecret,
+    #[error("is not asked: {name} can't be read again: {0}", name = SECRETS[0])]
+    Secret(String),
+    #[error("is not asked: {AUTHORITIES_FILE}: {0}")]
+    Authorities(String),
+    #[error("can't be reached: {0}")]
+    Io(String),
+    #[error(
+        "is not trusted: {0}. Name the authority of its certificate with {AUTHORITIES_FILE} in [kafka]"
+    )]
+    Tls(String),
+    #[error("has not answered within {} s", LIMIT.as_secs())]
+    Slow,
+    #[error("does not speak HTTP: {0}")]
+    Http(String),
+    #[error("answers {status}{said}")]
+    Refused { status: StatusCode, said: String },
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+/// Whether tokens come from an endpoint.
+#[must_use]
+pub(crate) fn is_named(properties: &Properties) -> bool {
+    let method = properties.get(METHOD);
+    method.is_some_and(|method| method.trim().eq_ignore_ascii_case("oidc"))
+}
+
+impl Endpoint {
+    /// The endpoint that `properties` name, which loses what is about it. `read_secret` gives the secret of the client as it is by
+    /// then.
+    ///
+    /// # Errors
+    /// It can't be asked so; the message names the property and what was expected.
+    pub(crate) fn take(
+        properties: &mut Properties,
+        read_secret: impl Fn() -> Result<Option<String>, String> + Send + Sync + 'static,
+    ) -> Result<Self, String> {
+        let mut take = |name: &str| {
+            let value = properties.remove(name)?;
+            let value = value.trim();
+            (!value.is_empty()).then(|| value.to_owned())
+        };
+        take(METHOD);
+        for name in SECRETS {
+            take(name);
+        }
+        let url = take(URL).ok_or_else(|| {
+            format!("{URL} is missing; expected https://HOST/PATH of the token endpoint")
+        })?;
+        let [first, second] = CLIENT_IDS.map(&mut take);
+        let client_id = first
+            .or(second)
+            .ok_or_else(|| format!("{} is missing", CLIENT_IDS[0]))?;
+        let scope = take(SCOPE);
+        let extensions = match take(EXTENSIONS) {
+            Some(list) => extensions(&list)?,
+            None => Vec::new(),
+        };
+        let is_urlencoded = match take(URLENCODE).as_deref() {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => return Err(format!("{URLENCODE} is {other:?}; expected true or false")),
+        };
+        if let Some(grant) = take(GRANT).filter(|grant| grant != "client_credentials") {
+            return Err(format!(
+                "{GRANT} is {grant:?}; expected client_credentials. Have kafka_token_command print tokens of another grant"
+            ));
+        }
+        let authorities = match (take(AUTHORITIES_FILE), take(AUTHORITIES_PEM)) {
+            (None, None) => Authorities::System,
+            (Some(location), None) if location == "probe" => Authorities::System,
+            (Some(location), None) => Authorities::Location(location),
+            (None, Some(pem)) => Authorities::Pem(pem),
+            (Some(_), Some(_)) => {
+                return Err(format!(
+                    "{AUTHORITIES_FILE} and {AUTHORITIES_PEM} are both set; expected one of them"
+                ));
+            }
+        };
+        let others = properties.keys();
+        if let Some(other) = others.into_iter().find(|name| {
+            name.starts_with("sasl.oauthbearer.") && *name != "sasl.oauthbearer.config"
+        }) {
+            return Err(format!(
+                "{other} is not supported with {METHOD} = oidc: expected the client's credentials. Have kafka_token_command print \
+                 tokens that are given otherwise"
+            ));
+        }
+        let (uri, is_tls) = target(&url)?;
+        Ok(Self {
+            url,
+            uri,
+            is_tls,
+            client_id,
+            read_secret: Box::new(read_secret),
+            is_urlencoded,
+            scope,
+            extensions,
+            authorities,
+        })
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(super) fn extensions(&self) -> &[(String, String)] {
+        &self.extensions
+    }
+
+    /// What is left open to those who share the network with it, with its remedy.
+    #[must_use]
+    pub(crate) fn warning(&self) -> Option<String> {
+        let host = self.uri.authority()?.as_str();
+        let is_here = is_loopback(host) || is_loopback(&format!("{host}:80"));
+        (!self.is_tls && !is_here).then(|| {
+            format!(
+                "{URL} is not https: whoever is on the network between walpost and {host} can have the client's secret and every \
+                 token. Name it by https, and its authority with {AUTHORITIES_FILE} if it is not one of the system's"
+            )
+        })
+    }
+
+    /// Asks for a token, and gives what was answered. Blocks for ten seconds at most; not to be called where futures run.
+    ///
+    /// # Errors
+    /// It can't be asked, or has another answer than 200.
+    pub(super) fn ask(&self) -> Result<Bytes, EndpointError> {
+        let io = |error: io::Error| EndpointError::Io(error.to_string());
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(io)?;
+        let answer = runtime.block_on(async {
+            timeout(LIMIT, self.answer())
+                .await
+                .map_err(|_| EndpointError::Slow)?
+        });
+        // A name that is still looked up ends by itself.
+        runtime.shutdown_background();
+        answer
+    }
+
+    async fn answer(&self) -> Result<Bytes, EndpointError> {
+        let read = (self.read_secret)().map_err(EndpointError::Secret)?;
+        let secret = read
+            .filter(|secret| !secret.is_empty())
+            .ok_or(EndpointError::NoSecret)?;
+        let host = self.uri.host().unwrap_or_default();
+        // An IPv6 address has brackets in a URI, and nowhere else.
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = self.uri.port_u16();
+        let port = port.unwrap_or(if self.is_tls { 443 } else { 80 });
+        let connect = TcpStream::connect((host, port));
+        let stream = connect
+            .await
+            .map_err(|error| EndpointError::Io(error.to_string()))?;
+        match self.is_tls {
+            true => {
+                let stream = self.secured(stream, host).await?;
+                self.ask_over(TokioIo::new(stream), &secret).await
+            }
+            false => self.ask_over(TokioIo::new(stream), &secret).await,
+        }
+    }
+
+    async fn secured(
+        &self,
+        stream: TcpStream,
+        host: &str,
+    ) -> Result<SslStream<TcpStream>, EndpointError> {
+        let unusable = |error: &dyn fmt::Display| EndpointError::Authorities(error.to_string());
+        // Verifies the certificate, and that it is for that host.
+        let mut builder =
+            SslConnector::builder(SslMethod::tls_client()).map_err(|error| unusable(&error))?;
+        match &self.authorities {
+            Authorities::System => match authorities::of_the_system() {
+                Some(path) => builder
+                    .set_ca_file(path)
+                    .map_err(|error| unusable(&error))?,
+                // The builder has OpenSSL's own already.
+                None => {}
+            },
+            Authorities::Location(location) => {
+                let path = Path::new(location);
+                let set = match path.is_dir() {
+                    true => builder.load_verify_locations(None, Some(path)),
+                    false => builder.load_verify_locations(Some(path), None),
+                };
+                set.map_err(|error| unusable(&format!("{location}: {error}")))?;
+            }
+            Authorities::Pem(pem) => {
+                let certificates =
+                    X509::stack_from_pem(pem.as_bytes()).map_err(|error| unusable(&error))?;
+                for certificate in certificates {
+                    let added = builder.cert_store_mut().add_cert(certificate);
+                    added.map_err(|error| unusable(&error))?;
+                }
+            }
+        }
+        let tls = |error: &dyn fmt::Display| EndpointError::Tls(error.to_string());
+        let configured = builder.build().configure().map_err(|error| tls(&error))?;
+        let ssl = configured.into_ssl(host).map_err(|error| tls(&error))?;
+        let mut stream = SslStream::new(ssl, stream).map_err(|error| tls(&error))?;
+        match std::pin::Pin::new(&mut stream).connect().await {
+            Ok(()) => Ok(stream),
+            Err(error) => {
+                use openssl::x509::X509VerifyResult;
+                let verified = stream.ssl().verify_result();
+                Err(match verified == X509VerifyResult::OK {
+                    true => EndpointError::Tls(error.to_string()),
+                    false => EndpointError::Tls(format!(
+                        "its certificate does not hold: {}",
+                        verified.error_string()
+                    )),
+                })
+            }
+        }
+    }
+
+    async fn ask_over(
+        &self,
+        stream: impl Read + Write + Unpin,
+        secret: &str,
+    ) -> Result<Bytes, EndpointError> {
+        let http = |error: hyper::Error| EndpointError::Http(error.to_string());
+        let (mut sender, connection) = http1::handshake(stream).await.map_err(http)?;
+        let request = self
+            .request(secret)
+            .map_err(|error| EndpointError::Http(error.to_string()))?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+            Ok::<_, hyper::Error>((status, body.collect().await))
+        };
+        tokio::pin!(connection, answer);
+        // The connection may stay open when all of the answer is there.
+        let (status, body) = tokio::select! {
+            answer = &mut answer => answer.map_err(http)?,
+            ended = &mut connection => {
+                ended.map_err(http)?;
+                answer.await.map_err(http)?
+            }
+        };
+        let body = body.map_err(|error| EndpointError::Http(error.to_string()))?;
+        let body = body.to_bytes();
+        match status {
+            StatusCode::OK => Ok(body),
+            status => Err(EndpointError::Refused {
+                status,
+                said: said(&body, secret),
+            }),
+        }
+    }
+
+    fn request(&self, secret: &str) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+        let form = |text: &str| utf8_percent_encode(text, FORM).to_string();
+        let mut body = "grant_type=client_credentials".to_owned();
+        if let Some(scope) = &self.scope {
+            body.push_str("&scope=");
+            body.push_str(&form(scope));
+        }
+        // RFC 6749, 2.3.1 has both in the form's encoding; Kafka's clients leave them as they are unless told otherwise.
+        let login = match self.is_urlencoded {
+            true => format!("{}:{}", form(&self.client_id), form(secret)),
+            false => format!("{}:{secret}", self.client_id),
+        };
+        let authority = self
+            .uri
+            .authority()
+            .map_or("", |authority| authority.as_str());
+        let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
+        Request::builder()
+            .method(Method::POST)
+            .uri(path)
+            .header(header::HOST, authority)
+            .header(
+                header::AUTHORIZATION,
+                format!("Basic {}", STANDARD.encode(login)),
+            )
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header(header::ACCEPT, "application/json")
+            .header(header::CONNECTION, "close")
+            .header(
+                header::USER_AGENT,
+                concat!("walpost/", env!("CARGO_PKG_VERSION")),
+            )
+            .body(Full::from(body))
+    }
+}
+
+/// The parts of an endpoint's address, and whether it is by TLS.
+fn target(url: &str) -> Result<(Uri, bool), String> {
+    let error = |found: &str| format!("{URL} {found}; expected https://HOST[:PORT]/PATH");
+    let uri: Uri = url.parse().map_err(|_| error("is no URL"))?;
+    let is_tls = match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => false,
+        _ => return Err(error("is not of HTTP")),
+    };
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => {
+            Err(error("has a login in it, and may be shown"))
+        }
+        Some(_) => Ok((uri, is_tls)),
+        None => Err(error("names no host")),
+    }
+}
+
+/// `NAME=VALUE,...`.
+fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
+    let parts = list.split(',').map(str::trim);
+    let read = parts.filter(|part| !part.is_empty()).map(|part| {
+        let (name, value) = part.split_once('=')?;
+        Some((name.trim().to_owned(), value.trim().to_owned()))
+    });
+    let read: Option<_> = read.collect();
+    read.ok_or_else(|| format!("{EXTENSIONS} is {list:?}; expected NAME=VALUE,..."))
+}
+
+/// What an error answer says of itself (RFC 6749, 5.2), as it goes on after the status; nothing of what else is in it.
+fn said(body: &[u8], secret: &str) -> String {
+    #[derive(Deserialize)]
+    struct Answer {
+        error: Option<String>,
+        error_description: Option<String>,
+    }
+    let Ok(answer) = serde_json::from_slice::<Answer>(body) else {
+        return String::new();
+    };
+    let parts = [answer.error, answer.error_description];
+    let text = parts.into_iter().flatten().collect::<Vec<_>>().join(": ");
+    match text.is_empty() || text.contains(secret) {
+        true => String::new(),
+        false => format!(": {}", text.chars().take(SAID_MAX).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(given: &[(&str, &str)]) -> Result<(Endpoint, Properties), String> {
+        let given = given
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let mut properties: Properties = given.collect();
+        let endpoint = Endpoint::take(&mut properties, || Ok(Some("secret".to_owned())))?;
+        Ok((endpoint, properties))
+    }
+
+    const LEAST: [(&str, &str); 3] = [
+        (METHOD, "OIDC"),
+        (URL, "https://login.example.com/oauth2/token?tenant=1"),
+        ("sasl.oauthbearer.client.id", "shop:1"),
+    ];
+
+    #[test]
+    fn what_is_asked_is_a_request_for_a_token_of_the_clients_own() {
+        let (endpoint, left) = take(&[
+            LEAST[0],
+            LEAST[1],
+            LEAST[2],
+            (SCOPE, "events:write a&b"),
+            (EXTENSIONS, "logicalCluster=lkc-1, identityPoolId = pool-1"),
+            (AUTHORITIES_FILE, "/etc/ca.pem"),
+            ("sasl.oauthbearer.client.secret", "old"),
+            ("linger.ms", "5"),
+        ])
+        .expect("an endpoint");
+        let left: Vec<_> = left.into_keys().collect();
+        assert_eq!(left, ["linger.ms"]);
+        assert_eq!(
+            endpoint.extensions(),
+            [("logicalCluster", "lkc-1"), ("identityPoolId", "pool-1")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
+        assert_eq!(
+            endpoint.authorities,
+            Authorities::Location("/etc/ca.pem".to_owned())
+        );
+        let request = endpoint.request("s/ä").expect("a request");
+        assert_eq!(request.uri(), "/oauth2/token?tenant=1");
+        let of = |name| request.headers()[name].to_str().expect("text");
+        assert_eq!(of(header::HOST), "login.example.com");
+        let login = of(header::AUTHORIZATION)
+            .strip_prefix("Basic ")
+            .expect("a login");
+        assert_eq!(
+            STANDARD.decode(login).expect("base64"),
+            "shop:1:s/ä".as_bytes()
+        );
+        let body = request.into_body();
+        let whole = runtime::Builder::new_current_thread()
+            .build()
+            .expect("a runtime")
+            .block_on(body.collect())
+            .expect("a body");
+        assert_eq!(
+            whole.to_bytes(),
+            "grant_type=client_credentials&scope=events%3Awrite%20a%26b"
+        );
+
+        let encoded = take(&[LEAST[0], LEAST[1], LEAST[2], (URLENCODE, "true")]);
+        let (endpoint, _) = encoded.expect("an endpoint");
+        let request = endpoint.request("s/ä").expect("a request");
+        let login = STANDARD.encode("shop%3A1:s%2F%C3%A4");
+        assert_eq!(
+            request.headers()[header::AUTHORIZATION],
+            format!("Basic {login}")
+        );
+    }
+
+    #[test]
+    fn what_can_t_be_asked_so_is_named() {
+        for (name, value, expected) in [
+            (URL, "", "is missing"),
+            (URL, "login.example.com", "is not of HTTP"),
+            (URL, "ftp://login.example.com", "is not of HTTP"),
+            (URL, "https://a:b@login.example.com", "has a login in it"),
+            (URL, "https://login example.com", "is no URL"),
+            ("sasl.oauthbearer.client.id", " ", "is missing"),
+            (EXTENSIONS, "a", "NAME=VALUE"),
+            (URLENCODE, "yes", "true or false"),
+            (
+                GRANT,
+                "urn:ietf:params:oauth:grant-type:jwt-bearer",
+                "kafka_token_command",
+            ),
+            (
+                "sasl.oauthbearer.assertion.file",
+                "/a",
+                "kafka_token_command",
+            ),
+            (AUTHORITIES_PEM, "x", "both set"),
+        ] {
+            let mut given = LEAST.to_vec();
+            given.push((AUTHORITIES_FILE, "/etc/ca.pem"));
+            given.push((name, value));
+            let error = take(&given).expect_err(value);
+            assert!(error.contains(expected) && error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn endpoint_without_tls_is_warned_of() {
+        for (url, host) in [
+            ("https://login.example.com/token", None),
+            ("http://localhost:8080/token", None),
+            ("http://127.0.0.1/token", None),
+            ("http://[::1]:8080/token", None),
+            (
+                "http://login.example.com",
+                Some("and login.example.com can"),
+            ),
+        ] {
+            let taken = take(&[LEAST[0], (URL, url), LEAST[2]]);
+            let warning = taken.expect("an endpoint").0.warning();
+            match (host, warning) {
+                (Some(host), Some(warning)) => assert!(warning.contains(host), "{warning}"),
+                (None, None) => {}
+                other => panic!("{url}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn refusal_is_told_in_the_endpoints_words_without_the_secret() {
+        let of = |body: &str| said(body.as_bytes(), "hunter2");
+        assert_eq!(
+            of(r#"{"error": "invalid_client", "error_description": "unknown"}"#),
+            ": invalid_client: unknown"
+        );
+        assert_eq!(of(r#"{"error": "no such client with hunter2"}"#), "");
+        assert_eq!(of("<html>"), "");
+        let long = format!(r#"{{"error": "{}"}}"#, "x".repeat(1_000));
+        assert_eq!(of(&long).len(), SAID_MAX + 2);
+    }
+}
