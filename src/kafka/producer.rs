@@ -733,8 +733,18 @@ mod tests {
             config.set("batch.num.messages", "1");
         })
         .await;
-        let failure = watermark.deliveries().failure().expect("a failure");
-        assert!(failure.permanent, "{failure:?}");
+        // Those behind it may be reported before it.
+        let cause = async {
+            while !watermark
+                .deliveries()
+                .failure()
+                .is_some_and(|failure| failure.permanent)
+            {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let told = tokio::time::timeout(PATIENCE, cause).await;
+        assert!(told.is_ok(), "{:?}", watermark.deliveries().failure());
         let found = payloads(&cluster);
         assert!(found.starts_with(&[b"before".to_vec()]), "{found:?}");
         for payload in [&b"first"[..], b"third", b"fourth"] {
