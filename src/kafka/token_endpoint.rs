@@ -17,7 +17,7 @@ use hyper::rt::{Read, Write};
 use hyper::{Method, Request, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
 use openssl::ssl::{SslConnector, SslMethod};
-use openssl::x509::X509;
+use openssl::x509::{X509, X509VerifyResult};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::net::TcpStream;
@@ -273,13 +273,14 @@ impl Endpoint {
         let mut builder =
             SslConnector::builder(SslMethod::tls_client()).map_err(|error| unusable(&error))?;
         match &self.authorities {
-            Authorities::System => match authorities::of_the_system() {
-                Some(path) => builder
-                    .set_ca_file(path)
-                    .map_err(|error| unusable(&error))?,
-                // The builder has OpenSSL's own already.
-                None => {}
-            },
+            Authorities::System => {
+                // Without it the builder has OpenSSL's own.
+                if let Some(path) = authorities::of_the_system() {
+                    builder
+                        .set_ca_file(path)
+                        .map_err(|error| unusable(&error))?;
+                }
+            }
             Authorities::Location(location) => {
                 let path = Path::new(location);
                 let set = match path.is_dir() {
@@ -304,7 +305,6 @@ impl Endpoint {
         match std::pin::Pin::new(&mut stream).connect().await {
             Ok(()) => Ok(stream),
             Err(error) => {
-                use openssl::x509::X509VerifyResult;
                 let verified = stream.ssl().verify_result();
                 Err(match verified == X509VerifyResult::OK {
                     true => EndpointError::Tls(error.to_string()),
