@@ -1,5 +1,6 @@
 //! Kafka or PostgreSQL goes away and comes back: the connector goes on by itself.
 
+use std::thread;
 use std::time::Duration;
 
 use crate::support::checker::Resends;
@@ -224,6 +225,34 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
     walpost.wait_for_log("Kafka is reachable again");
     assert_eq!(walpost.logged("Kafka is unreachable"), 1);
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);
+}
+
+/// librdkafka's threads would look at what is ready, and can't be sent yet, without a pause.
+#[test]
+fn process_sleeps_while_brokers_take_their_time() {
+    let broker = Broker::lent();
+    for exactly_once in [false, true] {
+        let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(1);
+        broker.freeze();
+        // One request has the first of them, and the others wait for longer than linger.ms.
+        for count in [10, 1_000] {
+            scene
+                .db
+                .run(&scene.events().many(&aggregate, count, "'{}'"));
+        }
+        let measure = Duration::from_secs(2);
+        thread::sleep(measure / 4);
+        let before = walpost.cpu_seconds();
+        thread::sleep(measure);
+        let busy = (walpost.cpu_seconds() - before) / measure.as_secs_f64();
+        broker.thaw();
+        assert!(busy < 0.3, "{busy} of a processor");
+        scene.settle(walpost, &[], scene.resends(0));
+    }
 }
 
 #[test]

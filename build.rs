@@ -1,0 +1,9 @@
+//! What the linker is told of the program.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // See `wakeup` in src/main.rs.
+    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo:rustc-link-arg-bins=-Wl,--wrap=rd_kafka_msgq_allow_wakeup_at");
+    }
+}
