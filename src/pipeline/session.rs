@@ -189,11 +189,11 @@ impl Session<'_> {
             }
             let drained = drain_until.unwrap_or(next).min(next);
             match self.pace.pause(now) {
-                Some(_) if !copies && self.connection.read_ahead(self.beside()) => {}
+                Some(_) if !copies && self.connection.read_ahead(self.beside(), now) => {}
                 // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
                 Some(pause) => std::thread::sleep(pause),
                 None if busy => {}
-                None => self.connection.read_directly(),
+                None => self.connection.read_directly(now),
             }
             tokio::select! {
                 biased;

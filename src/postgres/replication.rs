@@ -138,8 +138,15 @@ pub struct Connection {
 enum Ahead {
     Untried,
     Never,
-    Reader(Reader),
+    Reader {
+        reader: Reader,
+        /// When it was last wanted.
+        wanted: Instant,
+    },
 }
+
+/// A reader that was not wanted for so long is given up, with its memory: the next one takes a tenth of a millisecond.
+const READER_IDLE: Duration = Duration::from_secs(5);
 
 /// Session settings that the texts of values depend on.
 pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
@@ -448,7 +455,7 @@ impl Connection {
             Some(chunk) => {
                 let read = chunk.unread().len();
                 let done = self.buffer.follow(chunk, missing);
-                if let Ahead::Reader(reader) = &self.ahead {
+                if let Ahead::Reader { reader, .. } = &self.ahead {
                     reader.reuse(done);
                 }
                 read
@@ -469,7 +476,9 @@ impl Connection {
 
     /// What was read ahead, if anything is.
     async fn chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
-        if let (Transport::Written(_), Ahead::Reader(reader)) = (&self.transport, &self.ahead) {
+        if let (Transport::Written(_), Ahead::Reader { reader, .. }) =
+            (&self.transport, &self.ahead)
+        {
             if let Some(chunk) = reader.next().await? {
                 return Ok(Some(chunk));
             }
@@ -481,7 +490,7 @@ impl Connection {
     /// Has a thread of its own empty the socket, about `bytes_max` ahead of [`Connection::fill`], until nothing comes for
     /// a moment, or [`Connection::read_directly`]. Says whether one does: only a unix-domain socket with less than
     /// [`BUFFER_WANTED`] gains by it, and the system may have no thread for it.
-    pub fn read_ahead(&mut self, bytes_max: usize) -> bool {
+    pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
                 .unix_buffer()
@@ -496,30 +505,39 @@ impl Connection {
                 reader.transpose()
             });
             self.ahead = match reader {
-                Ok(reader) => reader.map_or(Ahead::Never, Ahead::Reader),
+                Ok(reader) => reader.map_or(Ahead::Never, |reader| Ahead::Reader {
+                    reader,
+                    wanted: now,
+                }),
                 Err(error) => {
                     debug!(%error, "nothing to read ahead with");
                     Ahead::Never
                 }
             };
         }
-        match &self.ahead {
-            Ahead::Reader(reader) if matches!(self.transport, Transport::Written(_)) => {
-                reader.go_on();
-                true
-            }
-            Ahead::Reader(reader) if self.transport.leave_reading().is_ok() => {
-                reader.read();
-                true
-            }
-            _ => false,
+        let Ahead::Reader { reader, wanted } = &mut self.ahead else {
+            return false;
+        };
+        *wanted = now;
+        if matches!(self.transport, Transport::Written(_)) {
+            reader.go_on();
+        } else if self.transport.leave_reading().is_ok() {
+            reader.read();
+        } else {
+            return false;
         }
+        true
     }
 
-    /// Ends [`Connection::read_ahead`] as soon as the socket is empty.
-    pub fn read_directly(&self) {
-        if let (Transport::Written(_), Ahead::Reader(reader)) = (&self.transport, &self.ahead) {
+    /// Ends [`Connection::read_ahead`] as soon as the socket is empty, and its thread when it was not wanted for long.
+    pub fn read_directly(&mut self, now: Instant) {
+        let Ahead::Reader { reader, wanted } = &self.ahead else {
+            return;
+        };
+        if matches!(self.transport, Transport::Written(_)) {
             reader.finish();
+        } else if now.saturating_duration_since(*wanted) > READER_IDLE {
+            self.ahead = Ahead::Untried;
         }
     }
 

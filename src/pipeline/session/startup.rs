@@ -64,7 +64,7 @@ enum OlderRows {
     /// They are, and that is to be recorded, for this reason.
     Settled(&'static str),
     /// They come first.
-    Copy(Snapshot),
+    Copy(Box<Snapshot>),
 }
 
 /// What every phase works with.

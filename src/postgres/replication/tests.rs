@@ -175,7 +175,7 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
     let receive = async {
         let socket = tokio::net::UnixStream::from_std(ours).expect("registered");
         let mut connection = over(Socket::Unix(socket));
-        let (mut next, mut ahead, mut direct) = (0_u32, 0, 0);
+        let (mut next, mut ahead, mut direct, mut given_up) = (0_u32, 0, 0, 0);
         while next < ROWS {
             while let Some(CopyOut::Row(row)) = connection.peek_row().expect("rows") {
                 assert_eq!(row[..4], next.to_be_bytes(), "seed {seed}");
@@ -183,10 +183,16 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
                 connection.consume();
             }
             if dice.u32(..10) == 0 {
-                assert!(connection.read_ahead(1 << 18));
+                assert!(connection.read_ahead(1 << 18, Instant::now()));
             }
             if dice.u32(..10) == 0 {
-                connection.read_directly();
+                connection.read_directly(Instant::now());
+            }
+            if dice.u32(..10) == 0 {
+                let was_there = matches!(connection.ahead, Ahead::Reader { .. });
+                connection.read_directly(Instant::now() + READER_IDLE + Duration::from_secs(1));
+                let is_there = matches!(connection.ahead, Ahead::Reader { .. });
+                given_up += u32::from(was_there && !is_there);
             }
             match connection.transport {
                 Transport::Whole(_) => direct += 1,
@@ -200,10 +206,11 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
             }
         }
         assert!(ahead > 0 && direct > 0, "{ahead} reads ahead, {direct} not");
+        assert!(given_up > 0, "each reader was kept");
         // Both ways lead to the server.
         for reads_ahead in [false, true] {
             if reads_ahead {
-                assert!(connection.read_ahead(1 << 18));
+                assert!(connection.read_ahead(1 << 18, Instant::now()));
             } else {
                 while let Transport::Written(_) = connection.transport {
                     let _ = timeout(Duration::from_millis(20), connection.fill()).await;

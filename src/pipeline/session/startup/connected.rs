@@ -62,7 +62,7 @@ impl<C: CatalogQueries> Connected<C> {
                 match Snapshot::make(settings, start.database, catalog, &self.link.identity, plan)
                     .await
                 {
-                    Ok(snapshot) => OlderRows::Copy(snapshot),
+                    Ok(snapshot) => OlderRows::Copy(Box::new(snapshot)),
                     Err(SnapshotError::Connection(error)) => {
                         return Err(explained(error, catalog).await.into());
                     }
