@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use tracing::warn;
 
+use super::Env;
+use super::error::ConfigError;
 use super::file::{File, FilePipeline, Origin};
 use super::query::{LastRows, QuerySource};
-use super::{ConfigError, Env};
 use crate::postgres::text_rows::TextRow;
 
 /// The answers, and what is to be asked again.

@@ -1,6 +1,13 @@
 //! Texts of walpost.toml.
 
+use std::time::Duration;
+
+use super::values::{Bytes, bytes, duration};
 use super::*;
+use crate::kafka::properties;
+use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::route::is_topic_name;
+use crate::pipeline::settings::SinkSettings;
 
 /// A password that no fuzzer guesses.
 const PASSWORD: &str = "q7Zr0vT2mXw9";

@@ -1,7 +1,12 @@
+use std::time::Duration;
+
 use super::*;
 use crate::outbox::settings::{
-    EmptyPayload, Expansion, Format, HeaderFormat, NullPayload, Untyped,
+    EmptyPayload, Expansion, Format, HeaderFormat, HeadersColumn, NullPayload, OutboxSettings,
+    Untyped,
 };
+use crate::pipeline::settings::{DeadLetterSettings, Retention, SinkSettings, Undeliverable};
+use crate::postgres::target::Outbox;
 
 /// Loads `toml` as the file's text, with flags and environment.
 fn load_text(

@@ -10,8 +10,10 @@ use std::path::Path;
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
+use super::error::ConfigError;
 use super::file::File;
-use super::{ConfigError, PASSWORD_COMMAND, TOKEN_COMMAND};
+use super::kafka::TOKEN_COMMAND;
+use super::pipeline::PASSWORD_COMMAND;
 
 /// Of a folder: what others have put there can't be replaced.
 const STICKY: u32 = 0o1000;

@@ -1,0 +1,79 @@
+//! The pipelines of a file that are asked for.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::error::ConfigError;
+use super::file::{self, File, FilePipeline, Origin};
+
+/// The pipelines of the file that were asked for; without a file, one with nothing but a name.
+pub(super) fn choose(
+    file: File,
+    asked: &[String],
+    from_file: bool,
+) -> Result<Vec<FilePipeline>, ConfigError> {
+    let has_sources = !file.fleet.source.is_empty();
+    let pipelines = file.pipeline;
+    if pipelines.is_empty() && !from_file {
+        let unnamed = || vec![FilePipeline::default()];
+        let named = |name: &String| FilePipeline {
+            name: Some(name.clone()),
+            ..FilePipeline::default()
+        };
+        return Ok(match asked {
+            [] => unnamed(),
+            asked => asked.iter().map(named).collect(),
+        });
+    }
+    for name in asked {
+        if !pipelines.iter().any(|pipeline| pipeline.name() == name) {
+            let (name, found) = (name.clone(), names(&pipelines));
+            return Err(ConfigError::NoPipeline { name, found });
+        }
+    }
+    if asked.is_empty() {
+        return Ok(if pipelines.is_empty() && !has_sources {
+            vec![FilePipeline::default()]
+        } else {
+            pipelines
+        });
+    }
+    Ok(pipelines
+        .into_iter()
+        .filter(|pipeline| asked.iter().any(|name| name == pipeline.name()))
+        .collect())
+}
+
+pub(super) fn names(pipelines: &[FilePipeline]) -> String {
+    let names: Vec<_> = pipelines.iter().map(FilePipeline::name).collect();
+    names.join(", ")
+}
+
+/// The properties of Kafka that the file has for all by now, and the pipeline, which is defined at `origin`; nowhere where no file
+/// names it.
+pub(super) fn read_again(
+    path: &Path,
+    origin: &Origin,
+    pipeline: &str,
+) -> Result<(BTreeMap<String, file::Scalar>, FilePipeline), ConfigError> {
+    let mut file = file::read(path)?;
+    let kafka = std::mem::take(&mut file.kafka);
+    match origin {
+        Origin::Nowhere | Origin::File(_) => {}
+        Origin::Part(part) => file.pipeline = file::read_part(part)?,
+        Origin::Row { rows, .. } => {
+            let row = rows.get(pipeline).unwrap_or_default();
+            let filled = file.queries().filter_map(|source| source.fill(&row).ok());
+            file.pipeline = filled.flat_map(FilePipeline::of_template).collect();
+        }
+    }
+    let is_unnamed =
+        file.pipeline.is_empty() && matches!(origin, Origin::Nowhere | Origin::File(_));
+    let asked: &[String] = match is_unnamed {
+        true => &[],
+        false => &[pipeline.to_owned()],
+    };
+    let chosen = choose(file, asked, true)?;
+    let found = chosen.into_iter().next();
+    Ok((kafka, found.unwrap_or_default()))
+}

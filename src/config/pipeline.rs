@@ -1,0 +1,288 @@
+//! What walpost.toml, flags and environment say of one pipeline becomes its settings.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use super::chosen::read_again;
+use super::error::ConfigError;
+use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
+use super::reader::Reader;
+use super::values::{Bytes, bytes, duration};
+use super::{Env, Given};
+use super::{kafka, records, target};
+use crate::kafka::properties::Properties;
+use crate::kafka::settings::CheckpointSettings;
+use crate::outbox::route::is_topic_name;
+use crate::outbox::settings::Topic;
+use crate::pipeline::settings::{
+    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
+};
+use crate::pipeline::wal_budget::budget::{OnMax, WalBudget};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::target::{Outbox, Target};
+use crate::program::Program;
+
+/// The keys that name a program.
+pub(super) const PASSWORD_COMMAND: &str = "password_command";
+
+pub(super) fn settings(
+    mut file: FilePipeline,
+    path: Option<&Path>,
+    kafka_of_file: &BTreeMap<String, file::Scalar>,
+    from_env: &Properties,
+    given: &Given<'_>,
+    env: Env<'_>,
+) -> Result<PipelineSettings, ConfigError> {
+    let name = file.name().to_owned();
+    let reader = Reader {
+        pipeline: name.clone(),
+    };
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    if name.is_empty() || name.len() > 48 || !name.bytes().all(is_legal) {
+        return Err(reader.error("name", "expected 1 to 48 characters of a-z, 0-9 and _"));
+    }
+    given.overlay(&mut file);
+    let mut postgres = postgres(&name, file.postgres.as_deref(), env)?;
+    if let Some(path) = path
+        && file.postgres.is_some()
+        && given.connection.postgres.is_none()
+    {
+        postgres = kept(postgres, path, &file.origin, &name);
+    }
+    // Whoever names another connection on the command line has its password too.
+    if let Some(argv) = &file.password_command
+        && given.connection.postgres.is_none()
+    {
+        let error = |reason: String| reader.error(PASSWORD_COMMAND, reason);
+        let program = Program::new(argv).map_err(error)?;
+        let place = format!("{PASSWORD_COMMAND} of pipeline {name:?}");
+        let with = postgres.with_password_command(program, &place);
+        postgres = with.map_err(|reason| error(reason.to_owned()))?;
+    }
+    let target = target::target(&reader, &file, given)?;
+    let outbox = records::outbox(&reader, &file)?;
+    let default_timeout = Duration::from_secs(60);
+    let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), duration)?;
+    let link_timeout = link_timeout.unwrap_or(default_timeout);
+    if link_timeout < Duration::from_secs(1) {
+        return Err(reader.error("link_timeout", "expected at least 1s"));
+    }
+    let drain_timeout = reader.parse("drain_timeout", file.drain_timeout.as_ref(), duration)?;
+    let size = |key, given: &Option<file::Scalar>, default| {
+        let given = given.as_ref().map(ToString::to_string);
+        Ok::<_, ConfigError>(
+            reader
+                .parse(key, given.as_ref(), bytes)?
+                .unwrap_or(Bytes(default))
+                .0,
+        )
+    };
+    let window_bytes = size("window_bytes", &file.window_bytes, 8 << 20)?;
+    let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
+    // PostgreSQL's own limit for a message.
+    let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);
+    let window_records = file.window_records.unwrap_or(100_000);
+    if window_records == 0 || window_bytes == 0 || row_bytes_max < 1024 {
+        let reason = "window_records and window_bytes must be above 0, max_row_bytes at least 1KiB";
+        return Err(reader.error("window", reason));
+    }
+    let delivery = delivery(&reader, &file)?;
+    let dead_letters = dead_letters(&reader, &file, &target, &outbox.topic, &delivery)?;
+    let retention = retention(&reader, &file, &target.outbox)?;
+    let wal_budget = wal_budget(&reader, &file, &target.outbox)?;
+    let sink = match given.sink.or(file.sink).unwrap_or_default() {
+        SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
+            let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
+            return Err(reader.error("delivery", reason));
+        }
+        SinkName::Stdout => SinkSettings::Stdout,
+        SinkName::Kafka => kafka::sink(&reader, &file, path, kafka_of_file, from_env, given)?,
+    };
+    Ok(PipelineSettings {
+        name,
+        postgres,
+        target,
+        outbox,
+        sink,
+        delivery,
+        dead_letters,
+        snapshot: file.snapshot.unwrap_or_default(),
+        window_records,
+        window_bytes,
+        row_bytes_max,
+        link_timeout,
+        drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
+        retention,
+        wal_budget,
+    })
+}
+
+fn retention(
+    reader: &Reader,
+    file: &FilePipeline,
+    outbox: &Outbox,
+) -> Result<Retention, ConfigError> {
+    let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
+    if is_given && outbox.is_messages() {
+        let reason =
+            "an outbox of messages has no rows to keep; leave it out, with partitions_ahead";
+        return Err(reader.error("retention", reason));
+    }
+    let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
+    if keep.is_some_and(|keep| keep < Duration::from_secs(1)) {
+        return Err(reader.error("retention", "expected at least 1s"));
+    }
+    let ahead = file.partitions_ahead.unwrap_or(7);
+    if !(1..=1000).contains(&ahead) {
+        return Err(reader.error("partitions_ahead", "expected 1 to 1000"));
+    }
+    Ok(Retention {
+        keep,
+        ahead,
+        delete_rows: file.delete_rows.unwrap_or_default(),
+    })
+}
+
+fn wal_budget(
+    reader: &Reader,
+    file: &FilePipeline,
+    outbox: &Outbox,
+) -> Result<WalBudget, ConfigError> {
+    let given = file.wal_budget.clone().unwrap_or_default();
+    let size = |key, given: Option<file::Scalar>| {
+        let given = given.map(|given| given.to_string());
+        let size = reader.parse(key, given.as_ref(), bytes)?;
+        match size {
+            Some(Bytes(0)) => Err(reader.error(key, "expected more than 0 bytes")),
+            size => Ok(size.map(|Bytes(size)| size)),
+        }
+    };
+    let budget = WalBudget {
+        warn_bytes: size("wal_budget.warn", given.warn)?,
+        max_bytes: size("wal_budget.max", given.max)?,
+        on_max: given.on_max.unwrap_or_default(),
+    };
+    if let (Some(warn), Some(max)) = (budget.warn_bytes, budget.max_bytes)
+        && warn > max
+    {
+        let reason =
+            format!("{warn} bytes are more than wal_budget.max, {max} bytes: expected less");
+        return Err(reader.error("wal_budget.warn", reason));
+    }
+    if given.on_max.is_some() && budget.max_bytes.is_none() {
+        let reason = "there is no wal_budget.max to reach; set one, or leave it out";
+        return Err(reader.error("wal_budget.on_max", reason));
+    }
+    if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
+        let reason = match outbox.is_messages() {
+            true => {
+                "an outbox of messages has no table to send events again from; leave it at hold"
+            }
+            false => "it is for an outbox that is one table; leave it at hold",
+        };
+        return Err(reader.error("wal_budget.on_max", reason));
+    }
+    Ok(budget)
+}
+
+fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigError> {
+    let checkpoint = file.checkpoint.clone().unwrap_or_default();
+    if file.delivery.unwrap_or_default() == DeliveryName::AtLeastOnce {
+        return Ok(Delivery::AtLeastOnce);
+    }
+    let topic = checkpoint
+        .topic
+        .unwrap_or_else(|| "walpost-checkpoints".to_owned());
+    legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
+    let replication = checkpoint.replication.unwrap_or(-1);
+    if replication == 0 || replication < -1 {
+        return Err(reader.error("checkpoint", "expected at least 1 replica"));
+    }
+    Ok(Delivery::ExactlyOnce(CheckpointSettings {
+        topic,
+        replication,
+    }))
+}
+
+fn dead_letters(
+    reader: &Reader,
+    file: &FilePipeline,
+    target: &Target,
+    events: &Topic,
+    delivery: &Delivery,
+) -> Result<DeadLetterSettings, ConfigError> {
+    const TOPIC: &str = "dead_letter_topic";
+    let default = DeadLetterSettings::default();
+    let settings = DeadLetterSettings {
+        oversize: file.on_oversize.unwrap_or_default(),
+        unroutable: file.on_unroutable.unwrap_or_default(),
+        malformed: match target.outbox.is_messages() {
+            // Of a row there is no such thing: what is given is for other pipelines of the file.
+            false => Undeliverable::Halt,
+            // Whoever can connect can write one, unless that was revoked.
+            true => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
+        },
+        topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
+    };
+    if !settings.are_sent() {
+        if file.dead_letter_topic.is_some() {
+            let reason = "nothing would be sent there; set on_oversize or on_unroutable to dead-letter, or leave it out";
+            return Err(reader.error(TOPIC, reason));
+        }
+        return Ok(settings);
+    }
+    let topic = &settings.topic;
+    legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
+    if events.constant() == Some(topic) {
+        let reason = format!("topic {topic:?} is that of the events; name another");
+        return Err(reader.error(TOPIC, reason));
+    }
+    if matches!(delivery, Delivery::ExactlyOnce(checkpoint) if checkpoint.topic == *topic) {
+        let reason = format!("topic {topic:?} is that of the checkpoints; name another");
+        return Err(reader.error(TOPIC, reason));
+    }
+    if target.outbox.is_messages() && settings.oversize == Undeliverable::DeadLetter {
+        let reason = "the payload is left out of what is too large, and an outbox of messages stores it nowhere else; \
+                      leave it at halt, and raise message.max.bytes";
+        return Err(reader.error("on_oversize", reason));
+    }
+    Ok(settings)
+}
+
+fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, ConfigError> {
+    let from_env = ["PGHOST", "PGHOSTADDR", "PGDATABASE"]
+        .iter()
+        .any(|name| env(name).is_some());
+    let url = match url {
+        Some(url) => url,
+        None if from_env => "",
+        None => return Err(ConfigError::NoPostgres(name.to_owned())),
+    };
+    Conninfo::parse(url, env).map_err(|error| ConfigError::Postgres {
+        pipeline: name.to_owned(),
+        error,
+    })
+}
+
+/// The connection string, whose password may change in the file that it comes from.
+fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Conninfo {
+    let place = format!("postgres of pipeline {pipeline:?} in {origin}");
+    let (path, origin) = (path.to_owned(), origin.clone());
+    let pipeline = pipeline.to_owned();
+    postgres.kept_in(&place, move || {
+        let again = read_again(&path, &origin, &pipeline);
+        let (_, now) = again.map_err(|error| error.to_string())?;
+        let env = |name: &str| std::env::var(name).ok();
+        self::postgres(&pipeline, now.postgres.as_deref(), &env).map_err(|error| error.to_string())
+    })
+}
+
+fn legal_topic(topic: &str) -> Result<(), String> {
+    match is_topic_name(topic) {
+        true => Ok(()),
+        false => Err(format!(
+            "topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -"
+        )),
+    }
+}

@@ -1,0 +1,129 @@
+//! Slot, publication and what they are for.
+
+use super::Given;
+use super::error::ConfigError;
+use super::file::{FilePipeline, OutboxName};
+use super::reader::Reader;
+use crate::pipeline::settings::SnapshotMode;
+use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
+use crate::postgres::target::{Outbox, Target};
+
+pub(super) fn target(
+    reader: &Reader,
+    file: &FilePipeline,
+    given: &Given<'_>,
+) -> Result<Target, ConfigError> {
+    let default = format!("walpost_{}", reader.pipeline);
+    let slot = file.slot.clone().unwrap_or_else(|| default.clone());
+    let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+    if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
+        let reason = format!("{slot:?}: expected 1 to 63 characters of a-z, 0-9 and _");
+        return Err(reader.error("slot", reason));
+    }
+    let publication = file.publication.clone().unwrap_or_else(|| default.clone());
+    if publication.is_empty() || publication.len() > 63 {
+        return Err(reader.error("publication", "expected a name of 1 to 63 bytes"));
+    }
+    let outbox = match file.outbox.unwrap_or_default() {
+        OutboxName::Table => match &file.tables {
+            None => Outbox::Table(table(reader, file)?),
+            Some(patterns) => {
+                let tables = tables(reader, file, patterns)?;
+                match given.connection.table.as_ref() {
+                    None => Outbox::Tables(tables),
+                    Some(one) => one_of(reader, tables, one, given.takes_one_of)?,
+                }
+            }
+        },
+        OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
+            let reason = "an outbox of messages has no table with older rows; leave it out";
+            return Err(reader.error("snapshot", reason));
+        }
+        OutboxName::Messages => Outbox::Messages {
+            prefix: prefix(reader, file, default)?,
+        },
+    };
+    Ok(Target {
+        outbox,
+        publication,
+        slot,
+    })
+}
+
+fn no_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError> {
+    if file.prefix.is_none() {
+        return Ok(());
+    }
+    let reason = "a prefix is for an outbox of messages, and this one is a table; leave it out, or set outbox to messages";
+    Err(reader.error("prefix", reason))
+}
+
+/// Several tables that share a slot.
+fn tables(
+    reader: &Reader,
+    file: &FilePipeline,
+    patterns: &[String],
+) -> Result<TablePatterns, ConfigError> {
+    no_prefix(reader, file)?;
+    if file.table.is_some() {
+        let reason = "table and tables both say where events are. Leave one of them out";
+        return Err(reader.error("tables", reason));
+    }
+    if file.snapshot.is_some() {
+        let reason =
+            "rows that a table has are delivered when it is added to the others. Leave it out";
+        return Err(reader.error("snapshot", reason));
+    }
+    TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
+}
+
+/// One of the tables, for a command that is about one.
+fn one_of(
+    reader: &Reader,
+    of: TablePatterns,
+    one: &String,
+    is_taken: bool,
+) -> Result<Outbox, ConfigError> {
+    if !is_taken {
+        let reason = "--table or WALPOST_TABLE names one of several tables, and this command is about all of them. Leave it out";
+        return Err(reader.error("tables", reason));
+    }
+    let table: Option<TableName> = reader.read("table", Some(one))?;
+    match table {
+        Some(table) if of.matches(&table.schema, &table.name) => Ok(Outbox::OneOf { table, of }),
+        _ => {
+            let reason = format!(
+                "{one} is none of the outbox's tables, {of}. Name one of them, or add a pattern to tables"
+            );
+            Err(reader.error("table", reason))
+        }
+    }
+}
+
+fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
+    no_prefix(reader, file)?;
+    let table = reader.read("table", file.table.as_ref())?;
+    Ok(table.unwrap_or_else(|| TableName {
+        schema: "public".to_owned(),
+        name: "outbox".to_owned(),
+    }))
+}
+
+fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<String, ConfigError> {
+    let given = [
+        ("table", file.table.is_some()),
+        ("tables", file.tables.is_some()),
+    ];
+    if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+        let reason = "an outbox of messages has no table; leave it out, or set outbox to table";
+        return Err(reader.error(key, reason));
+    }
+    let prefix = file.prefix.clone().unwrap_or(default);
+    let is_legal = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    if prefix.is_empty() || prefix.len() > 63 || !prefix.bytes().all(is_legal) {
+        let reason = format!("{prefix:?}: expected 1 to 63 characters of a-z A-Z 0-9 . _ -");
+        return Err(reader.error("prefix", reason));
+    }
+    Ok(prefix)
+}
