@@ -1,0 +1,169 @@
+//! What was found, and how it is told.
+
+use serde::Serialize;
+
+use super::super::FEW;
+use super::super::out::{self, say};
+use crate::model::exit::Exit;
+use crate::pipeline::recovery::Remedy;
+
+/// How a check came out, the worst last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Outcome {
+    /// As it should be.
+    Ok,
+    /// `run` works, but data can be lost or repeated later.
+    Warning,
+    /// The server can't be asked now.
+    Unreachable,
+    /// `run` fails.
+    Failure,
+}
+
+impl Outcome {
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "WARNING",
+            Self::Unreachable => "UNREACHABLE",
+            Self::Failure => "FAILED",
+        }
+    }
+}
+
+/// One check.
+#[derive(Debug, Serialize)]
+pub(super) struct Finding {
+    pub(super) pipeline: String,
+    pub(super) check: &'static str,
+    pub(super) outcome: Outcome,
+    /// What was found; where it isn't as it should be, with the remedy.
+    pub(super) message: String,
+}
+
+/// The check of what is no pipeline.
+pub(super) const SOURCE: &str = "source";
+
+/// Prints what was found.
+pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
+    let any = |outcome| findings.iter().any(|finding| finding.outcome == outcome);
+    let exit = if any(Outcome::Failure) {
+        Exit::Halted
+    } else if any(Outcome::Unreachable) {
+        Exit::Failed
+    } else {
+        Exit::Done
+    };
+    if json {
+        out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
+    } else {
+        let lines = match of_pipelines(findings) {
+            pipelines if pipelines.len() > FEW => summary(&pipelines, findings),
+            _ => findings.iter().map(|of| line(of, &of.pipeline)).collect(),
+        };
+        for line in lines {
+            say!("{line}");
+        }
+    }
+    exit
+}
+
+fn line(finding: &Finding, pipelines: &str) -> String {
+    let mark = finding.outcome.mark();
+    format!(
+        "{mark:7} {pipelines}: {}: {}",
+        finding.check, finding.message
+    )
+}
+
+/// The pipelines in their order, each with the worst that was found of it.
+fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
+    let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
+    for finding in findings.iter().filter(|of| of.check != SOURCE) {
+        match pipelines
+            .iter_mut()
+            .find(|(name, _)| *name == finding.pipeline)
+        {
+            Some((_, worst)) => *worst = finding.outcome.max(*worst),
+            None => pipelines.push((&finding.pipeline, finding.outcome)),
+        }
+    }
+    pipelines
+}
+
+/// How many pipelines are in which state, and then what is not as it should be: the worst first, and what several have in common
+/// once.
+fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) -> Vec<String> {
+    const WORST_FIRST: [Outcome; 4] = [
+        Outcome::Failure,
+        Outcome::Unreachable,
+        Outcome::Warning,
+        Outcome::Ok,
+    ];
+    let counts = WORST_FIRST.map(|outcome| {
+        let count = pipelines
+            .iter()
+            .filter(|(_, worst)| *worst == outcome)
+            .count();
+        (count > 0).then(|| format!("{count} {}", outcome.mark()))
+    });
+    let counts: Vec<_> = counts.into_iter().flatten().collect();
+    let mut lines = vec![format!(
+        "{} pipelines: {}",
+        pipelines.len(),
+        counts.join(", ")
+    )];
+    for outcome in &WORST_FIRST[..3] {
+        let mut alike: Vec<(&Finding, Vec<&str>)> = Vec::new();
+        for finding in findings.iter().filter(|of| of.outcome == *outcome) {
+            let same = alike.iter_mut().find(|(first, _)| {
+                (first.check, &first.message) == (finding.check, &finding.message)
+            });
+            match same {
+                Some((_, names)) => names.push(&finding.pipeline),
+                None => alike.push((finding, vec![&finding.pipeline])),
+            }
+        }
+        let lines_of = alike
+            .iter()
+            .map(|(first, names)| line(first, &some_names(names)));
+        lines.extend(lines_of);
+    }
+    lines.push("each check of one pipeline: walpost check --pipeline NAME".to_owned());
+    lines
+}
+
+fn some_names(names: &[&str]) -> String {
+    match names.split_at_checked(FEW) {
+        Some((some, others @ [_, _, ..])) => {
+            format!("{} and {} others", some.join(", "), others.len())
+        }
+        _ => names.join(", "),
+    }
+}
+
+pub(super) struct Report<'f> {
+    pub(super) pipeline: String,
+    pub(super) findings: &'f mut Vec<Finding>,
+}
+
+impl Report<'_> {
+    pub(super) fn add(&mut self, check: &'static str, outcome: Outcome, message: impl ToString) {
+        let (pipeline, message) = (self.pipeline.clone(), message.to_string());
+        self.findings.push(Finding {
+            pipeline,
+            check,
+            outcome,
+            message,
+        });
+    }
+}
+
+/// The outcome of an error that calls for `remedy`.
+pub(super) fn of(remedy: Remedy) -> Outcome {
+    match remedy {
+        Remedy::Halt => Outcome::Failure,
+        Remedy::Reconnect | Remedy::RebuildSink | Remedy::StandBy => Outcome::Unreachable,
+    }
+}

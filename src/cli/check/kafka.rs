@@ -1,0 +1,116 @@
+//! The brokers, and topics whose names are known before there is a row.
+
+use tokio::sync::Mutex;
+
+use super::findings::{Outcome, Report};
+use crate::kafka::limits::compaction_warning;
+use crate::kafka::probe::{self, BrokerFinding, ProducerFinding};
+use crate::kafka::properties::{Properties, unsuitable};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::sink::SinkError;
+
+/// Says whether the brokers answer. `producers` are those whose brokers were asked before.
+pub(super) async fn kafka<'s>(
+    settings: &'s PipelineSettings,
+    producers: &Mutex<Vec<(&'s Properties, ProducerFinding)>>,
+    report: &mut Report<'_>,
+) -> bool {
+    let SinkSettings::Kafka {
+        properties,
+        create_topics,
+        credentials,
+    } = &settings.sink
+    else {
+        return false;
+    };
+    if let Some(unsuitable) = unsuitable(properties) {
+        report.add("kafka compression", Outcome::Failure, unsuitable);
+    }
+    // A template without columns names the one topic there is; others are known with their rows.
+    let topic = settings.outbox.topic.constant().map(str::to_owned);
+    let found = probe::look(properties, credentials, topic).await;
+    let is_there = !matches!(
+        found,
+        BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
+    );
+    let creates = create_topics.is_some();
+    let is_topic_told = matches!(found, BrokerFinding::NoTopic(_));
+    broker_finding("kafka", found, creates, settings, report);
+    if is_there && !is_topic_told {
+        // Whoever has the same properties waits for the answer.
+        let mut producers = producers.lock().await;
+        let known = producers.iter().find(|(asked, _)| *asked == properties);
+        let found = match known {
+            Some((_, found)) => found.clone(),
+            None => {
+                let found = probe::producer(properties, credentials).await;
+                producers.push((properties, found.clone()));
+                found
+            }
+        };
+        drop(producers);
+        match found {
+            ProducerFinding::Taken => {}
+            ProducerFinding::Refused(reason) => {
+                report.add("kafka producer", Outcome::Failure, reason);
+            }
+            ProducerFinding::Unanswered(reason) => {
+                report.add("kafka producer", Outcome::Unreachable, reason);
+            }
+        }
+    }
+    if is_there && settings.dead_letters.are_sent() {
+        let topic = settings.dead_letters.topic.clone();
+        let found = probe::look(properties, credentials, Some(topic)).await;
+        match found {
+            // Nothing waits for it before somebody writes a message that is no event.
+            BrokerFinding::NoTopic(error) if !creates && !settings.dead_letters.are_of_events() => {
+                let message = format!(
+                    "a message that is no event, which every role that may write messages can write, halts the pipeline: {error}"
+                );
+                report.add("dead letters", Outcome::Warning, message);
+            }
+            found => broker_finding("dead letters", found, creates, settings, report),
+        }
+    }
+    is_there
+}
+
+fn broker_finding(
+    check: &'static str,
+    found: BrokerFinding,
+    creates: bool,
+    settings: &PipelineSettings,
+    report: &mut Report<'_>,
+) {
+    match found {
+        BrokerFinding::Unreachable(reason) => report.add(check, Outcome::Unreachable, reason),
+        BrokerFinding::Refused(error) => report.add(check, Outcome::Failure, error),
+        BrokerFinding::Reachable { brokers } => {
+            let message = format!(
+                "{brokers} broker(s) reachable; topics and ACLs are not checked before the first record"
+            );
+            report.add(check, Outcome::Ok, message);
+        }
+        BrokerFinding::Topic {
+            topic,
+            partitions,
+            limits,
+        } => {
+            let message = format!("topic {topic:?} has {partitions} partition(s){limits}");
+            report.add(check, Outcome::Ok, message);
+            if let Some(warning) = limits.warning(&topic, settings.row_bytes_max) {
+                report.add(check, Outcome::Warning, warning);
+            }
+            let is_of_events = settings.outbox.topic.constant() == Some(topic.as_str());
+            if is_of_events && limits.is_compacted && settings.outbox.has_unasked_tombstones() {
+                report.add(check, Outcome::Warning, compaction_warning(&topic));
+            }
+        }
+        BrokerFinding::NoTopic(SinkError::TopicMissing { .. }) if creates => {
+            let message = "the topic is missing and will be created";
+            report.add(check, Outcome::Ok, message);
+        }
+        BrokerFinding::NoTopic(error) => report.add(check, Outcome::Failure, error),
+    }
+}

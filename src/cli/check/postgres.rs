@@ -1,0 +1,464 @@
+//! The database, and everything in it that a pipeline needs.
+
+use tokio::sync::Mutex;
+
+use super::findings::{Outcome, Report, of};
+use crate::pipeline::recovery;
+use crate::pipeline::settings::{Delivery, PipelineSettings};
+use crate::pipeline::snapshot::{self, Outlook};
+use crate::pipeline::wal_budget::budget::OnMax;
+use crate::postgres::catalog::failover::Note;
+use crate::postgres::catalog::{
+    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, some_of,
+    unpublished_warning,
+};
+use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
+use crate::postgres::table::{TableName, identifier};
+use crate::postgres::target::Outbox;
+
+pub(super) async fn postgres(
+    settings: &PipelineSettings,
+    turn: &Mutex<()>,
+    report: &mut Report<'_>,
+) {
+    let database = settings.postgres.describe();
+    let opened = match Catalog::open(&settings.postgres).await {
+        Ok(catalog) => {
+            report.add("connection", Outcome::Ok, format!("{database} accepts SQL"));
+            let observed = catalog.look(&settings.target).await;
+            observed.map(|observed| (catalog, observed))
+        }
+        Err(error) => Err(error),
+    };
+    let (catalog, observed) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return report.add("connection", of(recovery::of_catalog(&error)), error),
+    };
+    // A pooler can accept the connection, and not have passed on what it is for.
+    let opened = async {
+        let turn = turn.lock().await;
+        let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
+        let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
+        connection.identify().await?;
+        Ok::<_, ConnectionError>((connection, turn))
+    };
+    match opened.await {
+        Ok((connection, _turn)) => {
+            let message = "a replication connection is accepted";
+            report.add("replication", Outcome::Ok, message);
+            buffer(&connection, report);
+        }
+        Err(mut error) => {
+            let mut is_explained = false;
+            if let Some(error) = error.server_mut() {
+                catalog.explain_refusal(error).await;
+                is_explained = error.hint.is_some();
+            }
+            let needs = match is_explained {
+                true => "",
+                false => ". The role needs REPLICATION, and pg_hba.conf a line for its database",
+            };
+            report.add("replication", Outcome::Failure, format!("{error}{needs}"));
+        }
+    }
+    let problems = observed.problems(&settings.target);
+    for problem in &problems {
+        let outcome = match problem {
+            Problem::InRecovery { .. } => Outcome::Unreachable,
+            _ => Outcome::Failure,
+        };
+        report.add("database", outcome, problem);
+    }
+    if problems.is_empty() {
+        report.add(
+            "database",
+            Outcome::Ok,
+            "outbox, publication and slot exist and fit together",
+        );
+    }
+    owners(settings, &observed, &catalog, report).await;
+    columns(settings, &observed, report);
+    budget(settings, &observed, &catalog, report).await;
+    let mut needs_slot = observed.slot.is_none();
+    if problems.is_empty() {
+        match snapshot::outlook(settings, &catalog, &observed).await {
+            Ok(Some(outlook)) => {
+                // The snapshot takes a temporary one.
+                needs_slot |= matches!(outlook, Outlook::Copies(_));
+                report.add("older rows", Outcome::Ok, outlook);
+            }
+            Ok(None) => {}
+            Err(error) => report.add("older rows", of(recovery::of_snapshot(&error)), error),
+        }
+    }
+    if needs_slot {
+        match catalog.used_up(Limit::Slots).await {
+            Ok(Some(used_up)) => report.add("slots", Outcome::Failure, used_up),
+            Ok(None) => {}
+            Err(error) => report.add("slots", of(recovery::of_catalog(&error)), error),
+        }
+    }
+    tables(settings, &observed, &catalog, report).await;
+    risks(settings, &observed, report);
+    failover(settings, &catalog, report).await;
+    moved(settings, &observed, &catalog, report).await;
+    if matches!(settings.target.outbox, Outbox::Messages { .. }) {
+        match catalog.everybody().await {
+            Ok(everybody) => forgery(&everybody, report),
+            Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
+        }
+    }
+}
+
+/// A small buffer costs time and nothing else.
+fn buffer(connection: &Connection, report: &mut Report<'_>) {
+    if let Some(bytes) = connection
+        .unix_buffer()
+        .filter(|bytes| *bytes < BUFFER_WANTED)
+    {
+        let message = format!(
+            "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
+             with more: sysctl -w net.core.wmem_default={BUFFER_WANTED}, and a line in /etc/sysctl.d to keep it; connections that \
+             are opened then have it"
+        );
+        report.add("socket", Outcome::Ok, message);
+    }
+}
+
+/// Who can write events that nobody meant.
+fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
+    const FIRST: &str =
+        "First let those that are to: walpost init --outbox messages --writer ROLE.";
+    if everybody.publishes {
+        let message = format!(
+            "every role of the database may publish events. {FIRST} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
+             text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
+             PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
+        );
+        report.add("publish", Outcome::Warning, message);
+    }
+    if let Some(functions) = &everybody.emits {
+        let message = format!(
+            "every role of the database may write messages into WAL, and so forge events. {FIRST} Then, as a superuser: \
+             REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
+        );
+        report.add("messages", Outcome::Warning, message);
+    }
+    if everybody.any_bytes {
+        let message = "the database's encoding is SQL_ASCII: a message of anybody, with any prefix that is not UTF-8, is one that \
+                       the server refuses to send, and nothing behind it is ever sent. Have the outbox in a database in UTF8, or as \
+                       a table";
+        report.add("encoding", Outcome::Warning, message);
+    }
+}
+
+/// What could have code of others run as us.
+async fn owners(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let target = &settings.target;
+    if let Err(error) = catalog.examine_owners(target, true).await {
+        report.add("owners", of(recovery::of_catalog(&error)), error);
+    } else if let Err(error) = catalog.examine_owners(target, false).await {
+        report.add("owners", Outcome::Warning, error);
+    } else {
+        let message =
+            "what Walpost uses belongs to a superuser, this role or the owner of the outbox";
+        report.add("owners", Outcome::Ok, message);
+    }
+    if let (Some(table), Some(_)) = (target.outbox.table(), &observed.table)
+        && let Err(error) = catalog.examine_table(table, Statement::Select).await
+    {
+        report.add("owners", Outcome::Warning, error);
+    }
+}
+
+/// What the WAL budget requires, and what came of it before.
+async fn budget(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    if settings.wal_budget.on_max == OnMax::DropSlot {
+        match settings.check_drop_slot(observed) {
+            Ok(()) => report.add(
+                "WAL budget",
+                Outcome::Ok,
+                "the slot can be dropped, and its events sent again from the table",
+            ),
+            Err(error) => report.add("WAL budget", Outcome::Failure, error),
+        }
+    }
+    if !observed.has_journal || settings.target.outbox.table().is_none() {
+        return;
+    }
+    // That the journal can't be read is said where it is needed.
+    let entries = catalog
+        .dropped_slots(&settings.name, &settings.target)
+        .await;
+    for entry in entries.unwrap_or_default() {
+        let message = format!(
+            "{} may be in the table only: a slot was dropped. Send them again: walpost replay --dropped-slots --pipeline {}",
+            entry.describe(),
+            settings.name
+        );
+        report.add("dropped slots", Outcome::Warning, message);
+    }
+}
+
+/// Several tables that share the slot.
+async fn tables(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let (Outbox::Tables(patterns), Some(publication)) =
+        (&settings.target.outbox, &observed.publication)
+    else {
+        return;
+    };
+    if !publication.has_outbox_row {
+        let name = identifier(&settings.target.publication);
+        let message = format!(
+            "the publication lacks table walpost.outbox_row, so no table can be added with the rows that it has: walpost init, and \
+             then: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row"
+        );
+        report.add("tables", Outcome::Warning, message);
+    }
+    let asked = async {
+        let found = catalog.tables(&publication.tables).await?;
+        let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
+        Ok::<_, CatalogError>((found, unpublished))
+    };
+    let (found, unpublished) = match asked.await {
+        Ok(asked) => asked,
+        Err(error) => {
+            return report.add("tables", of(recovery::of_catalog(&error)), error);
+        }
+    };
+    if let Some(warning) = unpublished_warning(&unpublished) {
+        report.add("tables", Outcome::Warning, warning);
+    }
+    let is_there = |table: &TableName| {
+        unpublished.contains(table) || found.iter().any(|(name, _)| name == table)
+    };
+    for table in patterns.named().filter(|table| !is_there(table)) {
+        let message =
+            format!("table {table} does not exist. Make it: walpost init --table {table}");
+        report.add("tables", Outcome::Warning, message);
+    }
+    let several = |names: &[String]| match names {
+        [] => "no table is in the publication yet. Add each: walpost init --table SCHEMA.TABLE"
+            .to_owned(),
+        [one] => format!("table {one} is in the publication"),
+        names => format!(
+            "{} tables are in the publication: {}",
+            names.len(),
+            some_of(names)
+        ),
+    };
+    let mut names: Vec<_> = found.iter().map(|(name, _)| name.to_string()).collect();
+    names.sort_unstable();
+    let outcome = if names.is_empty() {
+        Outcome::Warning
+    } else {
+        Outcome::Ok
+    };
+    report.add("tables", outcome, several(&names));
+    let unfit = found
+        .iter()
+        .filter_map(|(name, table)| settings.mapping_of(name, Some(table)).err());
+    let unfit: Vec<_> = unfit.collect();
+    if let Some(first) = unfit.first() {
+        let more = match unfit.len() {
+            1 => String::new(),
+            count => format!(" (and {} more tables that do not fit)", count - 1),
+        };
+        report.add("columns", Outcome::Failure, format!("{first}{more}"));
+    } else if !found.is_empty() {
+        let message = "topic, key, headers and payload have their columns in each table";
+        report.add("columns", Outcome::Ok, message);
+    }
+    let accepting = found.iter().filter(|(_, table)| !table.refuses_update);
+    let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
+    if !accepting.is_empty() {
+        let message = format!(
+            "tables accept UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE is lost so: {}. Forbid it \
+             with the trigger of sql/no_update.sql",
+            some_of(&accepting)
+        );
+        report.add("updates", Outcome::Warning, message);
+    }
+}
+
+fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
+    // Several tables have a finding of their own.
+    if observed.table.is_none() && !settings.target.outbox.is_messages() {
+        return;
+    }
+    match settings.check_columns(observed) {
+        Ok(()) => report.add(
+            "columns",
+            Outcome::Ok,
+            "topic, key, headers and payload have their columns",
+        ),
+        Err(error) => report.add("columns", Outcome::Failure, error),
+    }
+}
+
+/// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
+async fn moved(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let Some(slot) = observed.slot.as_ref().filter(|_| observed.has_slot_state) else {
+        return;
+    };
+    let asked = async {
+        let of = catalog.slot_of(&settings.name, &settings.target).await?;
+        catalog.moved(&of, slot.confirmed).await
+    };
+    match asked.await {
+        Ok(None) => {}
+        Ok(Some(moved)) if moved.begun && settings.delivery == Delivery::AtLeastOnce => {
+            report.add("slot", Outcome::Failure, moved);
+        }
+        Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
+        // It runs without, and says so.
+        Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
+        Err(error) => report.add("slot state", of(recovery::of_catalog(&error)), error),
+    }
+}
+
+/// Whether the slot survives the server, and those who do not read it.
+async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
+    let slot = &settings.target.slot;
+    match catalog.failover(slot).await {
+        Ok(found) => {
+            for note in found.notes(slot, settings.postgres.dbname()) {
+                match note {
+                    Note::Ok(message) => report.add("failover", Outcome::Ok, message),
+                    Note::Warning(message) => report.add("failover", Outcome::Warning, message),
+                }
+            }
+        }
+        Err(error) => report.add("failover", of(recovery::of_catalog(&error)), error),
+    }
+}
+
+/// What works today and loses or repeats events some day.
+fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
+    let target = &settings.target;
+    let outbox = &target.outbox;
+    if let Some(table) = &observed.table
+        && !table.refuses_update
+    {
+        report.add(
+            "updates",
+            Outcome::Warning,
+            format!(
+                "{outbox} accepts UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE \
+                 is lost so. Forbid it with the trigger of sql/no_update.sql"
+            ),
+        );
+    }
+    if matches!(outbox, Outbox::Messages { .. }) {
+        match observed.has_publish {
+            true => report.add("publish", Outcome::Ok, "function walpost.publish exists"),
+            false => report.add(
+                "publish",
+                Outcome::Warning,
+                "function walpost.publish does not exist, so no role can write an event with it. Create it: walpost \
+                 init --outbox messages",
+            ),
+        }
+    }
+    match observed.has_journal {
+        true => report.add("journal", Outcome::Ok, "table walpost.journal exists"),
+        false => report.add(
+            "journal",
+            Outcome::Warning,
+            format!(
+                "table walpost.journal does not exist, so nothing can be skipped or sent again: that is recorded in it. \
+                 Create it: {}",
+                outbox.init()
+            ),
+        ),
+    }
+    match observed.has_slot_state {
+        true => report.add(
+            "slot state",
+            Outcome::Ok,
+            "table walpost.slot_state exists",
+        ),
+        false => report.add(
+            "slot state",
+            Outcome::Warning,
+            format!(
+                "table walpost.slot_state does not exist, so a slot that is moved or re-created while no walpost run has \
+                 it goes unnoticed. Create it: {}",
+                outbox.init()
+            ),
+        ),
+    }
+    if let Some(publication) = &observed.publication
+        && !outbox.is_messages()
+    {
+        let name = &target.publication;
+        if let Some(filter) = &publication.row_filter {
+            let remedy = match outbox.table() {
+                Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
+                None => "drop the table from it, and add it again without WHERE".to_owned(),
+            };
+            let message = format!(
+                "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: {remedy}"
+            );
+            report.add("row filter", Outcome::Warning, message);
+        }
+        if publication.more_than_inserts {
+            let message = format!(
+                "publication {name:?} publishes more than inserts, which is decoded and then left out. Change it: \
+                 ALTER PUBLICATION {name} SET (publish = 'insert')"
+            );
+            report.add("publication", Outcome::Warning, message);
+        }
+    }
+    match observed.slot_wal_keep.as_deref() {
+        Some("-1") => report.add(
+            "disk",
+            Outcome::Warning,
+            "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot retains WAL until the \
+             disk is full. Bound it: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; beyond the bound the slot is \
+             lost, and with it events that were not delivered",
+        ),
+        Some(bound) => {
+            report.add("disk", Outcome::Ok, format!("max_slot_wal_keep_size is {bound}"));
+        }
+        None => {}
+    }
+    if let Some(slot) = &observed.slot {
+        match slot.wal_status.as_deref() {
+            Some("unreserved") => report.add(
+                "slot",
+                Outcome::Warning,
+                format!(
+                    "slot {:?} is unreserved: the server removes the WAL that it needs at the next checkpoint. Let walpost \
+                     catch up now, or raise max_slot_wal_keep_size",
+                    target.slot
+                ),
+            ),
+            status => {
+                let status = status.unwrap_or("unknown");
+                let message = format!("confirmed up to {}, wal_status {status}", slot.confirmed);
+                report.add("slot", Outcome::Ok, message);
+            }
+        }
+    }
+}
