@@ -8,13 +8,12 @@ use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, FilePipeline, Origin};
 use super::reader::Reader;
+use super::values::TOKEN_COMMAND;
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties};
 use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::pipeline::settings::SinkSettings;
 use crate::program::Program;
-
-pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
 /// What the variables for librdkafka's properties begin with.
 const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";

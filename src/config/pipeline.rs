@@ -8,7 +8,7 @@ use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
-use super::values::{Bytes, bytes, duration};
+use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
 use super::{Env, Given};
 use super::{kafka, records, target};
 use crate::kafka::properties::Properties;
@@ -22,9 +22,6 @@ use crate::pipeline::wal_budget::budget::{OnMax, WalBudget};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::target::{Outbox, Target};
 use crate::program::Program;
-
-/// The keys that name a program.
-pub(super) const PASSWORD_COMMAND: &str = "password_command";
 
 pub(super) fn settings(
     mut file: FilePipeline,

@@ -9,9 +9,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
 
 use super::Env;
-use super::kafka::TOKEN_COMMAND;
-use super::pipeline::PASSWORD_COMMAND;
-use super::values::duration;
+use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, duration};
 use crate::kafka::properties::is_secret;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::text_rows::{TextRow, TextRows, text_rows};

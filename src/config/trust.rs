@@ -12,8 +12,7 @@ use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use super::error::ConfigError;
 use super::file::File;
-use super::kafka::TOKEN_COMMAND;
-use super::pipeline::PASSWORD_COMMAND;
+use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND};
 
 /// Of a folder: what others have put there can't be replaced.
 const STICKY: u32 = 0o1000;

@@ -1,6 +1,10 @@
-//! Values with units.
+//! Values with units, and names of keys that several files need.
 
 use std::time::Duration;
+
+/// The keys that name a program.
+pub(super) const PASSWORD_COMMAND: &str = "password_command";
+pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
