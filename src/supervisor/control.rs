@@ -5,7 +5,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,12 +74,21 @@ pub(crate) enum ControlError {
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
+    /// Device and inode. When this process answers no more, the next one may have put its own there.
+    file: (u64, u64),
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if identity(&self.path).is_ok_and(|found| found == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
 }
 
 /// Makes the socket. One that a process has left which is gone is replaced.
@@ -109,6 +118,7 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
     let control = Control {
         listener,
         path: path.to_owned(),
+        file: identity(path).map_err(other)?,
     };
     // Who connects before that is asked who they are all the same.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(other)?;
@@ -233,6 +243,19 @@ mod tests {
         assert_eq!(fs::read(&path).expect("a file"), b"mine");
         let error = listen(&folder.path().join("none/control.sock")).expect_err("no folder");
         assert!(error.to_string().contains("none/control.sock"), "{error}");
+    }
+
+    #[test]
+    fn socket_that_another_process_has_put_there_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control.sock");
+        let ours = listen(&path).expect("a socket");
+        fs::remove_file(&path).expect("removed");
+        let theirs = listen(&path).expect("a socket");
+        drop(ours);
+        assert!(path.exists());
+        drop(theirs);
+        assert!(!path.exists());
     }
 
     #[test]
