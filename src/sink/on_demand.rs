@@ -1,5 +1,6 @@
 //! A sink that is made when it is needed: of hundreds of pipelines most are idle, and a client of Kafka has several threads.
 
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions};
@@ -17,8 +18,8 @@ pub(crate) struct OnDemand<S, M> {
     make: Option<M>,
     /// Something was produced since [`Sink::tend`] was called.
     is_used: bool,
-    /// A topic is being prepared, which would end with the sink.
-    is_preparing: bool,
+    /// The preparation of a topic has the other end while somebody waits for it. It would end with the sink.
+    preparing: Weak<()>,
     used_at: Instant,
     idle: Duration,
 }
@@ -40,7 +41,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
             sink,
             make,
             is_used: false,
-            is_preparing: false,
+            preparing: Weak::new(),
             used_at: Instant::now(),
             idle: IDLE,
         }
@@ -71,15 +72,20 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     }
 
     fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
-        self.is_preparing = true;
-        match self.made() {
+        let preparation = match self.made() {
             Ok(sink) => sink.prepare(topic, ahead),
-            Err(error) => Box::pin(std::future::ready(Err(error))),
-        }
+            Err(error) => return Box::pin(std::future::ready(Err(error))),
+        };
+        let waits = Arc::new(());
+        self.preparing = Arc::downgrade(&waits);
+        Box::pin(async move {
+            let prepared = preparation.await;
+            drop(waits);
+            prepared
+        })
     }
 
     fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
-        self.is_preparing = false;
         self.made()?.prepared(topic, partitions)
     }
 
@@ -116,7 +122,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         }
         let Some(sink) = &mut self.sink else { return };
         sink.tend();
-        let is_idle = !self.is_preparing && self.used_at.elapsed() >= self.idle;
+        let is_idle = self.preparing.strong_count() == 0 && self.used_at.elapsed() >= self.idle;
         if self.make.is_some() && is_idle && sink.is_at_rest() {
             self.sink = None;
         }
@@ -191,10 +197,11 @@ mod tests {
                 Ok(Produced::NewTopic)
             );
             at_rest.set(true);
-            sink.prepare("t", Vec::new).await.expect("a topic");
             // A topic can be long in coming.
+            let preparation = sink.prepare("t", Vec::new);
             sink.tend();
             assert!(sink.sink.is_some());
+            preparation.await.expect("a topic");
             sink.prepared("t", 1).expect("a topic");
             at_rest.set(false);
             for _ in 0..3 {
@@ -216,6 +223,21 @@ mod tests {
             sink.idle = Duration::ZERO;
             sink.tend();
         }
+    }
+
+    #[tokio::test]
+    async fn sink_whose_topic_nobody_waits_for_any_more_is_idle() {
+        let mut sink = OnDemand::later(|| {
+            Ok(Fake {
+                is_prepared: false,
+                at_rest: Rc::new(Cell::new(true)),
+            })
+        });
+        sink.idle = Duration::ZERO;
+        // As when the connection to PostgreSQL is cut meanwhile.
+        drop(sink.prepare("t", Vec::new));
+        sink.tend();
+        assert!(sink.sink.is_none());
     }
 
     #[tokio::test]
