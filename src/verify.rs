@@ -382,13 +382,17 @@ impl DatabaseReader<'_> {
         Ok(journal)
     }
 
-    /// What of the publication makes rows that are never delivered, or numbers that no event has.
+    /// What makes rows that are never delivered, or numbers that no event in the topics has.
     /// Gives the commit after which gaps tell something.
     fn note_what_is_left_out(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
+        let target = &self.settings.target;
         let Some(publication) = &observed.publication else {
             return Lsn::ZERO;
         };
-        let name = &self.settings.target.publication;
+        if let Some(problem @ Problem::NotPublished { .. }) = observed.publication_problem(target) {
+            reporter.note(problem.to_string());
+        }
+        let name = &target.publication;
         if let Some(filter) = &publication.row_filter {
             reporter.note(format!(
                 "publication {name:?} leaves out rows that don't fulfil {filter}: those are missing"
@@ -398,6 +402,14 @@ impl DatabaseReader<'_> {
             reporter.note(format!(
                 "publication {name:?} publishes more than inserts, so gaps were not searched for"
             ));
+            return Lsn(u64::MAX);
+        }
+        let is_one_topic = self.settings.outbox.topic.constant().is_some();
+        if target.outbox.is_several() && !is_one_topic {
+            reporter.note(
+                "a transaction's events of other tables may be in other topics, so gaps were not searched for"
+                    .to_owned(),
+            );
             return Lsn(u64::MAX);
         }
         Lsn::ZERO

@@ -60,6 +60,7 @@ in_both_modes! {
     events_of_all_tables_arrive_in_commit_order_through_deaths
     tables_come_and_go_under_load_and_the_stream_goes_on
     rows_that_a_table_has_when_it_is_added_are_delivered_first
+    one_table_is_verified_and_sent_again_and_its_dead_letters_name_it
 }
 
 /// Of tables that have columns in another order, more of them, partitions and names that need quotes.
@@ -253,6 +254,100 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     assert!(records.len() == 5 || !exactly_once, "{}", records.len());
     let left = scene.db.number("SELECT count(*) FROM walpost.outbox_row");
     assert_eq!(left, 0);
+}
+
+/// What the others have, in topics of their own, concerns neither `verify` nor `replay`.
+fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_once: bool) {
+    const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
+    let scene = scene(&TABLES).in_mode(exactly_once);
+    let aggregates = [scene.aggregate(1), scene.aggregate(1)];
+    let dead = format!("{}.dead", scene.name);
+    scene.topic(&dead, 1, &[]);
+    let event = |table: usize, key: &str| {
+        let event = Event::new(&aggregates[table], key, "{}");
+        writer(&TABLES[table..=table]).one(event)
+    };
+    let flags = [
+        "--on-unroutable",
+        "dead-letter",
+        "--dead-letter-topic",
+        &dead,
+    ];
+    let mut walpost = scene.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
+    let http = walpost.http();
+    let both = format!("BEGIN; {} {} COMMIT", event(0, "1"), event(1, "2"));
+    scene.db.run(&both);
+    scene.db.run(
+        "INSERT INTO tenant_2.outbox (id, aggregatetype, aggregateid, type, payload)
+             VALUES (gen_random_uuid(), 'no topic', 'k', 't', '{}')",
+    );
+    let records = scene.wait_for_records(3);
+    let letter = records.iter().find(|record| record.topic == dead);
+    let letter = letter.expect("a dead letter");
+    assert_eq!(letter.header("walpost-source-table"), TABLES[1]);
+    scene
+        .db
+        .run("DELETE FROM tenant_2.outbox WHERE aggregatetype = 'no topic'");
+    let rows = |table: &str| http.pipeline()["tables"][table].as_u64();
+    wait_until("the rows of each table to be counted", || {
+        TABLES.map(rows) == [Some(1), Some(2)]
+    });
+    let metrics = http.metrics();
+    let series = format!(
+        "walpost_table_rows_total{{pipeline=\"{}\",table=",
+        scene.name
+    );
+    let of_tables = metrics.iter().filter(|(name, _)| name.starts_with(&series));
+    let of_tables: Vec<_> = of_tables.map(|(_, rows)| *rows).collect();
+    assert_eq!(of_tables, [1.0, 2.0], "{metrics:?}");
+    // With exactly-once a quiet slot is confirmed up to its last event only, and what the table has counts as pending meanwhile.
+    let wait = if exactly_once { "1s" } else { "60s" };
+    let verify = |table: &str| {
+        let verify = scene.verify().args(["--wait", wait, "--table", table]);
+        verify.finish()
+    };
+    for table in TABLES {
+        verify(table)
+            .expect_code(0)
+            .expect_says(&["1 rows, 1 records"]);
+    }
+    // Written while the table is not in the publication.
+    let publication = scene.slot();
+    for statement in [
+        &format!("ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"),
+        &event(1, "lost"),
+        &format!("ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"),
+        &event(0, "last"),
+    ] {
+        scene.db.run(statement);
+    }
+    verify(TABLES[0])
+        .expect_code(0)
+        .expect_says(&["2 rows, 2 records"]);
+    if !exactly_once {
+        verify(TABLES[1]).expect_code(1).expect_says(&["MISSING"]);
+    }
+    let again = scene.replay(&["--all", "--yes", "--table", TABLES[1]]);
+    again.finish().expect_code(0);
+    verify(TABLES[1]).expect_code(0);
+    let records = scene.records();
+    let replayed = records
+        .iter()
+        .filter(|record| record.header_names().contains(&"walpost-replay"));
+    let mut replayed: Vec<_> = replayed
+        .map(|record| (record.key(), record.header("tenant"), &record.topic))
+        .collect();
+    replayed.sort();
+    let topic = format!("outbox.event.{}", aggregates[1]);
+    assert_eq!(
+        replayed,
+        [("2", "tenant_2", &topic), ("lost", "tenant_2", &topic)]
+    );
+    scene.db.run(
+        "CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox); INSERT INTO tenant_3.outbox TABLE tenant_2.outbox",
+    );
+    verify("tenant_3.outbox").expect_says(&["does not contain table tenant_3.outbox"]);
+    walpost.terminate().expect_code(0);
 }
 
 #[test]
