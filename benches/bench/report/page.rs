@@ -198,9 +198,10 @@ const BEHIND: &str = "
 - **100 partitions**: most of what 500,000 rows cost the broker is once, not per row: it makes the files of 100 partitions at
   their first record. That is 2 s of its CPU, in the time that a drain into few partitions takes as a whole. The drain below is of
   2,000,000 rows.
+- **1 KB, and 1,000,000 rows in a transaction**: with the latter walsender, Walpost and broker have both processors all the time,
+  with the former each of them waits for one of the two, and the walsender for the socket.
 - **10 KB**: LZ4 takes more than half of the CPU, for text that it makes 6 % shorter. Without it (`compression.type = none`
-  in `[kafka]`) a row costs less than half. The rest is the machine: walsender, Walpost and broker together take 91 CPU s a
-  million, for which two processors need 45 s. That would be 0.7 of pg_recvlogical, which shares them with the walsender alone.
+  in `[kafka]`) the rate is reached, and a row costs less than half.
 - **Events in messages**: the walsender does half of the work that it does for a table, so what the unix-domain socket costs
   weighs more. Over TCP they reach the target.
 - **1,000 topics**: while librdkafka makes statistics, it keeps two histograms for each topic, some 20 KB, and copies them
@@ -210,9 +211,7 @@ const BEHIND: &str = "
   events, Produce for the checkpoint, EndTxn. The first three take 3 to 4 ms on this machine, EndTxn 0.6 ms, and the broker's
   transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction wait for them.
 - **1.7 CPU s a million**: reached over TCP with 2,000,000 rows. Over the unix-domain socket, the wake-ups above are the
-  difference.
-- **50 databases at once**: Walpost takes four times the CPU for each row, the broker no more; what it goes to is not known
-  yet. The figures are under [Many databases with a backlog](#many-databases-with-a-backlog).";
+  difference.";
 
 fn tuned(page: &mut Page, results: &Results) {
     let Some(part) = &results.tuned else { return };

@@ -192,8 +192,8 @@ impl Targets {
 
     fn tables(&mut self, tables: &Tables) {
         let groups = groups(&tables.drains, bench_tables::SERIES);
-        let rate = |point| at(&groups, point).and_then(|group| mid(group.rate()));
-        let beside_one = rate("1000").zip(rate("1")).map(|(many, one)| many / one);
+        let beside_one = at(&groups, "1000").zip(at(&groups, "1"));
+        let beside_one = beside_one.and_then(|(many, one)| beside(many, one));
         let what = "drain of 1,000 tables on a slot, of one table's";
         self.at_least(what, 0.95, beside_one, two_places);
         let rounds = at(&groups, "1000").map(|group| group.rounds.iter().copied());
@@ -340,6 +340,14 @@ fn at<'a, 'b>(groups: &'b [Drains<'a>], point: &str) -> Option<&'b Drains<'a>> {
     groups
         .iter()
         .find(|group| group.is_walpost() && group.point() == point)
+}
+
+/// The rate as a part of the other's in the same round.
+fn beside(of: &Drains<'_>, other: &Drains<'_>) -> Option<f64> {
+    median(of.rounds.iter().filter_map(|drain| {
+        let other = other.rounds.iter().find(|it| it.round == drain.round)?;
+        Some(drain.measured.rows_per_second? / other.measured.rows_per_second?)
+    }))
 }
 
 fn peaks<'a>(drains: impl IntoIterator<Item = &'a Drain>) -> Option<Spread> {
