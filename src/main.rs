@@ -19,10 +19,10 @@ pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
 /// When librdkafka's threads look at their queues again.
 ///
-/// A batch that is ready is sent when it is looked at, or can't be for now, as a request is under way to its partition
-/// already. librdkafka looks at it again at once all the same, and again, until the answer comes: a thread that turns
-/// idly for as long as the broker takes (librdkafka 2.12, `rd_kafka_toppar_producer_serve`, for which `rktp_msgs_inflight`
-/// counts records where it means requests). The answer wakes the thread anyhow, so it may sleep.
+/// A batch that is ready is sent at once, or can't be sent yet, as a request to its partition is in flight. librdkafka then polls
+/// with a timeout of 0 until the response comes, and takes a whole processor meanwhile (librdkafka 2.12,
+/// `rd_kafka_toppar_producer_serve`, for which `rktp_msgs_inflight` counts records where it means requests). The response
+/// wakes the thread anyhow, so it may sleep.
 #[cfg(target_os = "linux")]
 mod wakeup {
     use std::ffi::{c_uchar, c_void};

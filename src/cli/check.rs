@@ -148,7 +148,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     if settings.retention.keep.is_none() {
         return;
     }
-    // That it can't be asked was said of the connection.
+    // The check of the connection has reported why it fails.
     let Ok(catalog) = Catalog::open(&settings.postgres).await else {
         return;
     };

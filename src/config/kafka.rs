@@ -177,11 +177,7 @@ fn endpoint(
     let (path, origin) = (path.map(Path::to_owned), origin.clone());
     let pipeline = reader.pipeline.clone();
     let read_secret = move || match (&fixed, &path) {
-        (None, Some(path)) => {
-            let again = read_again(path, &origin, &pipeline);
-            let (kafka, now) = again.map_err(|error| error.to_string())?;
-            Ok(secret(&properties_of_file(&kafka, &now)))
-        }
+        (None, Some(path)) => Ok(secret(&properties_again(path, &origin, &pipeline)?)),
         (fixed, _) => Ok(fixed.clone()),
     };
     let taken = Endpoint::take(properties, read_secret);
@@ -199,6 +195,13 @@ fn properties_of_file(
         .chain(own)
         .map(|(name, value)| (name.clone(), value.to_string()))
         .collect()
+}
+
+/// Properties that the file has for a pipeline by now.
+fn properties_again(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
+    let again = read_again(path, origin, pipeline);
+    let (kafka, now) = again.map_err(|error| error.to_string())?;
+    Ok(properties_of_file(&kafka, &now))
 }
 
 /// What proves to the brokers who we are, which may change in the file. What is given `over` that stays.
@@ -219,9 +222,7 @@ fn credentials(
     let place = format!("\"sasl.password\" in {}", path.display());
     let (origin, pipeline) = (origin.clone(), pipeline.to_owned());
     Credentials::kept(place, move || {
-        let again = read_again(&path, &origin, &pipeline);
-        let (kafka, now) = again.map_err(|error| error.to_string())?;
-        let mut now = properties_of_file(&kafka, &now);
+        let mut now = properties_again(&path, &origin, &pipeline)?;
         now.extend(over.clone());
         Ok(now)
     })

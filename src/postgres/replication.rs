@@ -145,7 +145,7 @@ enum Ahead {
     },
 }
 
-/// A reader that was not wanted for so long is given up, with its memory: the next one takes a tenth of a millisecond.
+/// A reader that was not wanted for so long is given up, with its thread and its memory.
 const READER_IDLE: Duration = Duration::from_secs(5);
 
 /// Session settings that the texts of values depend on.

@@ -57,7 +57,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     }
 }
 
-/// A start of this pipeline is the first one. Where that can't be asked, the reason is told elsewhere.
+/// Nothing was read from the slot since `walpost init` made it. False where a query fails: the checks of the database report that.
 async fn is_untouched(settings: &PipelineSettings) -> bool {
     let asked = async {
         let catalog = Catalog::open(&settings.postgres).await?;

@@ -15,7 +15,7 @@ pub(super) enum Outcome {
     Ok,
     /// `run` works, but data can be lost or repeated later.
     Warning,
-    /// The server can't be asked now.
+    /// The server is unreachable, or does not answer now.
     Unreachable,
     /// `run` fails.
     Failure,
