@@ -1,6 +1,6 @@
 -- What Walpost keeps in the database.
 -- The journal: what was done to a pipeline that WAL can't tell. Events that a person had skipped, that a dropped slot had
--- not delivered, that were copied at the start or sent again.
+-- not delivered, that were copied at the start or sent again, and tables that are set aside.
 -- The slot's state: one row a slot, with the last place that Walpost may have confirmed. A slot that is beyond it was moved,
 -- or dropped and re-created, by somebody else.
 --
@@ -39,15 +39,15 @@ BEGIN
         END IF;
         SELECT c.relowner, k.conname INTO owner, narrow FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
             WHERE c.oid = journal AND k.contype = 'c' AND strpos(pg_get_constraintdef(k.oid), '''let go''') > 0
-                AND strpos(pg_get_constraintdef(k.oid), '''drop slot''') = 0;
+                AND strpos(pg_get_constraintdef(k.oid), '''set aside''') = 0;
         IF narrow IS NULL THEN
             NULL;
         ELSIF pg_has_role(owner, 'USAGE') THEN
             EXECUTE format('ALTER TABLE walpost.journal DROP CONSTRAINT %I, ADD CONSTRAINT journal_action_check '
-                'CHECK (action IN (''snapshot'', ''skip'', ''drop slot'', ''replay'', ''let go''))', narrow);
+                'CHECK (action IN (''snapshot'', ''skip'', ''drop slot'', ''replay'', ''set aside'', ''let go''))', narrow);
         ELSE
-            -- Walpost writes the old word meanwhile.
-            RAISE WARNING 'table walpost.journal does not allow the action "drop slot"'
+            -- Until then Walpost writes "let go" for "drop slot", and no table can be set aside.
+            RAISE WARNING 'table walpost.journal was made by an earlier version and does not allow all actions'
                 USING HINT = format('Have its owner, %s, run walpost init or sql/journal.sql.', owner::regrole);
         END IF;
     ELSE
@@ -56,7 +56,7 @@ BEGIN
             at timestamptz NOT NULL DEFAULT now(),
             pipeline text NOT NULL,
             slot text NOT NULL,
-            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'let go')),
+            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside', 'let go')),
             -- 'let go' is what version 0.1 calls 'drop slot'. What it was done to: after from_lsn, up to to_lsn.
             from_lsn pg_lsn,
             to_lsn pg_lsn,

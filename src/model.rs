@@ -7,6 +7,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod lsn;
 pub(crate) mod outage;
 pub(crate) mod rounded;
+pub(crate) mod set_aside;
 pub(crate) mod statistics;
 pub(crate) mod time;
 pub(crate) mod vitals;

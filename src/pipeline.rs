@@ -99,6 +99,7 @@ pub(crate) async fn run<S: Sink>(
         let outbox = settings.target.outbox.clone();
         let mut core = Core::new(outbox, settings.outbox.clone(), watermark)?;
         core.read_older_rows_of(&settings.target.publication);
+        core.set_tables_aside(settings.sets_tables_aside());
         core.send_dead_letters(&settings.name, &settings.dead_letters);
         core.isolate(isolation.suspects());
         Ok(Carrier { core, sink })

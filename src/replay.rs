@@ -17,6 +17,9 @@
 //! [`Plan::of_dropped_slots`] sends what may be missing after slots were dropped. The end of such a run closes
 //! their entries in the journal.
 //!
+//! [`Plan::of_set_aside`] sends what a table may be missing that is set aside. The end of such a run says up to where; the
+//! pipeline records whether the stream takes over there.
+//!
 //! Roles that may add to the journal are not all trusted with the rights of whoever resumes a run. So
 //! nothing that the journal has is run as SQL: the selection is there in values, from which the
 //! condition is built anew, a person gives `--where` again, and the topic is the settings'.
@@ -28,9 +31,10 @@ use tracing::warn;
 use uuid::Uuid;
 
 pub(crate) use self::run::Begun;
-use self::run::{Note, Planned, RecordedRun, State, lock};
+use self::run::{Note, Planned, RecordedRun, SentRows, State, lock};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
+pub(crate) use self::set_aside::HandOver;
 use crate::delivery::failure::DeliveryFailure;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::kafka::reader::ReadError;
@@ -57,6 +61,7 @@ mod position;
 mod run;
 pub(crate) mod selection;
 mod sender;
+mod set_aside;
 
 /// Why rows can't be sent again.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +131,11 @@ pub(crate) enum ReplayError {
         "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
     NoDroppedSlots { pipeline: String, slot: String },
+    /// The table is not set aside.
+    #[error(
+        "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
+    )]
+    NotSetAside { table: TableName, slot: String },
     /// The slot is still the one that was to be dropped.
     #[error(
         "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
@@ -140,7 +150,7 @@ pub(crate) enum ReplayError {
     },
     /// Rows that may be missing are in a table that is no partition any more.
     #[error(
-        "table {partition} was a partition of {table}, and has rows that a dropped slot may not have delivered. Make it one again, with its \
+        "table {partition} was a partition of {table}, and has rows that may not have been delivered. Make it one again, with its \
          bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
@@ -231,8 +241,8 @@ pub(crate) enum ReplayError {
     },
     /// What the run would close when it ends is not open.
     #[error(
-        "replay {0} was begun for dropped slots, and the journal has no open entries any more for all of them: begin \
-         a new one"
+        "replay {0} was begun for dropped slots or a table that was set aside, and the journal has no open entries any more \
+         for all of them: begin a new one"
     )]
     Closed(Uuid),
     /// The table has another key than when the run began.
@@ -437,6 +447,26 @@ impl<'s> Plan<'s> {
         plan.counted(condition).await
     }
 
+    /// Finds out which rows of a table that is set aside may be missing, as of now. Nothing is changed.
+    ///
+    /// # Errors
+    /// The table is not set aside, what is to be sent can't be known yet, or a catalog query failed.
+    pub(crate) async fn of_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
+        let table = table(settings)?;
+        let writer = Catalog::open(&settings.postgres).await?;
+        let (entries, condition) = set_aside::open(settings, table, &writer).await?;
+        let before = set_aside::end(table, &writer, &condition).await?;
+        let mut plan = Self::begin(settings, table, writer).await?;
+        let snapshot_xmin = set_aside::snapshot_xmin(&plan.reader).await?;
+        plan.planned.selected = Some(Selected::default());
+        plan.planned.set_aside = entries;
+        plan.planned.sent_rows = Some(SentRows {
+            before,
+            snapshot_xmin,
+        });
+        plan.counted(condition).await
+    }
+
     /// Goes on with a run that the journal knows. `condition` is the one in SQL that it began with,
     /// which a person gives again.
     ///
@@ -502,7 +532,11 @@ impl<'s> Plan<'s> {
             let reason = format!("until, last, from and to have to be values of {order}");
             return Err(entry.unreadable(reason));
         }
-        plan.rows_condition = if planned.dropped_slots.is_empty() {
+        plan.rows_condition = if !planned.set_aside.is_empty() {
+            let condition =
+                set_aside::condition(settings, table, &plan.writer, &planned.set_aside).await?;
+            condition.ok_or(ReplayError::Closed(run))?
+        } else if planned.dropped_slots.is_empty() {
             if let Some(condition) = condition {
                 condition::examine(&plan.reader, table, condition).await?;
             }
@@ -569,6 +603,8 @@ impl<'s> Plan<'s> {
                 topic: outbox.topic.to_string(),
                 rows: 0,
                 dropped_slots: Vec::new(),
+                set_aside: Vec::new(),
+                sent_rows: None,
             },
             rows_condition: String::new(),
             order,
@@ -587,7 +623,21 @@ impl<'s> Plan<'s> {
     /// Its end is written down even if there are no rows: something is closed by it.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
-        !self.closes.is_empty()
+        !self.closes.is_empty() || self.of_set_aside_table()
+    }
+
+    /// It is about a table that is set aside, which the stream takes over at its end.
+    #[must_use]
+    pub(crate) fn of_set_aside_table(&self) -> bool {
+        !self.planned.set_aside.is_empty()
+    }
+
+    /// Waits until the pipeline has recorded what follows from the run's end.
+    ///
+    /// # Errors
+    /// A catalog query failed.
+    pub(crate) async fn hand_over(&self) -> Result<HandOver, ReplayError> {
+        set_aside::hand_over(self.settings, &self.writer, &self.planned.set_aside).await
     }
 
     /// Which rows, for people.
@@ -741,6 +791,8 @@ impl<'s> Plan<'s> {
         last: Option<&(u64, Vec<String>)>,
         plan: Option<&Planned>,
     ) -> Result<(), ReplayError> {
+        let sent_rows = self.planned.sent_rows.as_ref();
+        let sent_rows = sent_rows.filter(|_| state == State::Done);
         let note = Note {
             run: self.run,
             state,
@@ -753,13 +805,18 @@ impl<'s> Plan<'s> {
                 State::Done => self.closes.clone(),
                 State::Begun | State::Going => Vec::new(),
             },
+            set_aside: match state {
+                State::Done => self.planned.set_aside.clone(),
+                State::Begun | State::Going => Vec::new(),
+            },
+            snapshot_xmin: sent_rows.map(|sent| sent.snapshot_xmin.clone()),
         };
         let entry = Entry {
             pipeline: &self.settings.name,
             target: &self.settings.target,
             action: Action::Replay,
             from: None,
-            to: None,
+            to: sent_rows.map(|sent| sent.before),
             detail: serde_json::to_value(note).expect("texts and numbers are JSON"),
         };
         self.writer.write_journal(&entry).await?;

@@ -160,6 +160,15 @@ pub(crate) enum RetentionError {
         /// What may be missing.
         what: String,
     },
+    /// Events of the table are not delivered, and were not sent again.
+    #[error(
+        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: walpost replay --set-aside --table {table}"
+    )]
+    SetAside {
+        table: TableName,
+        /// Where.
+        what: String,
+    },
     /// The slot does not say what is delivered.
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
@@ -405,6 +414,9 @@ impl Pass<'_> {
             }
             Err(error) => return Err(error),
         };
+        if target.outbox.is_several() && self.is_set_aside(target).await? {
+            return Ok(None);
+        }
         if entries.is_empty() {
             return self.least(target, slots).await;
         }
@@ -414,6 +426,24 @@ impl Pass<'_> {
             what: what.join("; "),
         });
         Ok(None)
+    }
+
+    /// The table is set aside, or whether it is can't be known; the report says so.
+    async fn is_set_aside(&mut self, target: &Target) -> Result<bool, CatalogError> {
+        let table = &self.outbox.name;
+        let (name, relation) = (table.to_string(), self.outbox.origin.table);
+        let entries = self.catalog.set_aside_of_table(target, &name, relation);
+        let trouble = match entries.await {
+            Ok(entries) => entries.first().map(|entry| RetentionError::SetAside {
+                table: table.clone(),
+                what: entry.describe(),
+            }),
+            Err(error @ CatalogError::Server(_)) => Some(error.into()),
+            Err(error) => return Err(error),
+        };
+        let is_set_aside = trouble.is_some();
+        self.report.troubles.extend(trouble);
+        Ok(is_set_aside)
     }
 
     async fn least(

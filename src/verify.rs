@@ -371,7 +371,7 @@ impl DatabaseReader<'_> {
                     journal.copies.push(Lsn(to.0.saturating_sub(1)));
                     continue;
                 }
-                Action::Replay => continue,
+                Action::Replay | Action::SetAside => continue,
             };
             journal.given_up.push(format!(
                 "events committed between {from} and {to} were {what} at {} by {}: if they were not sent again, they are \

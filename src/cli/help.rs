@@ -12,6 +12,7 @@ const UNDELIVERABLE: &[&str] = &[
     "on_oversize",
     "on_unroutable",
     "on_malformed",
+    "on_table_error",
     "dead_letter_topic",
 ];
 const TEMPLATES: &[&str] = &["topic", "key", "payload", "header", "null_payload"];

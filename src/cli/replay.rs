@@ -23,7 +23,7 @@ use crate::postgres::catalog::copy::CopyError;
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
 use crate::replay::selection::{Aggregate, Bound, Selection};
-use crate::replay::{Ended, Plan, ReplayError};
+use crate::replay::{Ended, HandOver, Plan, ReplayError};
 use crate::sink::Sink;
 use crate::sink::stdout::StdoutSink;
 
@@ -48,11 +48,14 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "ID")]
     id: Vec<String>,
     /// Every row of the table
-    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "resume"])]
+    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "set_aside", "resume"])]
     all: bool,
     /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
+    /// Rows of a table that is set aside; when all are sent, the stream delivers the table again
+    #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots"])]
+    set_aside: bool,
     /// Count the rows, and send none
     #[arg(long)]
     dry_run: bool,
@@ -68,7 +71,7 @@ pub(crate) struct ReplayArgs {
         long,
         value_name = "RUN-ID",
         value_parser = run_id,
-        conflicts_with_all = ["from", "to", "aggregate", "id", "dropped_slots"]
+        conflicts_with_all = ["from", "to", "aggregate", "id", "dropped_slots", "set_aside"]
     )]
     resume: Option<Uuid>,
     /// Don't ask
@@ -90,6 +93,11 @@ enum Failure {
         reason: ReplayError,
         command: String,
     },
+    #[error(
+        "the table stays set aside: {0}. Run the same command again; it sends these rows alone. If rows arrive too fast for \
+         that, stop the pipeline meanwhile: walpost pipeline stop NAME"
+    )]
+    StillSetAside(String),
     #[error("signals can't be received: {0}")]
     Signals(std::io::Error),
     #[error("the answer was not the name of pipeline {0:?}: nothing was sent")]
@@ -138,7 +146,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
                 Failure::NotAsked(_) | Failure::NoSelection(_) | Failure::OfAnother { .. } => {
                     Exit::Usage
                 }
-                Failure::Signals(_) => Exit::Failed,
+                Failure::Signals(_) | Failure::StillSetAside(_) => Exit::Failed,
                 Failure::Replay(reason) | Failure::CutShort { reason, .. } => exit(&reason),
             }
         }
@@ -157,6 +165,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::Wrong { .. }
         | ReplayError::NoRun { .. }
         | ReplayError::NoDroppedSlots { .. }
+        | ReplayError::NotSetAside { .. }
         | ReplayError::Complete(_)
         | ReplayError::Closed(_)
         | ReplayError::Mighty { .. }
@@ -191,6 +200,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     let name = &settings.name;
     let plan = match args.resume {
         Some(run) => Plan::resume(settings, run, args.condition.as_deref()).await?,
+        None if args.set_aside => Plan::of_set_aside(settings).await?,
         None if args.dropped_slots => Plan::of_dropped_slots(settings).await?,
         None => {
             let selection = Selection {
@@ -300,7 +310,10 @@ async fn send(
         Ok(Ended::Complete) => {
             progress.finish();
             info!(pipeline = name, %run, rows, "replayed");
-            Ok(Ended::Complete)
+            match plan.of_set_aside_table() {
+                true => hand_over(plan, name).await,
+                false => Ok(Ended::Complete),
+            }
         }
         Ok(Ended::Stopped) => {
             drop(progress);
@@ -314,6 +327,21 @@ async fn send(
             let command = plan.resumption();
             Err(Failure::CutShort { reason, command })
         }
+    }
+}
+
+/// Waits for what the pipeline makes of a table whose rows were all sent.
+async fn hand_over(plan: &Plan<'_>, name: &str) -> Result<Ended, Failure> {
+    match plan.hand_over().await? {
+        HandOver::Resumed => {
+            say!("{name}: the table is delivered from the stream again");
+            Ok(Ended::Complete)
+        }
+        HandOver::Pending => {
+            say!("{name}: the stream delivers the table again when walpost run is at work");
+            Ok(Ended::Complete)
+        }
+        HandOver::Missed(reason) => Err(Failure::StillSetAside(reason)),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::model::rounded;
+use crate::model::set_aside::SetAside;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 use crate::observe::problem::{self, Kind, Problem, Severity};
@@ -123,6 +124,8 @@ struct Database {
     problems: Vec<Problem>,
     /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
+    /// Tables that are set aside; not known without a journal that may be read.
+    set_aside: Option<Vec<SetAside>>,
 }
 
 /// Prints how the pipelines are.
@@ -300,6 +303,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         held: held.map(|held| held.to_string()),
         problems,
         dropped_slots: vitals.dropped_slots,
+        set_aside: vitals.set_aside,
         error,
     }
 }
@@ -344,6 +348,9 @@ fn problems(
         let dropped = database.dropped_slots.as_ref();
         let dropped = dropped.or_else(|| of_connector?.dropped_slots.as_ref());
         summary::add_dropped_slots(&mut reasons, name, dropped.map_or(&[], Vec::as_slice));
+        let set_aside = database.set_aside.as_ref();
+        let set_aside = set_aside.or_else(|| of_connector?.set_aside.as_ref());
+        summary::add_set_aside(&mut reasons, name, set_aside.map_or(&[], Vec::as_slice));
         if let Some(held) = &database.held {
             summary::add(&mut reasons, own(held.clone()));
         }

@@ -10,7 +10,7 @@ use crate::kafka::topics::CreateTopics;
 use crate::observe::logging::{self, LogFormat};
 use crate::outbox::settings::NullPayload;
 use crate::pipeline::settings::SnapshotMode;
-use crate::pipeline::settings::Undeliverable;
+use crate::pipeline::settings::{OnTableError, Undeliverable};
 use crate::pipeline::wal_budget::budget::OnMax;
 
 /// Headings of flags that commands share.
@@ -169,6 +169,17 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_malformed: Option<Undeliverable>,
+    /// What an error in one of several tables leads to: halt, or set-aside, which delivers the others
+    /// [default: halt]
+    #[arg(
+        long,
+        env = "WALPOST_ON_TABLE_ERROR",
+        value_enum,
+        help_heading = heading::DELIVERY,
+        hide_short_help = true,
+        hide_possible_values = true
+    )]
+    pub on_table_error: Option<OnTableError>,
     /// The topic for dead letters [default: walpost-dead-letters]
     #[arg(
         long,

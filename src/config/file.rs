@@ -14,7 +14,7 @@ use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::{EmptyPayload, Format, HeaderFormat, NullPayload};
 use crate::pipeline::settings::SnapshotMode;
-use crate::pipeline::settings::Undeliverable;
+use crate::pipeline::settings::{OnTableError, Undeliverable};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::connect::conninfo::Conninfo;
 
@@ -189,6 +189,7 @@ pub(crate) struct FilePipeline {
     pub on_oversize: Option<Undeliverable>,
     pub on_unroutable: Option<Undeliverable>,
     pub on_malformed: Option<Undeliverable>,
+    pub on_table_error: Option<OnTableError>,
     pub dead_letter_topic: Option<String>,
     pub topic: Option<String>,
     pub route: Option<FileRoute>,
@@ -456,6 +457,7 @@ impl Given<'_> {
         over(&mut file.on_oversize, records.on_oversize.as_ref());
         over(&mut file.on_unroutable, records.on_unroutable.as_ref());
         over(&mut file.on_malformed, records.on_malformed.as_ref());
+        over(&mut file.on_table_error, records.on_table_error.as_ref());
         over(
             &mut file.dead_letter_topic,
             records.dead_letter_topic.as_ref(),

@@ -104,6 +104,7 @@ pub(super) fn settings(
         sink,
         delivery,
         dead_letters,
+        on_table_error: file.on_table_error.unwrap_or_default(),
         snapshot: file.snapshot.unwrap_or_default(),
         window_records,
         window_bytes,

@@ -158,7 +158,8 @@ pub struct Resume {
 
 impl Resume {
     /// The WAL that this resumes from ends there or later: it was read so far.
-    fn reach(&self) -> Lsn {
+    #[must_use]
+    pub fn reach(&self) -> Lsn {
         let delivered = match &self.delivered {
             // The commit record was read to its end.
             Some(Delivered::UpTo(last)) => Lsn(last.commit_lsn.0.saturating_add(1)),

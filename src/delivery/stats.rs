@@ -86,6 +86,8 @@ pub struct PipelineStats {
     oversize_dead_letters: AtomicU64,
     unroutable_dead_letters: AtomicU64,
     malformed_dead_letters: AtomicU64,
+    /// Rows of tables that are set aside.
+    left_out_rows: AtomicU64,
     /// Rows of snapshots that were read.
     snapshot_rows: AtomicU64,
     /// When the last checkpoint was committed, in microseconds since 1970.
@@ -210,6 +212,7 @@ impl PipelineStats {
             oversize_dead_letters: AtomicU64::default(),
             unroutable_dead_letters: AtomicU64::default(),
             malformed_dead_letters: AtomicU64::default(),
+            left_out_rows: AtomicU64::default(),
             snapshot_rows: AtomicU64::default(),
             checkpointed_micros: AtomicU64::default(),
             lifecycle: Mutex::new(Lifecycle {
@@ -443,6 +446,17 @@ impl PipelineStats {
     #[must_use]
     pub fn snapshot_rows(&self) -> u64 {
         load(&self.snapshot_rows)
+    }
+
+    /// Rows of tables that are set aside were left out. Called with many.
+    pub fn left_out(&self, rows: u64) {
+        add(&self.left_out_rows, rows);
+    }
+
+    /// How many rows of tables that are set aside were left out.
+    #[must_use]
+    pub fn left_out_rows(&self) -> u64 {
+        load(&self.left_out_rows)
     }
 
     /// So many more rows have come of these tables. Called seldom, with many.

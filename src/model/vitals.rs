@@ -2,6 +2,7 @@
 
 use super::dropped_slot::DroppedSlot;
 use super::lsn::Lsn;
+use super::set_aside::SetAside;
 
 /// The end of the server's WAL, the slot, the outbox's partitions, and what holds the slot up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Vitals {
     pub oldest_open: Option<OpenTransaction>,
     /// Slots of the pipeline that were dropped and not replayed; not known without a journal that may be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
+    /// Tables of the pipeline that are set aside; not known without a journal that may be read.
+    pub set_aside: Option<Vec<SetAside>>,
 }
 
 impl Vitals {

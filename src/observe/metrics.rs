@@ -1,6 +1,7 @@
 //! A [`Status`] as Prometheus' text format. A metric is one row of [`METRICS`].
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily};
 use prometheus::{TEXT_FORMAT, TextEncoder};
@@ -232,6 +233,20 @@ pub const METRICS: &[Definition] = &[
         "walpost_dropped_slots_unreplayed",
         "Dropped slots whose events were not sent again from the table yet; left out where that is not known.",
         Source::Gauge(|of| Some(exact(of.dropped_slots.as_ref()?.len() as u64))),
+    ),
+    metric(
+        "walpost_tables_set_aside",
+        "Tables that are set aside: their events from some position on are not delivered; left out where that is not known.",
+        Source::Gauge(|of| {
+            let entries = of.set_aside.as_ref()?.iter();
+            let tables: BTreeSet<_> = entries.map(|entry| &entry.table).collect();
+            Some(exact(tables.len() as u64))
+        }),
+    ),
+    metric(
+        "walpost_left_out_rows_total",
+        "Rows of tables that are set aside that were not delivered.",
+        Source::Counter(|of| count(of.left_out_rows)),
     ),
     metric(
         "walpost_slot_safe_wal_bytes",

@@ -15,6 +15,7 @@ use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::{Failure, Outage, SnapshotPhase, State};
 use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
 use crate::model::time::seconds;
 
 /// The whole process. Times are seconds since 1970, durations seconds, sizes bytes.
@@ -78,6 +79,12 @@ pub struct PipelineStatus {
     pub snapshot_rows: u64,
     /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
+    /// Tables that are set aside; not known without a journal that may be read.
+    #[serde(default)]
+    pub set_aside: Option<Vec<SetAside>>,
+    /// Rows of tables that are set aside that were left out since the start. What comes again counts again.
+    #[serde(default)]
+    pub left_out_rows: u64,
     /// Partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
     /// How long those last, if they are ranges of a time.
@@ -278,6 +285,7 @@ impl PipelineStatus {
         let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
         let statistics = lifecycle.statistics.as_ref();
         let dropped_slots = vitals.and_then(|vitals| vitals.dropped_slots.clone());
+        let set_aside = vitals.and_then(|vitals| vitals.set_aside.clone());
         Self {
             about: stats.about.clone(),
             summary: Summary::of(
@@ -287,6 +295,7 @@ impl PipelineStatus {
                 not_ready.as_ref().zip(not_ready_since),
                 &problems,
                 dropped_slots.as_deref().unwrap_or_default(),
+                set_aside.as_deref().unwrap_or_default(),
             ),
             state: lifecycle.state,
             since: seconds(lifecycle.since_micros),
@@ -334,6 +343,8 @@ impl PipelineStatus {
             }),
             snapshot_rows: stats.snapshot_rows(),
             dropped_slots,
+            set_aside,
+            left_out_rows: stats.left_out_rows(),
             partitions: vitals.and_then(|vitals| vitals.partitions),
             partitions_end: vitals
                 .and_then(|vitals| vitals.partitions_end)

@@ -9,6 +9,7 @@ use super::watchdog::Lasting;
 use crate::delivery::stats::LifecycleSnapshot;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
+use crate::model::set_aside::SetAside;
 
 /// Who knows best whether something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +78,8 @@ impl Reason {
 
 impl Summary {
     /// Of a pipeline that is in its state since `since`, and not ready for that reason, if it is not;
-    /// `problems` is what the watchdog finds, `dropped` the slots that were dropped and not replayed.
+    /// `problems` is what the watchdog finds, `dropped` the slots that were dropped and not replayed, `set_aside` the tables that
+    /// are set aside.
     #[must_use]
     pub fn of(
         pipeline: &str,
@@ -86,6 +88,7 @@ impl Summary {
         not_ready: Option<(&NotReady, f64)>,
         problems: &[Lasting],
         dropped: &[DroppedSlot],
+        set_aside: &[SetAside],
     ) -> Self {
         let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some();
         let mut reasons: Vec<Reason> = Vec::new();
@@ -103,6 +106,7 @@ impl Summary {
             }
         }
         add_dropped_slots(&mut reasons, pipeline, dropped);
+        add_set_aside(&mut reasons, pipeline, set_aside);
         reasons.sort_by_key(|reason| std::cmp::Reverse(reason.severity));
         let worst = reasons.iter().map(|reason| reason.severity).max();
         let severity = worst.unwrap_or_default();
@@ -184,6 +188,20 @@ pub(crate) fn add_dropped_slots(
     }
 }
 
+/// Adds the tables that are set aside.
+pub(crate) fn add_set_aside(reasons: &mut Vec<Reason>, pipeline: &str, set_aside: &[SetAside]) {
+    reasons.extend(set_aside.iter().map(|entry| Reason {
+        severity: Severity::Critical,
+        source: Source::Database,
+        what: format!("{}: {}", entry.describe(), entry.reason),
+        remedy: format!(
+            "Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {pipeline}",
+            entry.table
+        ),
+        since: None,
+    }));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,7 +235,7 @@ mod tests {
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
         let not_ready = not_ready.map(|why| (why, 5.0));
-        Summary::of("p", &lifecycle, 1.0, not_ready, &problems, dropped)
+        Summary::of("p", &lifecycle, 1.0, not_ready, &problems, dropped, &[])
     }
 
     fn lines(summary: &Summary) -> Vec<String> {

@@ -96,7 +96,7 @@ pub(super) enum BoundTopic {
 }
 
 /// A table that the settings don't fit.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MappingError {
     /// A named column is not there.
     #[error(

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
 use crate::model::vitals::Vitals;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
+use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
@@ -110,6 +112,20 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
+
+    /// The entries about tables of its slot that were set aside.
+    fn set_aside(
+        &self,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vec<SetAside>, CatalogError>> + Send;
+
+    /// Records that a table is set aside or delivered again; the result is the entry that is opened by it.
+    fn write_set_aside(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        note: &TableNote,
+    ) -> impl Future<Output = Result<Option<SetAside>, CatalogError>> + Send;
 
     /// What was written down of its slot.
     fn slot_state(
@@ -224,6 +240,19 @@ impl CatalogQueries for Catalog {
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {
         Catalog::write_journal(self, entry).await.map(drop)
+    }
+
+    async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
+        Catalog::set_aside(self, target).await
+    }
+
+    async fn write_set_aside(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        note: &TableNote,
+    ) -> Result<Option<SetAside>, CatalogError> {
+        Catalog::write_set_aside(self, pipeline, target, note).await
     }
 
     async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {

@@ -25,12 +25,15 @@ use crate::outbox::connect::ColumnFacts;
 use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::replication::ConnectionError;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::frame::Frame;
-use crate::postgres::wire::pgoutput::{Begin, Commit, LogicalHead, Message, Relation, Tuple};
-use crate::sink::Sink;
+use crate::postgres::wire::pgoutput::{
+    Begin, Change, Commit, LogicalHead, Message, Relation, RowHead, Tuple,
+};
+use crate::sink::{Sink, SinkError};
 
 mod ahead;
 pub(crate) mod copied_rows;
@@ -41,7 +44,9 @@ pub(crate) mod hand_over;
 pub(crate) mod message_source;
 mod older_rows;
 pub(crate) mod preview;
+mod set_aside;
 mod source;
+mod table_errors;
 pub(crate) mod table_source;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
@@ -57,6 +62,8 @@ pub struct Core {
     snapshot: Option<SnapshotRows>,
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
+    /// The last topic that the sink could not prepare, and why.
+    refused_topic: Option<(String, SinkError)>,
     /// What every row goes through.
     pub delivery: Delivery,
 }
@@ -83,6 +90,8 @@ pub enum Step {
     /// What the catalog says of the columns of the table with this OID is to be known: hand in the same frame again after
     /// [`Core::describe_table`].
     NewTable(u32),
+    /// The row's table is to be set aside: hand in the same frame again after [`Core::recorded`].
+    SetAside(Box<TableNote>),
 }
 
 impl Core {
@@ -102,6 +111,7 @@ impl Core {
             warned_of_update: false,
             snapshot: None,
             suspects: None,
+            refused_topic: None,
             delivery: Delivery::new(watermark),
         })
     }
@@ -308,8 +318,19 @@ impl Core {
     /// Takes one frame to its end, or leaves everything as it was and says what to wait for.
     ///
     /// # Errors
-    /// What can't be decoded, mapped, routed or produced.
+    /// What can't be decoded, mapped, routed or produced, unless it sets a table aside.
     pub fn frame(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
+        let step = match self.take(frame, sink) {
+            Ok(Step::NewTopic(topic)) => match self.refused(&topic) {
+                Some(error) => Err(error),
+                None => Ok(Step::NewTopic(topic)),
+            },
+            step => step,
+        };
+        step.or_else(|error| self.set_aside(frame, error))
+    }
+
+    fn take(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         match *frame {
             Frame::Keepalive {
                 wal_end,
@@ -353,9 +374,17 @@ impl Core {
                 let at = self.position.ok_or(OrderError::Stray)?;
                 let mut row = [None; COLUMNS_MAX];
                 let table = source.row(at, relation, tuple, &self.others, &mut row)?;
-                match source.copied.is_some() && source.has_copied(at, relation, tuple)? {
-                    true => Step::Done,
-                    false => {
+                match table {
+                    None => {
+                        source.set_aside.count(relation, at);
+                        Step::Done
+                    }
+                    Some(_)
+                        if source.copied.is_some() && source.has_copied(at, relation, tuple)? =>
+                    {
+                        Step::Done
+                    }
+                    Some(table) => {
                         let step = self.delivery.event(at, table.mapping(), &row, sink)?;
                         if step == Step::Done {
                             table.count();
@@ -464,8 +493,8 @@ impl Core {
             Source::Messages(_) => false,
         };
         if !is_outbox {
-            let name = format!("{}.{}", relation.namespace, relation.name);
-            self.others.insert(relation.oid, name);
+            let name = TableName::of(relation.namespace, relation.name);
+            self.others.insert(relation.oid, name.to_string());
         }
         Ok(Step::Done)
     }
@@ -479,11 +508,15 @@ impl Core {
         max: usize,
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
-        let head = LogicalHead::decode(head).map_err(|error| CoreError::Decode {
-            at: self.place(),
-            error,
-        })?;
         let at_place = self.place();
+        let unreadable = |error| CoreError::Decode {
+            at: at_place.clone(),
+            error,
+        };
+        if let Some(row) = RowHead::decode(head).map_err(unreadable)? {
+            return self.large_row(&row, bytes, max);
+        }
+        let head = LogicalHead::decode(head).map_err(unreadable)?;
         let Source::Messages(source) = &mut self.source else {
             return Ok(Step::Done);
         };
@@ -508,6 +541,43 @@ impl Core {
         let remains = Remains::Unread(content_bytes);
         let step = self.delivery.malformed(at, prefix, error, remains, sink)?;
         self.counted(step)
+    }
+
+    /// A row that is larger than what is read. It is an error, unless it is no event, or its table is set aside.
+    fn large_row(
+        &mut self,
+        row: &RowHead<'_>,
+        bytes: usize,
+        max: usize,
+    ) -> Result<Step, CoreError> {
+        let at = self.position.ok_or(OrderError::Stray)?;
+        let too_large = CoreError::RowTooLarge {
+            at: self.place(),
+            bytes,
+            max,
+        };
+        let Source::Table(source) = &self.source else {
+            return Err(too_large);
+        };
+        match row.change {
+            Change::Insert => {}
+            Change::Update => return self.changed(row.relation, true),
+            Change::Delete => return self.changed(row.relation, false),
+        }
+        let is_left_out = match source.has_older_rows(row.relation) {
+            true => source.leaves_out_older(at, &row.texts()),
+            false => {
+                let is_left_out = source.set_aside.covers(row.relation, at);
+                if is_left_out {
+                    source.set_aside.count(row.relation, at);
+                }
+                is_left_out
+            }
+        };
+        match is_left_out {
+            true => self.counted(Step::Done),
+            false => Err(too_large),
+        }
     }
 
     /// A row that was updated or deleted: it was delivered when it was inserted.
@@ -580,6 +650,9 @@ fn older_row(
     tuple: &Tuple<'_>,
     sink: &mut impl Sink,
 ) -> Result<Step, CoreError> {
+    if source.leaves_out_older(at, &source.texts_of(tuple)) {
+        return Ok(Step::Done);
+    }
     let Some(older) = source.older(at, tuple)? else {
         return Ok(Step::Done);
     };

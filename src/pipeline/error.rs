@@ -42,6 +42,8 @@ pub(crate) enum PipelineError {
     #[error(transparent)]
     Core(#[from] CoreError),
     #[error(transparent)]
+    NotRecorded(#[from] Box<NotRecorded>),
+    #[error(transparent)]
     Snapshot(#[from] Box<SnapshotError>),
     /// The sink can't go on.
     #[error(transparent)]
@@ -63,6 +65,26 @@ pub(crate) struct RoleRefused {
     pub(super) origin: String,
     /// For how long.
     pub(super) lasts: Duration,
+}
+
+/// A table can't be set aside.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "table {table} could not be set aside, because that could not be recorded in walpost.journal: {error}. It was to be set \
+     aside because: {reason}"
+)]
+pub(crate) struct NotRecorded {
+    pub(super) table: String,
+    /// The error of its row.
+    pub(super) reason: String,
+    /// The journal's.
+    pub(super) error: CatalogError,
+}
+
+impl From<NotRecorded> for PipelineError {
+    fn from(error: NotRecorded) -> Self {
+        Self::NotRecorded(Box::new(error))
+    }
 }
 
 impl From<SnapshotError> for PipelineError {
@@ -89,6 +111,7 @@ impl PipelineError {
             Self::WalBudget(error) => of_wal_budget(error),
             Self::Core(error) => of_core(error),
             Self::Snapshot(error) => of_snapshot(error),
+            Self::NotRecorded(failed) => Cause::Catalog(&failed.error),
             Self::Problem(_)
             | Self::SlotInUse(_)
             | Self::Refused(_)

@@ -75,6 +75,7 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
         PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
         PipelineError::Core(error) => core(error),
+        PipelineError::NotRecorded(failed) => (ErrorKind::Row, of_catalog(&failed.error)),
         PipelineError::Snapshot(error) => snapshot(error),
         PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
     }
@@ -162,6 +163,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_) => Remedy::Reconnect,
         CatalogError::NoJournal
+        | CatalogError::JournalLacksAction(_)
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }

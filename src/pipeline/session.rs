@@ -14,6 +14,7 @@ use tracing::info;
 
 use self::error::StreamError;
 use self::monitor::MonitorEvent;
+use self::set_aside::{Recording, TableWatch};
 use self::state::SessionState;
 use super::confirms::Confirms;
 use super::database::{CatalogQueries, Database};
@@ -27,9 +28,11 @@ use super::snapshot::{self, Copying, Read};
 use crate::delivery::watermark::Confirmed;
 use crate::model::lifecycle::{SnapshotPhase, State};
 use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
 use crate::model::time::unix_micros;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::CatalogError;
+use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::replication::Connection;
 use crate::sink::{Preparation, Sink, SinkError};
 
@@ -40,6 +43,7 @@ pub(crate) mod error;
 mod keepalive;
 mod link;
 mod monitor;
+mod set_aside;
 mod startup;
 pub(super) mod state;
 
@@ -77,6 +81,8 @@ pub(super) struct Session<'s> {
     pace: Pace,
     /// Rows that come before the stream, until they are durable.
     copying: Option<Copying>,
+    /// Tables that are set aside.
+    tables: TableWatch,
     /// Exactly-once.
     committer: Option<TransactionCommitter>,
 }
@@ -88,13 +94,19 @@ enum Wait {
     Topic(String, Preparation),
     /// For what the catalog says of the table with this OID.
     Table(u32, Description),
+    /// For the journal to have the note.
+    Journal(Box<TableNote>, Recording),
 }
 
 /// What the stream has waited for.
 enum Ended<'w> {
     /// The topic is there, with so many partitions.
     Topic(&'w str, usize),
+    /// The sink can't prepare the topic.
+    Refused(&'w str, SinkError),
     Table(u32, Vec<ColumnFacts>),
+    /// The journal has the note, which has opened this entry, if it has opened one.
+    Journal(&'w TableNote, Option<SetAside>),
 }
 
 type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
@@ -130,9 +142,10 @@ impl Session<'_> {
             }
             if takes {
                 core.delivery.watermark.tick(unix_micros());
-                wait = match self.is_copying() {
-                    true => self.rows(core, sink)?,
-                    false => self.frames(database, core, sink, drain_until.is_some())?,
+                wait = match (self.is_copying(), self.tables.next(core)) {
+                    (true, _) => self.rows(core, sink)?,
+                    (false, Some(note)) => self.record(database, note),
+                    (false, None) => self.frames(database, core, sink, drain_until.is_some())?,
                 };
             }
             let many = core.delivery.watermark.in_flight().records > BUSY_IN_FLIGHT;
@@ -174,6 +187,7 @@ impl Session<'_> {
             if self.tables_due <= now {
                 self.tables_due = now + TABLES;
                 core.tell_rows();
+                self.tables.count(self.settings, core);
             }
             let received = self.connection.take_received();
             stats.received_bytes(received);
@@ -231,11 +245,22 @@ impl Session<'_> {
                 ended = wait.ended() => {
                     match ended? {
                         Ended::Topic(topic, partitions) => sink.prepared(topic, partitions)?,
+                        Ended::Refused(topic, error)
+                            if set_aside::is_topic_of_row(self.settings, topic, &error) =>
+                        {
+                            core.refuse_topic(topic.to_owned(), error);
+                        }
+                        Ended::Refused(_, error) => return Err(error.into()),
                         Ended::Table(oid, facts) => core.describe_table(oid, facts),
+                        Ended::Journal(note, opened) => {
+                            set_aside::log(&self.settings.name, note, opened.as_ref());
+                            core.recorded(note, opened);
+                        }
                     }
                     wait = Wait::Nothing;
                 }
                 () = self.confirms.changed() => {}
+                () = self.tables.changed() => {}
                 filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
                 filled = self.connection.fill(), if hears => {
                     filled?;
@@ -279,11 +304,17 @@ impl Session<'_> {
                     let facts = async move { database.catalog().await?.facts(oid).await };
                     return Ok(Wait::Table(oid, Box::pin(facts)));
                 }
+                Step::SetAside(note) => return Ok(self.record(database, *note)),
             }
             self.connection.consume();
             self.pace.frame();
         }
         Ok(Wait::Nothing)
+    }
+
+    fn record(&self, database: &impl Database, note: TableNote) -> Wait {
+        let recording = set_aside::record(self.settings, database, note.clone());
+        Wait::Journal(Box::new(note), recording)
     }
 
     /// How many bytes may be read beside this thread.
@@ -366,10 +397,11 @@ impl Wait {
     /// Resolves when the topic or table that is waited for is known; never without one.
     async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
         match self {
-            Self::Topic(topic, preparation) => {
-                let partitions = preparation.await?;
-                Ok(Ended::Topic(topic, partitions))
-            }
+            Self::Topic(topic, preparation) => Ok(match preparation.await {
+                Ok(partitions) => Ended::Topic(topic, partitions),
+                Err(error) => Ended::Refused(topic, error),
+            }),
+            Self::Journal(note, recording) => Ok(Ended::Journal(note, recording.await?)),
             Self::Table(oid, description) => Ok(Ended::Table(*oid, description.await?)),
             Self::Nothing | Self::Room => std::future::pending().await,
         }

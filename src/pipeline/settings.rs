@@ -14,7 +14,7 @@ use crate::kafka::topics::CreateTopics;
 use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::settings::OutboxSettings;
-use crate::postgres::catalog::{CatalogError, Observed, ObservedTable};
+use crate::postgres::catalog::{CatalogError, Observed, ObservedTable, Problem};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -36,6 +36,8 @@ pub(crate) struct PipelineSettings {
     pub delivery: Delivery,
     /// What becomes of events that can't be delivered.
     pub dead_letters: DeadLetterSettings,
+    /// What an error in one of several tables leads to.
+    pub on_table_error: OnTableError,
     /// Whether rows that are older than the slot are delivered.
     pub snapshot: SnapshotMode,
     /// Records that may be between reading and acknowledged.
@@ -139,6 +141,18 @@ impl PipelineSettings {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// The pipeline runs in spite of the problem, which concerns tables that are set aside when rows of them arrive.
+    #[must_use]
+    pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
+        self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })
+    }
+
+    /// A table with an error is set aside. A pipeline of one table has no others to continue with.
+    #[must_use]
+    pub(crate) fn sets_tables_aside(&self) -> bool {
+        self.target.outbox.is_several() && self.on_table_error == OnTableError::SetAside
     }
 
     /// Compares the settings with the columns of the table that was observed, or those of an event in a message. Of several
@@ -258,6 +272,17 @@ pub enum Undeliverable {
     Halt,
     /// A dead letter is delivered in its place, and the pipeline goes on.
     DeadLetter,
+}
+
+/// What an error in one of several tables leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OnTableError {
+    /// The pipeline halts.
+    #[default]
+    Halt,
+    /// The table is set aside: its rows from there on are recorded for a replay, and the other tables are delivered.
+    SetAside,
 }
 
 /// Where records go.

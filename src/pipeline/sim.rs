@@ -32,8 +32,8 @@ use super::order::Order;
 use super::run;
 use super::session::error::SlotError;
 use super::settings::{
-    DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, SnapshotMode,
-    Undeliverable,
+    DeadLetterSettings, Delivery, OnTableError, PipelineSettings, Retention, SinkSettings,
+    SnapshotMode, Undeliverable,
 };
 use super::wal_budget::budget::WalBudget;
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
@@ -41,12 +41,14 @@ use crate::delivery::isolation::Batching;
 use crate::kafka::settings::CheckpointSettings;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::model::vitals::Vitals;
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
+use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
     CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
@@ -274,6 +276,19 @@ impl CatalogQueries for SimDatabase {
         self.journal().await
     }
 
+    async fn set_aside(&self, _: &Target) -> Result<Vec<SetAside>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn write_set_aside(
+        &self,
+        _: &str,
+        _: &Target,
+        _: &TableNote,
+    ) -> Result<Option<SetAside>, CatalogError> {
+        Err(CatalogError::NoJournal)
+    }
+
     async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
         let world = self.shared.lock();
         let state = world
@@ -344,6 +359,7 @@ pub(crate) fn settings(
             malformed: Undeliverable::DeadLetter,
             topic: world::DEAD_LETTERS.to_owned(),
         },
+        on_table_error: OnTableError::Halt,
         snapshot: SnapshotMode::Initial,
         // Behind a slow link there is room for more than gets through in a transaction's time.
         window_records: dice.u64(if is_slow { 100..1000 } else { 1..60 }),

@@ -565,7 +565,9 @@ impl Copying {
                 Step::Full => Ok(Read::Full),
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
                 // Those of the stream alone are.
-                Step::NewTable(_) => Err(CoreError::from(OrderError::Stray).into()),
+                Step::NewTable(_) | Step::SetAside(_) => {
+                    Err(CoreError::from(OrderError::Stray).into())
+                }
             },
             Some(CopyOut::End) => {
                 core.end_snapshot().map_err(CoreError::from)?;

@@ -20,6 +20,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
 
 pub(crate) use self::everybody::Everybody;
+use self::journal::Action;
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
@@ -38,6 +39,7 @@ mod limits;
 mod observed;
 pub(crate) mod peek;
 mod refusal;
+pub(crate) mod set_aside;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
 mod snapshot_history;
@@ -77,6 +79,12 @@ pub enum CatalogError {
     /// There is no journal.
     #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
     NoJournal,
+    /// The journal was made by an earlier version.
+    #[error(
+        "table walpost.journal does not allow the action {0}: an earlier version of Walpost created the table. Have its \
+         owner run walpost init, or sql/journal.sql"
+    )]
+    JournalLacksAction(Action),
     /// What the journal says was written by a later version.
     #[error(
         "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \

@@ -83,7 +83,7 @@ pub(super) async fn condition(
 
 /// Waits until every transaction of this database has ended that is open now. Of one whose commit is in
 /// the log before the slot begins, and which waits for a standby, the rows can't be seen yet.
-async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
+pub(super) async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
     const NOW: &str = "SELECT pg_current_xact_id()::xid::text";
     const ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
          AND age(backend_xid) > age($1::text::xid)) AND NOT EXISTS (SELECT FROM pg_prepared_xacts \
@@ -109,7 +109,7 @@ async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
     }
 }
 
-async fn has_rows(
+pub(super) async fn has_rows(
     catalog: &Catalog,
     table: &TableName,
     condition: &str,

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::ReplayError;
 use super::selection::Selected;
+use crate::model::lsn::Lsn;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError};
@@ -33,6 +34,21 @@ pub(super) struct Note {
     /// At its end, the entries about slots that were dropped that it closes.
     #[serde(alias = "let_go", skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
+    /// At its end, the entries about a table that was set aside whose rows it has sent.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) set_aside: Vec<i64>,
+    /// See [`SentRows::snapshot_xmin`].
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) snapshot_xmin: Option<String>,
+}
+
+/// The rows of a table that was set aside that a run has sent at its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SentRows {
+    /// All whose commit LSN is before this.
+    pub(super) before: Lsn,
+    /// All of transactions before this one, as text.
+    pub(super) snapshot_xmin: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +79,12 @@ pub(super) struct Planned {
     /// Entries of the journal about slots that were dropped.
     #[serde(alias = "let_go", skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
+    /// Entries of the journal about the table, which was set aside.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(super) set_aside: Vec<i64>,
+    /// What the run has sent of that table at its end.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) sent_rows: Option<SentRows>,
 }
 
 impl Planned {
@@ -71,7 +93,9 @@ impl Planned {
     pub(super) fn selected(&self) -> Option<Selected> {
         match (&self.selected, &self.condition) {
             // Those of the entries about slots that were dropped.
-            _ if !self.dropped_slots.is_empty() => Some(Selected::default()),
+            _ if !self.dropped_slots.is_empty() || !self.set_aside.is_empty() => {
+                Some(Selected::default())
+            }
             (Some(selected), None) => Some(selected.clone()),
             (None, Some(condition)) => Some(Selected {
                 condition: Some(condition.clone()).filter(|condition| !condition.is_empty()),
@@ -217,9 +241,13 @@ mod tests {
                 topic: "t".to_owned(),
                 rows: 5,
                 dropped_slots: vec![4],
+                set_aside: Vec::new(),
+                sent_rows: None,
             }),
             last: None,
             dropped_slots: Vec::new(),
+            set_aside: Vec::new(),
+            snapshot_xmin: None,
         };
         let json = serde_json::to_value(&note).expect("JSON");
         assert_eq!(json["state"], "begun");

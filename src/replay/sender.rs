@@ -158,7 +158,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                     })?;
                 }
                 // Those of the stream alone are.
-                Step::NewTable(_) => return Err(OrderError::Stray.into()),
+                Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }
         self.delivery.watermark.end_row()?;

@@ -1,5 +1,7 @@
 //! Several outbox tables on one slot.
 
+pub(crate) mod set_aside;
+
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Writer};
 use crate::support::kafka::Broker;

@@ -16,6 +16,7 @@ use crate::support::checker::Resends;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::with_previous;
+use crate::tables::set_aside::set_aside_and_delivered_again;
 
 in_both_modes! {
     pipeline_of_a_version_without_slot_state_is_resumed
@@ -240,13 +241,13 @@ fn journal_that_a_newer_version_has_written_halts() {
             "UPDATE walpost.journal SET detail = detail || '{{\"version\": {version}}}'"
         ));
     };
-    set(3);
+    set(4);
     let before = scene.confirmed();
     scene
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["is of version 3", "a newer one has written it"]);
+        .expect_says(&["is of version 4", "a newer one has written it"]);
     assert_eq!(scene.confirmed(), before);
     set(1);
     let walpost = scene.start();
@@ -305,6 +306,8 @@ fn left() -> Vec<(String, Value)> {
     scene.replay(&["--all", "--yes"]).finish().expect_code(0);
     left.extend(left_in_kafka(&scene));
     left.extend(left_in_the_journal(&scene));
+    // A table that is set aside.
+    left.extend(left_in_the_journal(&set_aside_and_delivered_again()));
     left
 }
 

@@ -65,6 +65,7 @@ pub(super) async fn postgres(
     for problem in &problems {
         let outcome = match problem {
             Problem::InRecovery { .. } => Outcome::Unreachable,
+            problem if settings.tolerates(problem) => Outcome::Warning,
             _ => Outcome::Failure,
         };
         report.add("database", outcome, problem);
@@ -99,6 +100,7 @@ pub(super) async fn postgres(
         }
     }
     tables(settings, &observed, &catalog, report).await;
+    set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
     moved(settings, &observed, &catalog, report).await;
@@ -210,6 +212,31 @@ async fn budget(
     }
 }
 
+/// What setting tables aside requires, and which tables are set aside.
+async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
+    const SUBJECT: &str = "set aside";
+    if !settings.target.outbox.is_several() {
+        return;
+    }
+    let entries = match catalog.set_aside(&settings.target).await {
+        Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+        Err(error) => {
+            return report.add(SUBJECT, of(recovery::of_catalog(&error)), error);
+        }
+        Ok(entries) => entries,
+    };
+    for entry in entries.iter().filter(|entry| entry.until.is_none()) {
+        let message = format!(
+            "{}: {}. Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {}",
+            entry.describe(),
+            entry.reason,
+            entry.table,
+            settings.name
+        );
+        report.add(SUBJECT, Outcome::Warning, message);
+    }
+}
+
 /// Several tables that share the slot.
 async fn tables(
     settings: &PipelineSettings,
@@ -279,7 +306,11 @@ async fn tables(
             1 => String::new(),
             count => format!(" (and {} more tables that do not fit)", count - 1),
         };
-        report.add("columns", Outcome::Failure, format!("{first}{more}"));
+        let outcome = match settings.sets_tables_aside() {
+            true => Outcome::Warning,
+            false => Outcome::Failure,
+        };
+        report.add("columns", outcome, format!("{first}{more}"));
     } else if !found.is_empty() {
         let message = "topic, key, headers and payload have their columns in each table";
         report.add("columns", Outcome::Ok, message);

@@ -39,10 +39,11 @@ impl Core {
                 } => {
                     let mut row = [None; COLUMNS_MAX];
                     let table = source.row(at, relation, tuple, &self.others, &mut row);
-                    let Ok(table) = table else {
-                        break;
-                    };
-                    topics.note(table.mapping(), &row);
+                    match table {
+                        Ok(Some(table)) => topics.note(table.mapping(), &row),
+                        Ok(None) => {}
+                        Err(_) => break,
+                    }
                 }
                 Meaning::Published {
                     source, content, ..

@@ -192,6 +192,7 @@ impl Stream {
                     self.hold();
                     self.step(&mut &b"d\0"[..])?;
                 }
+                Ok(Step::SetAside(_)) => panic!("no table may be set aside"),
                 Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new()),
                 Err(error) => {
                     assert_eq!(of_core(&error), Remedy::Halt);

@@ -59,6 +59,14 @@ impl RowTable {
         self.oid == relation
     }
 
+    /// OID and name of the table, in a row of it that has these values.
+    pub(super) fn table_of(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
+        let [_, relation, schema, name, ..] = self.places;
+        let text = |place: usize| str::from_utf8(values.get(place)?).ok();
+        let relation = text(relation)?.parse().ok()?;
+        Some((relation, TableName::of(text(schema)?, text(name)?)))
+    }
+
     /// The row that is in a row of it; the error says what else is there.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
         let text = |place: usize| match tuple.values().nth(place) {

@@ -168,7 +168,8 @@ impl Preview {
             } => {
                 let mut values = [None; COLUMNS_MAX];
                 match source.row(at, relation, tuple, &self.others, &mut values) {
-                    Ok(table) => {
+                    Ok(None) => self.passed_over(),
+                    Ok(Some(table)) => {
                         let (row, fate) = fate(&mut self.router, table.mapping(), &values, at);
                         self.counted(row, fate);
                     }

@@ -11,6 +11,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
+use crate::pipeline::decode::set_aside::SetAsideTables;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
@@ -31,12 +32,16 @@ pub(crate) struct TableSource {
     row_table: Option<RowTable>,
     /// Older rows that were copied; what of them the stream has too is left out.
     pub(crate) copied: Option<Box<CopyProgress>>,
+    /// Tables whose rows are left out.
+    pub(super) set_aside: SetAsideTables,
 }
 
 /// An outbox table, as the stream has described it.
 pub(super) struct Table {
     name: TableName,
     mapping: Mapping,
+    /// Some rows of it are left out.
+    is_set_aside: bool,
     /// Where the columns of the copied rows' key are, and what they are.
     key: Option<Vec<(usize, KeyType)>>,
     /// Rows that have come since this was told; written by one thread.
@@ -73,6 +78,7 @@ impl TableSource {
             publication: None,
             row_table: None,
             copied: None,
+            set_aside: SetAsideTables::default(),
         }
     }
 
@@ -101,6 +107,14 @@ impl TableSource {
         self.oids.clear();
         self.tables.clear();
         self.copied = None;
+        self.set_aside.reconnected();
+    }
+
+    /// Entries about tables that are set aside have changed.
+    pub(super) fn mark_set_aside(&mut self) {
+        for (oid, table) in self.oids.iter().zip(&mut self.tables) {
+            table.is_set_aside = self.set_aside.has(*oid);
+        }
     }
 
     /// The relation is an outbox, and what records of its rows are depends on what the catalog says of it, which is not known.
@@ -194,15 +208,13 @@ impl TableSource {
             return Ok(true);
         }
         let place = self.oids.binary_search(&relation.oid);
+        let name = TableName::of(relation.namespace, relation.name);
+        let is_set_aside = self.set_aside.relate(relation.oid, &name);
         if !self.outbox.has(relation.namespace, relation.name) {
             // It may have been one before it was renamed.
-            if let Ok(index) = place {
-                self.oids.remove(index);
-                self.tables.remove(index);
-            }
+            self.forget(place);
             return Ok(false);
         }
-        let name = TableName::of(relation.namespace, relation.name);
         let columns: Vec<_> = relation
             .columns
             .iter()
@@ -211,7 +223,15 @@ impl TableSource {
                 type_oid: column.type_oid,
             })
             .collect();
-        let mapping = self.bind(&name, relation.oid, &columns)?;
+        let mapping = match self.bind(&name, relation.oid, &columns) {
+            Ok(mapping) => mapping,
+            Err(error) if self.set_aside.is_enabled || is_set_aside => {
+                self.forget(place);
+                self.set_aside.unmapped(relation.oid, name, error);
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        };
         let column = |name: &String| {
             let mut columns = relation.columns.iter().enumerate();
             let (index, column) = columns.find(|(_, column)| column.name == name)?;
@@ -221,6 +241,7 @@ impl TableSource {
         let table = Table {
             name,
             mapping,
+            is_set_aside,
             key: key.map(column).collect(),
             rows: AtomicU64::new(0),
         };
@@ -232,6 +253,14 @@ impl TableSource {
             }
         }
         Ok(true)
+    }
+
+    /// Removes the table that was found at this place, if one was.
+    fn forget(&mut self, place: Result<usize, usize>) {
+        if let Ok(index) = place {
+            self.oids.remove(index);
+            self.tables.remove(index);
+        }
     }
 
     /// Whether the row was copied already, though its transaction is one of the stream's: in another
@@ -282,7 +311,8 @@ impl TableSource {
         }
     }
 
-    /// Lays out the row's values, and returns its table. `others` are the names of relations that are not the outbox.
+    /// Lays out the row's values, and returns its table; `None` if the row is left out because its table is set aside. `others`
+    /// are the names of relations that are not the outbox.
     pub(super) fn row<'a>(
         &self,
         at: Position,
@@ -290,23 +320,63 @@ impl TableSource {
         tuple: &Tuple<'a>,
         others: &HashMap<u32, String>,
         row: &mut Row<'a>,
-    ) -> Result<&Table, CoreError> {
+    ) -> Result<Option<&Table>, CoreError> {
         let Some(table) = self.table(relation) else {
-            return Err(match others.get(&relation) {
-                Some(name) => CoreError::ForeignTable {
-                    at,
-                    found: name.clone(),
-                    expected: Box::new(self.outbox.clone()),
-                },
-                None => CoreError::UnknownRelation { at, oid: relation },
-            });
+            return match self.set_aside.covers(relation, at) {
+                true => Ok(None),
+                false => Err(self.without_mapping(at, relation, others)),
+            };
         };
+        if table.is_set_aside && self.set_aside.covers(relation, at) {
+            return Ok(None);
+        }
         lay_out(&table.mapping, tuple, row).map_err(|found| CoreError::BadTuple {
             at,
             table: table.name.clone(),
             found,
         })?;
-        Ok(table)
+        Ok(Some(table))
+    }
+
+    /// The error that a row of a relation without a mapping is.
+    #[cold]
+    fn without_mapping(
+        &self,
+        at: Position,
+        relation: u32,
+        others: &HashMap<u32, String>,
+    ) -> CoreError {
+        if let Some(error) = self.set_aside.mapping_error(relation) {
+            return error.clone().into();
+        }
+        match others.get(&relation) {
+            Some(name) => CoreError::ForeignTable {
+                at,
+                found: name.clone(),
+                expected: Box::new(self.outbox.clone()),
+            },
+            None => CoreError::UnknownRelation { at, oid: relation },
+        }
+    }
+
+    /// The values of a row of `walpost.outbox_row` that are texts, from its first column on.
+    pub(super) fn texts_of<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
+        let text = |value| match value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        };
+        tuple.values().map_while(text).collect()
+    }
+
+    /// Counts a row of `walpost.outbox_row` with these values if it is left out, and returns whether it is.
+    pub(super) fn leaves_out_older(&self, at: Position, values: &[&[u8]]) -> bool {
+        self.older_table(values)
+            .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
+    }
+
+    /// OID and name of the table that a row of `walpost.outbox_row` with these values is of.
+    pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
+        self.row_table.as_ref()?.table_of(values)
     }
 }
 

@@ -101,7 +101,7 @@ pub(super) async fn monitor_slot<D: Database>(
         };
         match looked {
             Ok(observed) => {
-                if let Some(problem) = observed.publication_problem(target) {
+                if let Some(problem) = watched.publication_problem(&observed) {
                     return MonitorEvent::Problem(problem);
                 }
             }

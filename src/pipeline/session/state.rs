@@ -29,6 +29,8 @@ pub(crate) struct SessionState {
     pub(super) copies: bool,
     /// Dropped slots were reported.
     pub(super) has_reminded: bool,
+    /// Tables that are set aside were logged.
+    pub(super) has_listed_tables: bool,
     /// It was said that what is confirmed is not written down.
     pub(super) has_warned_unrecorded: bool,
     /// Exactly-once: what may be in flight.
@@ -50,6 +52,7 @@ impl SessionState {
             snapshot_done: false,
             copies: false,
             has_reminded: false,
+            has_listed_tables: false,
             has_warned_unrecorded: false,
             adaptive_window: AdaptiveWindow::new(window),
             access: Access::default(),

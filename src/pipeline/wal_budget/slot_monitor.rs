@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use bytesize::ByteSize;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, error, info, warn};
 
@@ -13,11 +14,12 @@ use super::error::{SlotDropped, WalBudgetError};
 use crate::delivery::stats::PipelineStats;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::rounded::Elapsed;
+use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::postgres::catalog::drop_slot::Outcome;
-use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
+use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
 /// What the slot monitor watches, in every session of a pipeline.
@@ -28,6 +30,9 @@ pub(crate) struct Watched {
     limits: WalBudget,
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
+    sets_tables_aside: bool,
+    /// Open entries about tables that are set aside, as they were read last.
+    set_aside: Arc<watch::Sender<Vec<SetAside>>>,
 }
 
 impl Watched {
@@ -39,7 +44,21 @@ impl Watched {
             limits: settings.wal_budget,
             budget: Arc::new(Mutex::new(Budget::new(settings.wal_budget))),
             stats: Arc::clone(stats),
+            sets_tables_aside: settings.sets_tables_aside(),
+            set_aside: Arc::new(watch::Sender::default()),
         }
+    }
+
+    /// The open entries about tables that are set aside, each time that they have changed.
+    pub(crate) fn set_aside(&self) -> watch::Receiver<Vec<SetAside>> {
+        self.set_aside.subscribe()
+    }
+
+    /// A problem of the publication that halts the pipeline.
+    pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
+        let problem = observed.publication_problem(&self.target)?;
+        let is_of_tables = matches!(problem, Problem::OtherTables { .. });
+        (!is_of_tables || !self.sets_tables_aside).then_some(problem)
     }
 
     /// The same, and the slot is held whatever the settings say.
@@ -60,6 +79,15 @@ impl Watched {
     pub(crate) async fn ask(&self, catalog: &impl CatalogQueries) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
         let kept = vitals.retained_bytes();
+        if let Some(entries) = &vitals.set_aside {
+            self.set_aside.send_if_modified(|read| {
+                let is_news = read != entries;
+                if is_news {
+                    read.clone_from(entries);
+                }
+                is_news
+            });
+        }
         self.stats.database_says(vitals);
         let Some(kept) = kept else { return Ok(false) };
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);

@@ -59,14 +59,14 @@ pub(crate) enum Outcome {
 }
 
 /// Where a slot stands.
-struct SlotPosition {
+pub(super) struct SlotPosition {
     active_pid: Option<i32>,
     confirmed: Lsn,
     restart: Lsn,
     end: Lsn,
     /// `catalog_xmin`, with its epoch.
-    catalog_xmin: Option<i64>,
-    cluster: String,
+    pub(super) catalog_xmin: Option<i64>,
+    pub(super) cluster: String,
 }
 
 impl Catalog {
@@ -242,7 +242,10 @@ impl Catalog {
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
     }
 
-    async fn slot_position(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
+    pub(super) async fn slot_position(
+        &self,
+        slot: &str,
+    ) -> Result<Option<SlotPosition>, CatalogError> {
         let found = self
             .client()
             .query_opt(
@@ -293,21 +296,30 @@ impl DroppedSlot {
     /// empty for all rows.
     #[must_use]
     pub fn condition(entries: &[Self], cluster: &str) -> String {
-        let since = entries.iter().map(|entry| {
-            // Transactions have other ids in another cluster, as one that was upgraded or restored is.
-            let is_here = entry.cluster.as_deref() == Some(cluster);
-            entry.since.filter(|_| is_here)
-        });
-        let Some(since) = since.min().flatten() else {
-            return String::new();
-        };
-        // Counted from there, in the direction in which ids rise: what is older by a whole round of
-        // them is sent too. A row that is visible has an id below the end of the snapshot.
-        format!(
-            "(xmin::text::int8 - {} + {IDS}) % {IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
-            since % IDS
-        )
+        let since = entries
+            .iter()
+            .map(|entry| (entry.since, entry.cluster.as_deref()));
+        missing_rows(since, cluster)
     }
+}
+
+/// The condition in SQL, on this cluster, for rows of transactions from each of these on, which are of the cluster beside them;
+/// empty for all rows.
+pub(crate) fn missing_rows<'c>(
+    since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
+    cluster: &str,
+) -> String {
+    // Transactions have other ids in another cluster, as one that was upgraded or restored is.
+    let since = since.map(|(since, of)| since.filter(|_| of == Some(cluster)));
+    let Some(since) = since.min().flatten() else {
+        return String::new();
+    };
+    // Counted from there, in the direction in which ids rise: what is older by a whole round of
+    // them is sent too. A row that is visible has an id below the end of the snapshot.
+    format!(
+        "(xmin::text::int8 - {} + {IDS}) % {IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
+        since % IDS
+    )
 }
 
 impl From<Written> for DroppedSlot {

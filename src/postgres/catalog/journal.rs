@@ -28,10 +28,18 @@ pub enum Action {
     DropSlot,
     /// Rows of the table were sent again.
     Replay,
+    /// A table is not delivered from a position on, or is delivered again.
+    SetAside,
 }
 
 impl Action {
-    const ALL: [Self; 4] = [Self::Snapshot, Self::Skip, Self::DropSlot, Self::Replay];
+    const ALL: [Self; 5] = [
+        Self::Snapshot,
+        Self::Skip,
+        Self::DropSlot,
+        Self::Replay,
+        Self::SetAside,
+    ];
 
     /// As the table has it.
     #[must_use]
@@ -41,6 +49,7 @@ impl Action {
             Self::Skip => "skip",
             Self::DropSlot => "drop slot",
             Self::Replay => "replay",
+            Self::SetAside => "set aside",
         }
     }
 }
@@ -89,11 +98,16 @@ pub(crate) struct Entry<'e> {
 impl Entry<'_> {
     /// The lowest version that can say it.
     fn version(&self) -> u64 {
-        let has_slots = |of: &Value| of.get(DROPPED_SLOTS).is_some();
         let plan = self.detail.get("plan");
+        let has = |key| {
+            let is_in = |of: &Value| of.get(key).is_some();
+            is_in(&self.detail) || plan.is_some_and(is_in)
+        };
         match self.action {
+            Action::SetAside => 3,
+            Action::Replay if has(SET_ASIDE) => 3,
             Action::DropSlot => 2,
-            Action::Replay if has_slots(&self.detail) || plan.is_some_and(has_slots) => 2,
+            Action::Replay if has(DROPPED_SLOTS) => 2,
             Action::Snapshot | Action::Skip | Action::Replay => 1,
         }
     }
@@ -121,13 +135,16 @@ pub struct Written {
 /// The newest version of an entry's format, in `detail`. Those without one are of the first.
 ///
 /// An entry has the lowest version that can say it: 2 where it is about a dropped slot, whose action and member of
-/// `detail` had other names in version 1. So an earlier Walpost reads on until there is one, and then refuses it with
-/// the version instead of overlooking it.
-const VERSION: u64 = 2;
+/// `detail` had other names in version 1; and 3 where it is about a table that was set aside. So an earlier Walpost reads on
+/// until there is one, and then refuses it with the version instead of overlooking it.
+const VERSION: u64 = 3;
 
 /// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers; version 1
 /// has it as `let_go`.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
+
+/// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
+pub(crate) const SET_ASIDE: &str = "set_aside";
 
 /// Read with [`Catalog::entries`].
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
@@ -146,6 +163,11 @@ impl Catalog {
                 if action == Action::DropSlot && error.code == "23514" =>
             {
                 self.insert(entry, DROP_SLOT_BEFORE, 1).await
+            }
+            Err(CatalogError::Server(error))
+                if action == Action::SetAside && error.code == "23514" =>
+            {
+                Err(CatalogError::JournalLacksAction(action))
             }
             written => written,
         }

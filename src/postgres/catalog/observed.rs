@@ -541,16 +541,17 @@ impl ObservedPublication {
     fn problem_of_several(&self, publication: String, of: String) -> Option<Problem> {
         if !self.inserts {
             Some(Problem::NoInserts { publication })
+        } else if !self.via_root {
+            // Any table that is added may have partitions.
+            Some(Problem::NotViaRoot { publication, of })
         } else if !self.other_tables.is_empty() {
+            // Last: a pipeline that sets tables aside runs in spite of it.
             let others = some_of(&self.other_tables);
             Some(Problem::OtherTables {
                 publication,
                 of,
                 others,
             })
-        } else if !self.via_root {
-            // Any table that is added may have partitions.
-            Some(Problem::NotViaRoot { publication, of })
         } else {
             None
         }

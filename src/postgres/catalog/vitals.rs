@@ -88,8 +88,16 @@ impl Catalog {
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };
+        let set_aside = match has_journal && target.outbox.is_several() {
+            true => self.set_aside(target).await.ok().map(|mut entries| {
+                entries.retain(|entry| entry.until.is_none());
+                entries
+            }),
+            false => None,
+        };
         Ok(Vitals {
             dropped_slots,
+            set_aside,
             end: row.try_get::<_, Option<Lsn>>(0)?.unwrap_or_default(),
             slot: row.try_get::<_, bool>(1)?.then_some(slot),
             partitions: is_partitioned.then(|| u64::try_from(partitions).unwrap_or_default()),

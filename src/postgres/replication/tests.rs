@@ -47,7 +47,7 @@ async fn a_length_that_no_message_can_have_is_refused() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_passed_over_and_a_row_is_not() {
+async fn passes_over_messages_and_rows_that_are_too_large() {
     let large = |tag: u8| {
         let data = [&[tag, 1][..], &[0; 8], b"p\0", &[b'x'; 5 * ROW_MAX]].concat();
         message(b'd', &[&b"w"[..], &[0; 24], &data].concat())
@@ -55,7 +55,11 @@ async fn a_message_that_is_too_large_is_passed_over_and_a_row_is_not() {
     let (frames, error) = read(&[large(b'M'), keepalive(), large(b'M')].concat()).await;
     assert_eq!(frames, 3);
     assert!(matches!(error, ConnectionError::Closed), "{error:?}");
-    let (frames, error) = read(&[large(b'M'), large(b'I')].concat()).await;
+    let rows = [large(b'I'), large(b'U'), keepalive(), large(b'D')].concat();
+    let (frames, error) = read(&rows).await;
+    assert_eq!(frames, 4);
+    assert!(matches!(error, ConnectionError::Closed), "{error:?}");
+    let (frames, error) = read(&[large(b'M'), large(b'R')].concat()).await;
     assert_eq!(frames, 1);
     assert!(
         matches!(error, ConnectionError::TooLarge { .. }),

@@ -16,7 +16,7 @@ pub enum Frame<'a> {
         /// The plugin's message.
         data: &'a [u8],
     },
-    /// The beginning of a `w` with a logical decoding message in it that is larger than what is read. The
+    /// The beginning of a `w` that is larger than what is read and has a logical decoding message or a row in it. The
     /// rest is passed over.
     LargeMessage {
         /// The beginning of the plugin's message, at most [`HEAD_BYTES`].
@@ -35,9 +35,13 @@ pub enum Frame<'a> {
     },
 }
 
-/// How much of a message there is in [`Frame::LargeMessage`]: its prefix, if that is one a pipeline can have,
-/// and what is around it.
-pub(crate) const HEAD_BYTES: usize = 128;
+/// The length of the beginning in [`Frame::LargeMessage`]: enough for the prefix of a logical decoding message, if that is one
+/// a pipeline can have, and for the columns of `walpost.outbox_row` that name a table.
+pub(crate) const HEAD_BYTES: usize = 384;
+
+/// The first bytes of the plugin's messages that can be larger than what is read: a logical decoding message, which any session
+/// may write, and a row that was inserted, updated or deleted, which is one table's.
+const LARGE_TAGS: &[u8] = b"MIUD";
 
 /// What is before the plugin's message in a `w`.
 const XLOG_HEADER: usize = 25;
@@ -93,12 +97,12 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// A frame whose body begins so, or goes on from there, can be a [`Frame::LargeMessage`]. Anybody may write
-    /// a logical decoding message, of up to 1 GB; all else is somebody's row.
+    /// A frame whose body has this beginning can be a [`Frame::LargeMessage`], as far as the beginning shows.
     #[must_use]
     pub fn may_be_large(beginning: &[u8]) -> bool {
-        let is = |at: usize, byte| beginning.get(at).is_none_or(|found| *found == byte);
-        is(0, b'w') && is(XLOG_HEADER, b'M')
+        let is =
+            |at: usize, tags: &[u8]| beginning.get(at).is_none_or(|found| tags.contains(found));
+        is(0, b"w") && is(XLOG_HEADER, LARGE_TAGS)
     }
 
     /// The frame whose body begins so and is `bytes` long, more than the `max` that are read.

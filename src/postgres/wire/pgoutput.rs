@@ -108,6 +108,66 @@ impl<'a> LogicalHead<'a> {
     }
 }
 
+/// What was done to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Insert,
+    Update,
+    Delete,
+}
+
+/// The beginning of a message about a row whose values are not all there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowHead<'a> {
+    /// What was done to the row.
+    pub change: Change,
+    /// OID of the table.
+    pub relation: u32,
+    /// The beginning of the tuple.
+    tuple: &'a [u8],
+}
+
+impl<'a> RowHead<'a> {
+    /// Decodes the beginning of a message. `None` if it is not about a row.
+    ///
+    /// # Errors
+    /// The beginning ends before the OID does.
+    pub(crate) fn decode(head: &'a [u8]) -> Result<Option<Self>, DecodeError> {
+        let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
+        let change = match tag {
+            b'I' => Change::Insert,
+            b'U' => Change::Update,
+            b'D' => Change::Delete,
+            _ => return Ok(None),
+        };
+        let mut r = Reader { rest };
+        let relation = r.u32("row.relation")?;
+        Ok(Some(Self {
+            change,
+            relation,
+            tuple: r.rest,
+        }))
+    }
+
+    /// The values of an inserted row that are there from its first column on, if they are texts.
+    pub(crate) fn texts(&self) -> Vec<&'a [u8]> {
+        let mut texts = Vec::new();
+        // 'N', and the number of columns.
+        let [b'N', _, _, rest @ ..] = self.tuple else {
+            return texts;
+        };
+        let mut rest = rest;
+        while let [b't', a, b, c, d, after @ ..] = rest
+            && let Some((text, after)) =
+                after.split_at_checked(u32::from_be_bytes([*a, *b, *c, *d]) as usize)
+        {
+            texts.push(text);
+            rest = after;
+        }
+        texts
+    }
+}
+
 /// The start of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {

@@ -296,6 +296,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
     let errors = [
         ("Problem", 15),
         ("RoleRefused", 1),
+        ("NotRecorded", 1),
         ("CoreError", 10),
         ("SlotError", 3),
         ("SlotInUse", 1),

@@ -52,11 +52,18 @@ impl<C: CatalogQueries> Checked<C> {
         let catalog = start.database.catalog().await?;
         start.session_state.access.accepted();
         let observed = catalog.look(target).await?;
-        if let Some(problem) = observed.problems(target).into_iter().next() {
+        let (tolerated, problems): (Vec<_>, Vec<_>) = observed
+            .problems(target)
+            .into_iter()
+            .partition(|problem| settings.tolerates(problem));
+        if let Some(problem) = problems.into_iter().next() {
             let dropped = slot_monitor::dropped_before(settings, &catalog, &problem).await;
             return Err(dropped.map_or_else(|| problem.into(), Into::into));
         }
         settings.check_drop_slot(&observed)?;
+        if settings.sets_tables_aside() && !observed.has_journal {
+            return Err(CatalogError::NoJournal.into());
+        }
         if !start.session_state.has_reminded {
             slot_monitor::remind(settings, &catalog).await?;
             if let (Outbox::Tables(patterns), Some(publication)) =
@@ -67,6 +74,9 @@ impl<C: CatalogQueries> Checked<C> {
                     warn!(pipeline = settings.name, "{warning}");
                 }
             }
+            for problem in tolerated {
+                warn!(pipeline = settings.name, "{problem}");
+            }
             start.session_state.has_reminded = true;
         }
         // As the table is now; rows say again what it was like when they were written.
@@ -76,7 +86,12 @@ impl<C: CatalogQueries> Checked<C> {
             facts.insert(table.oid, table.facts.clone());
         }
         for (name, table) in published(&catalog, &observed).await? {
-            settings.mapping_of(&name, Some(&table))?;
+            match settings.mapping_of(&name, Some(&table)) {
+                Err(error) if settings.sets_tables_aside() => {
+                    warn!(pipeline = settings.name, %error, "the table is set aside when a row of it arrives");
+                }
+                bound => drop(bound?),
+            }
             facts.insert(table.oid, table.facts);
         }
         start.core.describe_columns(facts);

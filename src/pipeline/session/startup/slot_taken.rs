@@ -8,6 +8,7 @@ use super::{OlderRows, Startup};
 use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
 use crate::pipeline::confirms::{Confirms, Writer};
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
@@ -17,6 +18,7 @@ use crate::pipeline::recovery;
 use crate::pipeline::session::Session;
 use crate::pipeline::session::link::Link;
 use crate::pipeline::session::monitor::monitor_slot;
+use crate::pipeline::session::set_aside::{self, TableWatch};
 use crate::pipeline::snapshot;
 use crate::pipeline::snapshot::pace::Pace;
 use crate::postgres::catalog::CatalogError;
@@ -41,10 +43,15 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let settings = start.settings;
         let resume = self.server.confirmed;
         let now = Instant::now();
-        let committer = match self.checkpoint.take() {
-            None => None,
-            Some(checkpoint) => Some(start.resume_from(checkpoint, &self.server, now)?),
+        // The stream has every row whose commit LSN is at or after this, and none is left out as a duplicate.
+        let (committer, known_from) = match self.checkpoint.take() {
+            None => (None, resume),
+            Some(checkpoint) => {
+                let (committer, reach) = start.resume_from(checkpoint, &self.server, now)?;
+                (Some(committer), reach.max(resume))
+            }
         };
+        let set_aside = self.load_set_aside(&mut start, known_from).await?;
         // A slot that was re-created is beyond a consistent point that nothing was delivered up to.
         start.session_state.snapshot_done |= !matches!(self.older, OlderRows::Copy(_));
         if let OlderRows::Settled(why) = self.older {
@@ -98,18 +105,44 @@ impl<C: CatalogQueries> SlotTaken<C> {
             stopping_since: None,
             pace,
             copying,
+            tables: TableWatch::new(set_aside, start.session_state.watched.set_aside()),
         })
+    }
+
+    /// Has the core leave out the rows of tables that are set aside, and returns their entries.
+    async fn load_set_aside<D: Database<Catalog = C>>(
+        &self,
+        start: &mut Startup<'_, '_, D>,
+        known_from: Lsn,
+    ) -> Result<Vec<SetAside>, CatalogError> {
+        let settings = start.settings;
+        if !settings.target.outbox.is_several() {
+            return Ok(Vec::new());
+        }
+        let entries = match self.catalog.set_aside(&settings.target).await {
+            Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+            entries => entries?,
+        };
+        if !std::mem::replace(&mut start.session_state.has_listed_tables, true) {
+            set_aside::remind(&settings.name, &entries);
+        }
+        let cluster = self.server.system_id.clone();
+        start
+            .core
+            .load_set_aside(entries.clone(), cluster, known_from);
+        Ok(entries)
     }
 }
 
 impl<D: Database> Startup<'_, '_, D> {
-    /// Exactly-once goes on from `checkpoint`, if the WAL of this server does.
+    /// Exactly-once goes on from `checkpoint`, if the WAL of this server does; also returns the LSN up to which the checkpoint
+    /// covers events.
     fn resume_from(
         &mut self,
         checkpoint: Checkpoint,
         server: &ServerState,
         now: Instant,
-    ) -> Result<TransactionCommitter, ExactlyOnceError> {
+    ) -> Result<(TransactionCommitter, Lsn), ExactlyOnceError> {
         let resume = match checkpoint.resume(server) {
             Ok(resume) => resume,
             Err(error) => return Err(self.session_state.doubt(checkpoint, error)),
@@ -121,13 +154,8 @@ impl<D: Database> Startup<'_, '_, D> {
                  positions are in Kafka and never happened in the database"
             );
         }
-        Ok(TransactionCommitter::open(
-            &checkpoint,
-            server,
-            &resume,
-            self.core,
-            now,
-        ))
+        let committer = TransactionCommitter::open(&checkpoint, server, &resume, self.core, now);
+        Ok((committer, resume.reach()))
     }
 }
 

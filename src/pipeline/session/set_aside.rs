@@ -1,0 +1,170 @@
+//! Tables that are set aside or delivered again: both are recorded before the stream continues.
+
+use std::pin::Pin;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::model::outage::{Outage, Say};
+use crate::model::set_aside::SetAside;
+use crate::pipeline::database::{CatalogQueries, Database};
+use crate::pipeline::decode::Core;
+use crate::pipeline::error::{NotRecorded, PipelineError};
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::set_aside::TableNote;
+use crate::sink::SinkError;
+
+/// A note on its way into the journal. The result is the entry that it has opened, if it has opened one.
+pub(super) type Recording =
+    Pin<Box<dyn Future<Output = Result<Option<SetAside>, PipelineError>> + Send>>;
+
+/// The open entries of the journal, as a session follows them.
+pub(super) struct TableWatch {
+    /// As the slot monitor has read them last.
+    read: watch::Receiver<Vec<SetAside>>,
+    /// Those that may have consequences.
+    pending: Vec<SetAside>,
+    reminder: Outage,
+    /// Rows that were left out since the last reminder.
+    rows: u64,
+}
+
+impl TableWatch {
+    /// For a session that has begun with these entries.
+    pub(super) fn new(entries: Vec<SetAside>, read: watch::Receiver<Vec<SetAside>>) -> Self {
+        Self {
+            read,
+            pending: entries,
+            reminder: Outage::default(),
+            rows: 0,
+        }
+    }
+
+    /// Resolves when the slot monitor has read other entries than before. Cancel safe.
+    pub(super) async fn changed(&mut self) {
+        match self.read.changed().await {
+            Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// What to record next.
+    pub(super) fn next(&mut self, core: &Core) -> Option<TableNote> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let note = core.hand_over(&self.pending);
+        if note.is_none() {
+            self.pending.clear();
+        }
+        note
+    }
+
+    /// Counts rows that were left out, and logs them now and then.
+    pub(super) fn count(&mut self, settings: &PipelineSettings, core: &Core) {
+        let rows = core.take_rows_left_out();
+        if rows == 0 {
+            return;
+        }
+        core.delivery.watermark.stats().left_out(rows);
+        self.rows += rows;
+        match self.reminder.failed(Instant::now().into_std()) {
+            Say::Nothing => {}
+            Say::Begins | Say::Lasts(..) => {
+                let rows = std::mem::take(&mut self.rows);
+                warn!(
+                    pipeline = settings.name,
+                    rows,
+                    "rows of tables that are set aside were not delivered. walpost status lists the tables"
+                );
+            }
+        }
+    }
+}
+
+/// Writes the note into the journal.
+pub(super) fn record(
+    settings: &PipelineSettings,
+    database: &impl Database,
+    note: TableNote,
+) -> Recording {
+    let (pipeline, target) = (settings.name.clone(), settings.target.clone());
+    let database = database.clone();
+    Box::pin(async move {
+        let written = async {
+            let catalog = database.catalog().await?;
+            catalog.write_set_aside(&pipeline, &target, &note).await
+        };
+        written.await.map_err(|error| match note {
+            TableNote::Begun { table, reason, .. } => NotRecorded {
+                table,
+                reason,
+                error,
+            }
+            .into(),
+            TableNote::Resumed { .. } | TableNote::Missed { .. } => error.into(),
+        })
+    })
+}
+
+/// Logs what was recorded.
+pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
+    let entry = opened.map(|entry| entry.id);
+    let table_of = |entries: &[SetAside]| entries.first().map(|entry| entry.table.clone());
+    match note {
+        TableNote::Begun {
+            table,
+            position,
+            reason,
+            ..
+        } => warn!(
+            pipeline, table, %position, entry, reason,
+            "table set aside: its events from this position on are not delivered, and the other tables continue. Fix the cause, \
+             then send its rows: walpost replay --set-aside --table {table} --pipeline {pipeline}"
+        ),
+        TableNote::Resumed { entries, before } => {
+            let table = table_of(entries);
+            info!(pipeline, table, from = %before, "the table is delivered from the stream again");
+        }
+        TableNote::Missed {
+            entries, reason, ..
+        } => {
+            let table = table_of(entries);
+            warn!(
+                pipeline,
+                table,
+                entry,
+                reason,
+                "the table stays set aside. Run walpost replay --set-aside again"
+            );
+        }
+    }
+}
+
+/// Logs the tables that are set aside when a pipeline starts.
+pub(super) fn remind(pipeline: &str, entries: &[SetAside]) {
+    for entry in entries.iter().filter(|entry| entry.until.is_none()) {
+        warn!(
+            pipeline,
+            reason = entry.reason,
+            "{}. Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {pipeline}",
+            entry.describe(),
+            entry.table
+        );
+    }
+}
+
+/// A topic that the sink can't prepare concerns the table of the row alone: other rows have other topics.
+pub(super) fn is_topic_of_row(settings: &PipelineSettings, topic: &str, error: &SinkError) -> bool {
+    let is_shared = settings.outbox.topic.constant() == Some(topic)
+        || settings.dead_letters.are_sent() && settings.dead_letters.topic == topic;
+    settings.sets_tables_aside()
+        && !is_shared
+        && matches!(
+            error,
+            SinkError::TopicMissing { .. }
+                | SinkError::TopicNotCreated { .. }
+                | SinkError::TopicDenied { .. }
+        )
+}

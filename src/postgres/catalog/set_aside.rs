@@ -1,0 +1,311 @@
+//! Tables that are set aside: the entries of the journal that say so, and those that settle them.
+//!
+//! An entry is written when a row of one table can't be delivered, before anything of the row's transaction is confirmed. From
+//! the row's position on, nothing of the table is delivered. A replay sends the rows from the table and records the LSN before
+//! which it has sent all of them. The pipeline then records that the stream takes over there, or that rows with a later LSN have
+//! been left out meanwhile, which is a new entry in the place of the old one.
+
+use serde_json::{Value, json};
+
+use super::journal::{Action, Entry, SET_ASIDE, Written};
+use super::{Catalog, CatalogError};
+use crate::model::lsn::{Lsn, Position};
+use crate::model::set_aside::{Replayed, SetAside};
+use crate::postgres::sql::escape_literal;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// The states of an entry, in its `detail`.
+const BEGUN: &str = "begun";
+const RESUMED: &str = "resumed";
+
+/// What a pipeline records about a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TableNote {
+    /// The table is set aside.
+    Begun {
+        table: String,
+        relation: u32,
+        position: Position,
+        reason: String,
+    },
+    /// The rows of these entries were sent again, and the stream delivers the table from `before` on.
+    Resumed { entries: Vec<SetAside>, before: Lsn },
+    /// The rows of these entries were sent again, and the stream has left out others since.
+    Missed {
+        entries: Vec<SetAside>,
+        replayed: Replayed,
+        reason: String,
+    },
+}
+
+impl Catalog {
+    /// The entries about tables of this slot that were set aside, settled ones included, in the order in which they were
+    /// written.
+    ///
+    /// # Errors
+    /// The catalog query failed, or the journal does not exist or may not be read.
+    pub(crate) async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
+        let condition = format!(
+            "j.slot = {} AND (j.action = {} OR j.action = 'replay' AND j.detail ->> 'state' = 'done' AND j.detail ? '{SET_ASIDE}')",
+            escape_literal(&target.slot),
+            escape_literal(Action::SetAside.name()),
+        );
+        found(self.entries(target, &condition).await?)
+    }
+
+    /// Those of them that are not settled, of the table with this name or OID.
+    ///
+    /// # Errors
+    /// As [`Catalog::set_aside`]. Without a journal there are none.
+    pub(crate) async fn set_aside_of_table(
+        &self,
+        target: &Target,
+        table: &str,
+        relation: u32,
+    ) -> Result<Vec<SetAside>, CatalogError> {
+        let mut entries = match self.set_aside(target).await {
+            Err(CatalogError::NoJournal) => Vec::new(),
+            entries => entries?,
+        };
+        if entries.iter().any(|entry| entry.until.is_none()) {
+            let cluster = self.cluster().await?;
+            entries.retain(|entry| entry.until.is_none() && entry.is_of(table, relation, &cluster));
+        } else {
+            entries.clear();
+        }
+        Ok(entries)
+    }
+
+    /// The OID of a table; zero if it does not exist.
+    ///
+    /// # Errors
+    /// The catalog query failed.
+    pub(crate) async fn relation(&self, table: &TableName) -> Result<u32, CatalogError> {
+        let sql = "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                   WHERE n.nspname = $1 AND c.relname = $2";
+        let client = self.client();
+        let row = client.query_opt(sql, &[&table.schema, &table.name]).await?;
+        let oid = row.map(|row| row.try_get(0)).transpose()?;
+        Ok(oid.unwrap_or_default())
+    }
+
+    /// Adds an entry. It is on disk when this returns. The result is the entry that it has opened, if it has.
+    ///
+    /// # Errors
+    /// The catalog query failed, or the journal does not exist or may not be written.
+    pub(crate) async fn write_set_aside(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        note: &TableNote,
+    ) -> Result<Option<SetAside>, CatalogError> {
+        self.client()
+            .batch_execute(
+                "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+            )
+            .await?;
+        let (from, to, detail) = match note {
+            TableNote::Begun {
+                table,
+                relation,
+                position,
+                reason,
+            } => {
+                // What may be missing are rows of transactions that the slot has not confirmed.
+                let slot = self.slot_position(&target.slot).await?;
+                let since = slot.as_ref().and_then(|slot| slot.catalog_xmin);
+                let cluster = match slot {
+                    Some(slot) => slot.cluster,
+                    None => self.cluster().await?,
+                };
+                let since = since.map(|id| id.to_string());
+                let detail = json!({
+                    "state": BEGUN, "table": table, "relation": relation, "position": position, "reason": reason,
+                    "catalog_xmin": since, "system_id": cluster,
+                });
+                (position.commit, None, detail)
+            }
+            TableNote::Resumed { entries, before } => {
+                let detail = json!({
+                    "state": RESUMED, "table": entries.first().map(|entry| &entry.table), "closes": ids(entries),
+                });
+                (first(entries), Some(*before), detail)
+            }
+            TableNote::Missed {
+                entries,
+                replayed,
+                reason,
+            } => {
+                let last = entries.last();
+                let position = Position {
+                    commit: replayed.before,
+                    index: 0,
+                };
+                let detail = json!({
+                    "state": BEGUN, "table": last.map(|entry| &entry.table), "relation": last.map(|entry| entry.relation),
+                    "position": position, "reason": reason, "closes": ids(entries),
+                    "catalog_xmin": replayed.snapshot_xmin.map(|id| id.to_string()), "system_id": self.cluster().await?,
+                });
+                (replayed.before, Some(replayed.before), detail)
+            }
+        };
+        let entry = Entry {
+            pipeline,
+            target,
+            action: Action::SetAside,
+            from: Some(from),
+            to,
+            detail,
+        };
+        let id = self.write_journal(&entry).await?;
+        let entries = self.set_aside(target).await?;
+        Ok(entries.into_iter().find(|entry| entry.id == id))
+    }
+}
+
+fn ids(entries: &[SetAside]) -> Vec<i64> {
+    entries.iter().map(|entry| entry.id).collect()
+}
+
+fn first(entries: &[SetAside]) -> Lsn {
+    let first = entries.iter().map(|entry| entry.position.commit).min();
+    first.unwrap_or_default()
+}
+
+/// The entries that open something, each with what later ones say about it.
+fn found(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
+    let mut found: Vec<SetAside> = Vec::new();
+    for entry in written {
+        let is_listed = |list: &Value, id: i64| {
+            let ids = list.as_array().map(Vec::as_slice).unwrap_or_default();
+            ids.iter().any(|listed| listed.as_i64() == Some(id))
+        };
+        let detail = &entry.detail;
+        if entry.action == Action::Replay {
+            let Some(before) = entry.to else { continue };
+            let replayed = Replayed {
+                before,
+                snapshot_xmin: id_of(&detail["snapshot_xmin"]),
+            };
+            for open in &mut found {
+                let is_later = open.replayed.is_none_or(|last| last.before < before);
+                if is_listed(&detail[SET_ASIDE], open.id) && is_later {
+                    open.replayed = Some(replayed);
+                }
+            }
+            continue;
+        }
+        for open in &mut found {
+            if open.until.is_none() && is_listed(&detail["closes"], open.id) {
+                open.until = entry.to;
+            }
+        }
+        if detail["state"] == BEGUN {
+            found.push(begun(entry)?);
+        }
+    }
+    Ok(found)
+}
+
+fn begun(entry: Written) -> Result<SetAside, CatalogError> {
+    let detail = &entry.detail;
+    let unexpected = |member: &str| {
+        let (id, found) = (entry.id, &detail[member]);
+        CatalogError::Unexpected(format!(
+            "walpost.journal.detail of entry {id}: {member} is {found}"
+        ))
+    };
+    let text = |member: &str| detail[member].as_str().map(str::to_owned);
+    let position = text("position").and_then(|text| text.parse().ok());
+    let relation = detail["relation"].as_u64();
+    let relation = relation.and_then(|oid| u32::try_from(oid).ok());
+    Ok(SetAside {
+        table: text("table").ok_or_else(|| unexpected("table"))?,
+        relation: relation.ok_or_else(|| unexpected("relation"))?,
+        position: position.ok_or_else(|| unexpected("position"))?,
+        reason: text("reason").unwrap_or_default(),
+        since: id_of(&detail["catalog_xmin"]),
+        cluster: text("system_id"),
+        replayed: None,
+        until: None,
+        id: entry.id,
+        at: entry.at,
+    })
+}
+
+/// A transaction id, which is text: programs that read JSON have no such numbers.
+fn id_of(value: &Value) -> Option<u64> {
+    value.as_str()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: i64, action: Action, to: Option<u64>, detail: Value) -> Written {
+        Written {
+            id,
+            at: String::new(),
+            action,
+            from: None,
+            to: to.map(Lsn),
+            by_role: String::new(),
+            detail,
+        }
+    }
+
+    fn begin(id: i64, table: &str, closes: &[i64], to: Option<u64>) -> Written {
+        let detail = json!({
+            "state": "begun", "table": table, "relation": 5, "position": "00000000/00000100:0000000002",
+            "reason": "why", "catalog_xmin": "7", "system_id": "here", "closes": closes,
+        });
+        entry(id, Action::SetAside, to, detail)
+    }
+
+    fn replay(id: i64, of: &[i64], to: u64) -> Written {
+        let detail = json!({ "state": "done", "set_aside": of, "snapshot_xmin": "9" });
+        entry(id, Action::Replay, Some(to), detail)
+    }
+
+    #[test]
+    fn replayed_table_stays_set_aside_until_the_stream_takes_over() {
+        let resumed = json!({ "state": "resumed", "closes": [1] });
+        let all = [
+            begin(1, "a.outbox", &[], None),
+            begin(2, "b.outbox", &[], None),
+            replay(3, &[1], 0x300),
+            entry(4, Action::SetAside, Some(0x300), resumed),
+        ];
+        let states = |count| {
+            let found = found(all[..count].to_vec()).expect("entries");
+            let state = |entry: &SetAside| (entry.replayed.map(|r| r.before.0), entry.until);
+            found.iter().map(state).collect::<Vec<_>>()
+        };
+        assert_eq!(states(2), [(None, None), (None, None)]);
+        assert_eq!(states(3), [(Some(0x300), None), (None, None)]);
+        let last = [(Some(0x300), Some(Lsn(0x300))), (None, None)];
+        assert_eq!(states(4), last);
+    }
+
+    #[test]
+    fn rows_missed_during_a_replay_open_an_entry_in_place_of_the_old_one() {
+        let all = [
+            begin(1, "a.outbox", &[], None),
+            replay(2, &[1], 0x300),
+            begin(3, "a.outbox", &[1], Some(0x300)),
+        ];
+        let found = found(all.to_vec()).expect("entries");
+        assert_eq!(found[0].until, Some(Lsn(0x300)));
+        assert_eq!((found[1].until, found[1].replayed), (None, None));
+        assert_eq!(found[1].since, Some(7));
+    }
+
+    #[test]
+    fn rejects_an_entry_without_its_position() {
+        let mut broken = begin(1, "a.outbox", &[], None);
+        broken.detail["position"] = json!("here");
+        let error = found(vec![broken]).expect_err("no position").to_string();
+        assert!(error.contains("position"), "{error}");
+    }
+}

@@ -1,0 +1,152 @@
+//! Which rows of a table that is set aside may be missing, and who delivers the rows that follow.
+//!
+//! A run sends every row that was committed before some LSN. The stream takes over there if no row with a higher commit LSN has
+//! been left out, which the pipeline decides: it knows what it has left out.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::ReplayError;
+use super::dropped_slots::{has_rows, wait_for_open};
+use crate::model::lsn::Lsn;
+use crate::model::set_aside::SetAside;
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::drop_slot::missing_rows;
+use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::table::TableName;
+use crate::retention;
+
+/// The pipeline reads the journal every few seconds.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What follows from the end of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HandOver {
+    /// The stream delivers the table again.
+    Resumed,
+    /// No pipeline has answered yet.
+    Pending,
+    /// The table stays set aside, for this reason.
+    Missed(String),
+}
+
+/// The open entries of the journal about the table, and the condition for rows that may be missing.
+pub(super) async fn open(
+    settings: &PipelineSettings,
+    table: &TableName,
+    catalog: &Catalog,
+) -> Result<(Vec<i64>, String), ReplayError> {
+    let target = &settings.target;
+    let entries = entries(settings, table, catalog).await?;
+    if entries.is_empty() {
+        return Err(ReplayError::NotSetAside {
+            table: table.clone(),
+            slot: target.slot.clone(),
+        });
+    }
+    let observed = catalog.look(target).await?;
+    let mut problems = observed.problems(target).into_iter();
+    if let Some(problem) = problems.find(|problem| !settings.tolerates(problem)) {
+        return Err(problem.into());
+    }
+    if observed.slot.is_none() {
+        // What commits before there is a slot would be missing still.
+        let (slot, init) = (target.slot.clone(), target.outbox.init());
+        return Err(Problem::NoSlot { slot, init }.into());
+    }
+    let condition = missing(catalog, &entries).await?;
+    Ok((entries.iter().map(|entry| entry.id).collect(), condition))
+}
+
+/// An LSN such that a snapshot that is taken from now on has every row whose commit LSN is before it.
+pub(super) async fn end(
+    table: &TableName,
+    catalog: &Catalog,
+    condition: &str,
+) -> Result<Lsn, ReplayError> {
+    let sql = "SELECT pg_current_wal_insert_lsn()";
+    let row = catalog.client().query_one(sql, &[]).await;
+    let before = row.and_then(|row| row.try_get(0));
+    let before = before.map_err(CatalogError::from)?;
+    // A commit record is in WAL before the rows are visible.
+    wait_for_open(catalog).await?;
+    for partition in retention::taken_off(catalog, table).await? {
+        if has_rows(catalog, &partition, condition).await? {
+            let table = table.clone();
+            return Err(ReplayError::Detached { table, partition });
+        }
+    }
+    Ok(before)
+}
+
+/// The first transaction that the snapshot of this session's transaction may not have.
+pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayError> {
+    let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text";
+    let row = reader.client().query_one(sql, &[]).await;
+    let xmin = row.and_then(|row| row.try_get(0));
+    Ok(xmin.map_err(CatalogError::from)?)
+}
+
+/// The condition for rows that may be missing, after entries of the journal that are all open; `None` if one is not.
+pub(super) async fn condition(
+    settings: &PipelineSettings,
+    table: &TableName,
+    catalog: &Catalog,
+    ids: &[i64],
+) -> Result<Option<String>, ReplayError> {
+    let mut open = entries(settings, table, catalog).await?;
+    open.retain(|entry| ids.contains(&entry.id));
+    if open.len() != ids.len() {
+        return Ok(None);
+    }
+    Ok(Some(missing(catalog, &open).await?))
+}
+
+/// Waits until the pipeline has recorded what follows from the end of a run about these entries.
+pub(super) async fn hand_over(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    ids: &[i64],
+) -> Result<HandOver, ReplayError> {
+    let deadline = Instant::now() + HAND_OVER_TIMEOUT;
+    loop {
+        let entries = catalog.set_aside(&settings.target).await?;
+        let mut ours = entries.iter().filter(|entry| ids.contains(&entry.id));
+        if let Some(closed) = ours.find(|entry| entry.until.is_some()) {
+            let is_next = |entry: &&SetAside| {
+                entry.until.is_none() && Some(entry.position.commit) == closed.until
+            };
+            return Ok(match entries.iter().find(is_next) {
+                Some(next) => HandOver::Missed(next.reason.clone()),
+                None => HandOver::Resumed,
+            });
+        }
+        let slot = catalog.slot(&settings.target.slot).await?;
+        let is_read = slot.is_some_and(|slot| slot.active_pid.is_some());
+        if !is_read || Instant::now() >= deadline {
+            return Ok(HandOver::Pending);
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn entries(
+    settings: &PipelineSettings,
+    table: &TableName,
+    catalog: &Catalog,
+) -> Result<Vec<SetAside>, CatalogError> {
+    let relation = catalog.relation(table).await?;
+    catalog
+        .set_aside_of_table(&settings.target, &table.to_string(), relation)
+        .await
+}
+
+async fn missing(catalog: &Catalog, entries: &[SetAside]) -> Result<String, CatalogError> {
+    let cluster = catalog.cluster().await?;
+    let since = entries
+        .iter()
+        .map(|entry| (entry.since, entry.cluster.as_deref()));
+    Ok(missing_rows(since, &cluster))
+}

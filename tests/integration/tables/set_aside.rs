@@ -1,0 +1,334 @@
+//! A table with an error is set aside, and the other tables are delivered.
+
+use std::thread;
+use std::time::Duration;
+
+use super::{add, scene_on, writer};
+use crate::support::event::Event;
+use crate::support::load::seed;
+use crate::support::postgres::MAJOR;
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\nmax_row_bytes = \"64KiB\"\n\
+    headers = { id = \"{id}\", tenant = \"{table.schema}\" }\n";
+
+in_both_modes! {
+    each_cause_sets_aside_one_table_and_the_others_are_delivered
+    table_is_delivered_again_after_its_rows_were_sent
+    killed_around_the_recording_it_loses_nothing
+    rows_committed_during_the_replay_are_not_lost
+}
+
+fn event(table: &str, aggregate: &str, key: &str) -> String {
+    writer(&[table]).one(Event::new(aggregate, key, "{}"))
+}
+
+/// Keys of the records of a tenant, each once, in the order in which they were delivered first.
+fn keys_of(records: &[Record], tenant: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    for record in records
+        .iter()
+        .filter(|record| record.header("tenant") == tenant)
+    {
+        if !keys.iter().any(|key| key == record.key()) {
+            keys.push(record.key().to_owned());
+        }
+    }
+    keys
+}
+
+fn open_entries(scene: &Scene, tenant: &str) -> i64 {
+    scene.db.number(&format!(
+        "SELECT count(*) FROM walpost.journal j WHERE action = 'set aside' AND detail ->> 'state' = 'begun'
+             AND detail ->> 'table' LIKE '%{tenant}%' AND NOT EXISTS (SELECT FROM walpost.journal c
+                 WHERE c.action = 'set aside' AND c.detail -> 'closes' @> to_jsonb(j.id))"
+    ))
+}
+
+fn scene(tables: &[&str], exactly_once: bool) -> Scene<'static> {
+    scene_on(MAJOR, SETTINGS, tables).in_mode(exactly_once)
+}
+
+fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bool) {
+    let scene = scene(&["tenant_ok.outbox"], exactly_once);
+    let aggregate = scene.aggregate(1);
+    let payload = format!("\"{}\"", "x".repeat(200_000));
+    let large = writer(&["tenant_large.outbox"]).one(Event::new(&aggregate, "bad", &payload));
+    let bad = |table: &str| event(table, &aggregate, "bad");
+    let causes = [
+        ("tenant_large", large),
+        ("tenant_table", {
+            let rename = "ALTER TABLE tenant_table.outbox RENAME TO old;";
+            format!("{rename} {}", bad("tenant_table.old"))
+        }),
+        ("tenant_schema", {
+            let rename = "ALTER SCHEMA tenant_schema RENAME TO old_tenant_schema;
+                ALTER TABLE old_tenant_schema.outbox ADD more int;";
+            format!("{rename} {}", bad("old_tenant_schema.outbox"))
+        }),
+        ("tenant_drop", {
+            let drop = "ALTER TABLE tenant_drop.outbox DROP aggregateid;";
+            format!(
+                "{drop} INSERT INTO tenant_drop.outbox (id, aggregatetype, type, payload)
+                     VALUES (gen_random_uuid(), '{aggregate}', 't', '{{}}');"
+            )
+        }),
+        ("tenant_type", {
+            let change = "ALTER TABLE tenant_type.outbox ALTER aggregatetype TYPE text[] USING ARRAY[aggregatetype];";
+            format!(
+                "{change} INSERT INTO tenant_type.outbox (id, aggregatetype, aggregateid, type, payload)
+                     VALUES (gen_random_uuid(), '{{{aggregate}}}', 'bad', 't', '{{}}');"
+            )
+        }),
+        (
+            "tenant_route",
+            event("tenant_route.outbox", "no topic", "bad"),
+        ),
+        (
+            "tenant_topic",
+            event(
+                "tenant_topic.outbox",
+                &format!("missing_{aggregate}"),
+                "bad",
+            ),
+        ),
+    ];
+    for (tenant, _) in &causes {
+        add(&scene, &format!("{tenant}.outbox"), "");
+    }
+    let mut walpost = scene.start();
+    for (tenant, cause) in &causes {
+        let table = format!("{tenant}.outbox");
+        let before = event(&table, &aggregate, "before");
+        // In one transaction with another tenant's rows.
+        scene.db.run(&format!(
+            "BEGIN; {before} {} COMMIT",
+            event("tenant_ok.outbox", &aggregate, tenant)
+        ));
+        scene.db.run(&format!(
+            "BEGIN; {cause} {} COMMIT",
+            event("tenant_ok.outbox", &aggregate, &format!("{tenant} again"))
+        ));
+    }
+    let is_there = |key: &str| {
+        keys_of(&scene.records(), "tenant_ok")
+            .iter()
+            .any(|found| found == key)
+    };
+    wait_until("the other table's events", || {
+        is_there("tenant_topic again")
+    });
+    for (tenant, _) in &causes {
+        assert_eq!(
+            open_entries(&scene, tenant),
+            1,
+            "{tenant}: {}",
+            walpost.log()
+        );
+    }
+    // Nothing follows the gap, from a process that has just started either.
+    scene
+        .db
+        .run(&event("tenant_large.outbox", &aggregate, "later"));
+    scene
+        .db
+        .run(&event("tenant_route.outbox", &aggregate, "later"));
+    scene.kill(walpost);
+    walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    walpost.wait_for_log("table tenant_large.outbox is set aside");
+    scene.db.run(&event("tenant_ok.outbox", &aggregate, "last"));
+    wait_until("the last event", || is_there("last"));
+    let records = scene.records();
+    for (tenant, _) in &causes {
+        assert_eq!(keys_of(&records, tenant), ["before"], "{tenant}");
+        assert_eq!(open_entries(&scene, tenant), 1, "{tenant}");
+    }
+    let http = walpost.http();
+    wait_until("the metric", || {
+        http.metric("walpost_tables_set_aside", &scene.name) == Some(7.0)
+    });
+    let said = http.pipeline()["summary"]["reasons"].to_string();
+    assert!(
+        said.contains("walpost replay --set-aside --table tenant_large.outbox"),
+        "{said}"
+    );
+    assert_eq!(walpost.logged("halted"), 0);
+    let check = scene.check().finish();
+    check.expect_says(&["table tenant_drop.outbox is set aside"]);
+    walpost.terminate().expect_code(0);
+}
+
+fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
+    const TABLE: &str = "tenant_1.outbox";
+    let scene = scene(&[TABLE, "tenant_ok.outbox"], exactly_once);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    let insert = |table: &str, key: &str| scene.db.run(&event(table, &aggregate, key));
+    insert(TABLE, "1");
+    scene
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME aggregateid TO other");
+    scene
+        .db
+        .run(&event(TABLE, &aggregate, "2").replace("aggregateid", "other"));
+    walpost.wait_for_log("table set aside");
+    scene
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME other TO aggregateid");
+    insert(TABLE, "3");
+    insert("tenant_ok.outbox", "ok");
+    wait_until("the other table", || {
+        keys_of(&scene.records(), "tenant_ok") == ["ok"]
+    });
+    assert_eq!(keys_of(&scene.records(), "tenant_1"), ["1"]);
+    let replay = || scene.replay(&["--set-aside", "--yes", "--table", TABLE]);
+    replay()
+        .finish()
+        .expect_code(0)
+        .expect_says(&["delivered from the stream again"]);
+    assert_eq!(open_entries(&scene, "tenant_1"), 0);
+    insert(TABLE, "4");
+    wait_until("the stream", || {
+        keys_of(&scene.records(), "tenant_1").len() == 4
+    });
+    replay()
+        .finish()
+        .expect_code(2)
+        .expect_says(&["is not set aside"]);
+    // What was left out is left out in a stream that has it again.
+    scene.kill(walpost);
+    walpost = scene.start();
+    insert(TABLE, "5");
+    wait_until("the stream", || {
+        keys_of(&scene.records(), "tenant_1").len() == 5
+    });
+    let records = scene.records();
+    assert_eq!(keys_of(&records, "tenant_1"), ["1", "2", "3", "4", "5"]);
+    for record in records
+        .iter()
+        .filter(|record| record.header("tenant") == "tenant_1")
+    {
+        let is_replayed = record.header_names().contains(&"walpost-replay");
+        let sent_again = ["2", "3"].contains(&record.key());
+        assert!(
+            is_replayed == sent_again || record.key() == "1" && is_replayed,
+            "{record:?}"
+        );
+    }
+    walpost.terminate().expect_code(0);
+}
+
+/// Whatever is confirmed is in Kafka, or of a table that the journal says is set aside.
+fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
+    let tenants: Vec<_> = (0..6).map(|number| format!("tenant_{number}")).collect();
+    let tables: Vec<_> = tenants
+        .iter()
+        .map(|tenant| format!("{tenant}.outbox"))
+        .collect();
+    let mut all: Vec<_> = tables.iter().map(String::as_str).collect();
+    all.push("tenant_ok.outbox");
+    let scene = scene(&all, exactly_once);
+    let aggregate = scene.aggregate(1);
+    let mut dice = fastrand::Rng::with_seed(seed());
+    let mut expected = Vec::new();
+    for (tenant, table) in tenants.iter().zip(&tables) {
+        let walpost = scene.start();
+        scene.db.run(&format!(
+            "BEGIN; {} {} {} COMMIT; {}",
+            event(table, &aggregate, "before"),
+            event(table, "no topic", "bad"),
+            event("tenant_ok.outbox", &aggregate, tenant),
+            event(table, &aggregate, "later"),
+        ));
+        expected.push(tenant.clone());
+        let written = scene.wal_position();
+        // Time is the point here: the moment of death is drawn, not awaited.
+        thread::sleep(Duration::from_millis(dice.u64(0..400)));
+        scene.kill(walpost);
+        assert!(
+            scene.confirmed() < written || open_entries(&scene, tenant) == 1,
+            "{tenant} is confirmed and not recorded"
+        );
+    }
+    let walpost = scene.start();
+    scene.db.run(&event("tenant_ok.outbox", &aggregate, "last"));
+    expected.push("last".to_owned());
+    wait_until("the last event", || {
+        keys_of(&scene.records(), "tenant_ok") == expected
+    });
+    for tenant in &tenants {
+        assert_eq!(keys_of(&scene.records(), tenant), ["before"], "{tenant}");
+        assert_eq!(open_entries(&scene, tenant), 1, "{tenant}");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+/// The stream takes over only where it has left out nothing that the replay lacks.
+fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
+    const TABLE: &str = "tenant_1.outbox";
+    let scene = scene(&[TABLE], exactly_once);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    scene.db.run(&event(TABLE, "no topic", "bad"));
+    walpost.wait_for_log("table set aside");
+    scene
+        .db
+        .run("DELETE FROM tenant_1.outbox WHERE aggregatetype = 'no topic'");
+    let replay = || scene.replay(&["--set-aside", "--yes", "--table", TABLE]);
+    let mut keys = Vec::new();
+    let mut running = replay().start();
+    while running.is_running() {
+        let key = keys.len().to_string();
+        scene.db.run(&event(TABLE, &aggregate, &key));
+        keys.push(key);
+        thread::sleep(Duration::from_millis(20));
+    }
+    running
+        .finish()
+        .expect_code(1)
+        .expect_says(&["stays set aside"]);
+    assert_eq!(open_entries(&scene, "tenant_1"), 1);
+    replay().finish().expect_code(0);
+    scene.db.run(&event(TABLE, &aggregate, "last"));
+    keys.push("last".to_owned());
+    wait_until("the last event", || {
+        let found = keys_of(&scene.records(), "tenant_1");
+        found.last().map(String::as_str) == Some("last")
+    });
+    assert_eq!(keys_of(&scene.records(), "tenant_1"), keys);
+    walpost.terminate().expect_code(0);
+}
+
+/// A scene whose table was set aside and is delivered again.
+pub(crate) fn set_aside_and_delivered_again() -> Scene<'static> {
+    let scene = scene(&["tenant_1.outbox"], false);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+    walpost.wait_for_log("table set aside");
+    scene.db.run("DELETE FROM tenant_1.outbox");
+    scene.db.run(&event("tenant_1.outbox", &aggregate, "1"));
+    scene
+        .replay(&["--set-aside", "--yes", "--table", "tenant_1.outbox"])
+        .finish()
+        .expect_code(0);
+    walpost.terminate().expect_code(0);
+    scene
+}
+
+#[test]
+fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
+    let settings = format!("{SETTINGS}retention = \"1s\"\ndelete_rows = true\n");
+    let scene = scene_on(MAJOR, &settings, &["tenant_1.outbox"]);
+    let mut walpost = scene.start();
+    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+    walpost.wait_for_log("table set aside");
+    let maintain = scene.invoke("maintain").finish();
+    maintain.expect_says(&[
+        "nothing of table tenant_1.outbox is removed",
+        "walpost replay --set-aside --table tenant_1.outbox",
+    ]);
+    walpost.terminate().expect_code(0);
+}
