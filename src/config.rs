@@ -13,6 +13,7 @@ mod query;
 mod reader;
 mod records;
 pub(crate) mod retired;
+mod row_values;
 mod target;
 mod trust;
 pub(crate) mod values;

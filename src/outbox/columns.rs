@@ -153,6 +153,39 @@ pub enum MappingError {
         /// Types that can serve.
         expected: &'static str,
     },
+    /// A part of the table's name can't be told from what surrounds it in a topic.
+    #[error(
+        "the name of table {table} has {separator:?} in its {part}, which separates the parts of {setting}: events of another table \
+         could have the same topic. Rename the {part}: {remedy}; or name only one of the parts in topic"
+    )]
+    AmbiguousTopic {
+        table: String,
+        /// `schema` or `name`.
+        part: &'static str,
+        separator: char,
+        /// The setting that names it.
+        setting: String,
+        /// The statement that renames it.
+        remedy: String,
+    },
+    /// A table has another name than before, and records say which table they come from.
+    #[error(
+        "table {found} was called {before} when Walpost last saw it, and with {setting} its rows at {at} would be published as \
+         another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile: \
+         walpost skip --to {at}. If it is meant, restart the pipeline, which accepts the names that tables have then"
+    )]
+    Renamed {
+        /// The name that it had.
+        before: String,
+        /// The name that it has.
+        found: String,
+        /// Position of the first row under the new name.
+        at: String,
+        /// The setting that names the table.
+        setting: String,
+        /// The statement that renames it back.
+        remedy: String,
+    },
     /// More columns are named than a row has room for.
     #[error(
         "the settings for table {0} name more than {COLUMNS_MAX} different columns; name fewer"
@@ -236,7 +269,10 @@ impl Mapping {
             used: 0,
         };
         let topic = match &settings.topic {
-            Topic::Template(template) => BoundTopic::Template(binder.template(template, "topic")?),
+            Topic::Template(template) => {
+                binder.check_topic(template)?;
+                BoundTopic::Template(binder.template(template, "topic")?)
+            }
             Topic::Route(route) => BoundTopic::Route {
                 source: binder.column(&route.column, "route")?,
                 route: route.clone(),
@@ -505,6 +541,33 @@ impl Binder<'_> {
         Ok(Bound { pieces })
     }
 
+    /// Checks that the parts of the table's name can be told from the rest of the topic.
+    fn check_topic(&self, template: &Template) -> Result<(), MappingError> {
+        let Some(table) = &self.table else {
+            return Ok(());
+        };
+        for (index, part) in template.parts().iter().enumerate() {
+            let (part, text) = match part {
+                Part::TableSchema => ("schema", table.schema),
+                Part::TableName => ("name", table.name),
+                Part::Literal(_) | Part::Column(_) | Part::Time(_) => continue,
+            };
+            if let Some(separator) = template.separator_in(index, text) {
+                return Err(MappingError::AmbiguousTopic {
+                    table: table.shown.to_owned(),
+                    part,
+                    separator,
+                    setting: format!("topic = \"{template}\""),
+                    remedy: match part {
+                        "schema" => "ALTER SCHEMA ... RENAME TO ...".to_owned(),
+                        _ => format!("ALTER TABLE {} RENAME TO ...", table.shown),
+                    },
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn of_table(
         &self,
         part: &str,
@@ -677,6 +740,46 @@ mod tests {
             text.contains("\"table.schema\"") && text.contains(topic),
             "{text}"
         );
+    }
+
+    #[test]
+    fn refuses_tables_whose_name_could_be_split_differently_in_a_topic() {
+        let bind = |topic: &str, schema, name| {
+            let settings = OutboxSettings {
+                topic: topic.parse::<Template>().expect("template").into(),
+                ..OutboxSettings::default()
+            };
+            let shown = "a.\"b.c\"";
+            let table = RowsOf {
+                schema,
+                name,
+                shown,
+            };
+            Mapping::bind_with(&settings, table, &columns(), &[]).map(drop)
+        };
+        for (topic, schema, name, part) in [
+            ("{table.schema}.{table.name}", "a.b", "c", "schema"),
+            ("{table.schema}.{table.name}", "a", "b.c", "name"),
+            (
+                "{table.schema}.{aggregatetype}",
+                "other.orders",
+                "outbox",
+                "schema",
+            ),
+            ("{aggregatetype}-{table.name}", "a", "b-c", "name"),
+        ] {
+            let error = bind(topic, schema, name).expect_err(topic).to_string();
+            for text in [&format!("in its {part}"), topic, "a.\"b.c\""] {
+                assert!(error.contains(text), "{text} in {error}");
+            }
+        }
+        for (topic, schema, name) in [
+            ("{table.schema}.{aggregatetype}", "tenant_a-b", "b.c"),
+            ("outbox.{table.schema}", "a.b", "c"),
+            ("{aggregatetype}", "a.b", "b.c"),
+        ] {
+            assert_eq!(bind(topic, schema, name), Ok(()), "{topic}");
+        }
     }
 
     #[test]

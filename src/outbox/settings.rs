@@ -310,6 +310,24 @@ impl OutboxSettings {
         self.headers == default_headers()
     }
 
+    /// The setting, with its value, that puts the name of a row's table or schema into records; the topic first.
+    #[must_use]
+    pub(crate) fn setting_with_table_name(&self) -> Option<String> {
+        let topic = match &self.topic {
+            Topic::Template(template) => Some(("topic".to_owned(), template)),
+            Topic::Route(_) => None,
+        };
+        let headers = self.headers.iter();
+        let headers = headers.map(|(name, template)| (format!("header {name:?}"), template));
+        let mut settings = topic
+            .into_iter()
+            .chain([("key".to_owned(), &self.key)])
+            .chain(headers);
+        settings
+            .find(|(_, template)| template.names_table())
+            .map(|(setting, template)| format!("{setting} = \"{template}\""))
+    }
+
     /// What records are made of rows depends on more of the columns than their types.
     #[must_use]
     pub(crate) fn need_facts(&self) -> bool {

@@ -40,6 +40,7 @@ pub(crate) mod error;
 mod keepalive;
 mod link;
 mod monitor;
+mod publication;
 mod startup;
 pub(super) mod state;
 
