@@ -58,7 +58,9 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     PRIMARY KEY (id, created_at),
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT walpost_event_size CHECK (
-        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216)
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216),
+    CONSTRAINT walpost_event_names CHECK (
+        octet_length(aggregatetype) <= 249 AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
 ) PARTITION BY RANGE (created_at);
 
 DO $walpost$

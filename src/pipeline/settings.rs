@@ -117,7 +117,16 @@ impl PipelineSettings {
             },
             warns_of_compaction: self.outbox.has_unasked_tombstones(),
             constant_topic: self.outbox.topic.constant().map(str::to_owned),
+            dead_letter_topic: self.dead_letter_topic_for_unusable().map(str::to_owned),
         })
+    }
+
+    /// The topic for dead letters, if an event whose topic cannot be used becomes a dead letter. A topic that the
+    /// configuration names, and not the row, is for the operator to create.
+    fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
+        let is_row_s = self.outbox.topic.constant().is_none();
+        let becomes = self.dead_letters.unroutable == Undeliverable::DeadLetter;
+        (is_row_s && becomes).then_some(&*self.dead_letters.topic)
     }
 
     /// Holds what dropping the slot takes against what was observed, where the settings say
