@@ -3,6 +3,7 @@
 use super::bound::{Bound, Piece, Source};
 use super::connect::{ColumnFacts, Kind, default_text};
 use super::converted::{Converted, HeaderForm, KeyForm, ValueForm};
+use super::reserved_topics::ReservedTopics;
 use super::settings::{
     DebeziumHeaders, EmptyPayload, Format, HeaderFormat, HeadersColumn, NullPayload,
     OutboxSettings, Route, Topic,
@@ -53,6 +54,10 @@ pub struct Mapping {
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
+    /// The setting that gives the topic, for errors.
+    pub(super) topic_setting: Box<str>,
+    /// Topics that it could give and that no record may be written to.
+    pub(super) reserved_topics: ReservedTopics,
     /// The key's template.
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
@@ -324,6 +329,8 @@ impl Mapping {
             table: table.map(|table| table.shown.into()),
             slots: binder.slots,
             topic,
+            topic_setting: topic_setting(&settings.topic).into(),
+            reserved_topics: settings.reserved_topics.reachable_by(&settings.topic),
             key,
             key_form,
             is_plain,
@@ -380,6 +387,15 @@ impl Mapping {
             None => "row".to_owned(),
         }
     }
+}
+
+/// The setting, as an error quotes it.
+fn topic_setting(topic: &Topic) -> String {
+    let key = match topic {
+        Topic::Template(_) => "topic",
+        Topic::Route(_) => "route",
+    };
+    format!("{key} = \"{topic}\"")
 }
 
 fn is_integer(oid: u32) -> bool {

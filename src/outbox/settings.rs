@@ -5,6 +5,7 @@ use std::fmt;
 
 use regex::Regex;
 
+use super::reserved_topics::ReservedTopics;
 use super::template::{Part, Template, TemplateError};
 
 /// How records are made of rows. The defaults take a Debezium outbox table as it is.
@@ -42,6 +43,8 @@ pub struct OutboxSettings {
     pub timestamp: Option<String>,
     /// The column with the record's partition.
     pub partition: Option<String>,
+    /// Topics that no record may be written to.
+    pub reserved_topics: ReservedTopics,
 }
 
 /// Where a record goes.
@@ -58,6 +61,37 @@ impl Topic {
         match self {
             Self::Template(template) => template.constant(),
             Self::Route(_) => None,
+        }
+    }
+
+    /// Whether some row could have the topic `name`, as far as the text at both ends tells.
+    #[must_use]
+    pub(crate) fn can_be(&self, name: &str) -> bool {
+        let Self::Template(template) = self else {
+            return true;
+        };
+        let begins = match template.parts().first() {
+            Some(Part::Literal(text)) => name.starts_with(text.as_str()),
+            _ => true,
+        };
+        let ends = match template.parts().last() {
+            Some(Part::Literal(text)) => name.ends_with(text.as_str()),
+            _ => true,
+        };
+        begins && ends
+    }
+
+    /// Whether some row could have a topic that begins with `prefix`.
+    #[must_use]
+    pub(crate) fn can_begin_with(&self, prefix: &str) -> bool {
+        let Self::Template(template) = self else {
+            return true;
+        };
+        match template.parts().first() {
+            Some(Part::Literal(text)) => {
+                text.starts_with(prefix) || prefix.starts_with(text.as_str())
+            }
+            _ => true,
         }
     }
 
@@ -384,6 +418,7 @@ impl Default for OutboxSettings {
             headers_column: HeadersColumn::default(),
             timestamp: None,
             partition: None,
+            reserved_topics: ReservedTopics::default(),
         }
     }
 }
