@@ -79,7 +79,7 @@ pub(super) fn reserve(
         let outbox = &mut of.settings.outbox;
         outbox.reserved_topics = all.clone();
         // A pipeline starts again only if its own rows could name what is reserved now.
-        of.definition.reserved = all.reachable_by(&outbox.topic);
+        of.definition.reserved = outbox.topic.reachable(&all);
         // What a row names can't refuse the pipelines of a file: its events are unroutable then.
         if !of.definition.pipeline.origin.is_row() {
             let reader = Reader {

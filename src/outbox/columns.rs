@@ -54,10 +54,7 @@ pub struct Mapping {
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
-    /// The setting that gives the topic, for errors.
-    pub(super) topic_setting: Box<str>,
-    /// Topics that it could give and that no record may be written to.
-    pub(super) reserved_topics: ReservedTopics,
+    pub(super) topic_rule: Box<TopicRule>,
     /// The key's template.
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
@@ -91,6 +88,15 @@ pub struct Mapping {
     pub(super) partition: Option<Source>,
     /// The column `id`, to name a row in an error.
     id: Option<Source>,
+}
+
+/// What is looked at when a row has another topic than the one before it.
+#[derive(Debug)]
+pub(super) struct TopicRule {
+    /// The setting that gives the topic, for errors.
+    pub(super) setting: String,
+    /// Topics that it could give and that no record may be written to.
+    pub(super) reserved: ReservedTopics,
 }
 
 /// Where a record goes.
@@ -329,8 +335,10 @@ impl Mapping {
             table: table.map(|table| table.shown.into()),
             slots: binder.slots,
             topic,
-            topic_setting: topic_setting(&settings.topic).into(),
-            reserved_topics: settings.reserved_topics.reachable_by(&settings.topic),
+            topic_rule: Box::new(TopicRule {
+                setting: topic_setting(&settings.topic),
+                reserved: settings.topic.reachable(&settings.reserved_topics),
+            }),
             key,
             key_form,
             is_plain,

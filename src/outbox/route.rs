@@ -278,12 +278,12 @@ fn topic_name<'b>(bytes: &'b [u8], mapping: &Mapping) -> Result<&'b str, RouteEr
         .ok()
         .filter(|name| is_topic_name(name))
         .ok_or_else(|| RouteError::TopicInvalid(String::from_utf8_lossy(bytes).into_owned()))?;
-    match mapping.reserved_topics.find(name) {
+    match mapping.topic_rule.reserved.find(name) {
         None => Ok(name),
         Some(usage) => Err(RouteError::TopicReserved {
             topic: name.to_owned(),
             usage,
-            setting: mapping.topic_setting.to_string(),
+            setting: mapping.topic_rule.setting.clone(),
         }),
     }
 }
