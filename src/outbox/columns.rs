@@ -3,6 +3,7 @@
 use super::bound::{Bound, Piece, Source};
 use super::connect::{ColumnFacts, Kind, default_text};
 use super::converted::{Converted, HeaderForm, KeyForm, ValueForm};
+use super::reserved_topics::ReservedTopics;
 use super::settings::{
     DebeziumHeaders, EmptyPayload, Format, HeaderFormat, HeadersColumn, NullPayload,
     OutboxSettings, Route, Topic,
@@ -53,6 +54,7 @@ pub struct Mapping {
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
+    pub(super) topic_rule: Box<TopicRule>,
     /// The key's template.
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
@@ -86,6 +88,15 @@ pub struct Mapping {
     pub(super) partition: Option<Source>,
     /// The column `id`, to name a row in an error.
     id: Option<Source>,
+}
+
+/// What is looked at when a row has another topic than the one before it.
+#[derive(Debug)]
+pub(super) struct TopicRule {
+    /// The setting that gives the topic, for errors.
+    pub(super) setting: String,
+    /// Topics that it could give and that no record may be written to.
+    pub(super) reserved: ReservedTopics,
 }
 
 /// Where a record goes.
@@ -360,6 +371,10 @@ impl Mapping {
             table: table.map(|table| table.shown.into()),
             slots: binder.slots,
             topic,
+            topic_rule: Box::new(TopicRule {
+                setting: topic_setting(&settings.topic),
+                reserved: settings.topic.reachable(&settings.reserved_topics),
+            }),
             key,
             key_form,
             is_plain,
@@ -416,6 +431,15 @@ impl Mapping {
             None => "row".to_owned(),
         }
     }
+}
+
+/// The setting, as an error quotes it.
+fn topic_setting(topic: &Topic) -> String {
+    let key = match topic {
+        Topic::Template(_) => "topic",
+        Topic::Route(_) => "route",
+    };
+    format!("{key} = \"{topic}\"")
 }
 
 fn is_integer(oid: u32) -> bool {

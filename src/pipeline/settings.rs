@@ -13,6 +13,7 @@ use crate::kafka::settings::{CheckpointSettings, ProducerSettings};
 use crate::kafka::topics::CreateTopics;
 use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
+use crate::outbox::reserved_topics::{DEFAULT_DEAD_LETTER_TOPIC, TopicUse};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{CatalogError, Observed, ObservedTable};
 use crate::postgres::connect::conninfo::Conninfo;
@@ -86,6 +87,18 @@ impl PipelineSettings {
         for open in self.sink.warnings() {
             warn!(pipeline = self.name, "Kafka: {open}");
         }
+    }
+
+    /// The topics that the pipeline keeps for itself, and what each is for.
+    pub(crate) fn own_topics(&self) -> impl Iterator<Item = (&str, TopicUse)> {
+        let checkpoints = match &self.delivery {
+            Delivery::AtLeastOnce => None,
+            Delivery::ExactlyOnce(checkpoints) => {
+                Some((checkpoints.topic.as_str(), TopicUse::Checkpoints))
+            }
+        };
+        let dead_letters = (self.dead_letters.topic.as_str(), TopicUse::DeadLetters);
+        checkpoints.into_iter().chain([dead_letters])
     }
 
     /// Where the pipeline's checkpoints are; nothing where it has none.
@@ -253,7 +266,7 @@ impl Default for DeadLetterSettings {
             oversize: Undeliverable::default(),
             unroutable: Undeliverable::default(),
             malformed: Undeliverable::default(),
-            topic: "walpost-dead-letters".to_owned(),
+            topic: DEFAULT_DEAD_LETTER_TOPIC.to_owned(),
         }
     }
 }

@@ -92,7 +92,8 @@ async fn topics(
         names.sort_unstable();
         names.dedup();
     }
-    names.retain(|name| is_topic_name(name));
+    // No event is in a reserved topic.
+    names.retain(|name| is_topic_name(name) && outbox.reserved_topics.find(name).is_none());
     Ok(names)
 }
 

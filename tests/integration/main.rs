@@ -115,6 +115,7 @@ mod relation;
 mod reload;
 mod rented;
 mod replay;
+mod reserved_topics;
 mod restored;
 mod retention;
 mod rotation;
