@@ -306,6 +306,8 @@ fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
         ));
     };
     insert(&scene.db, &aggregate, "0");
+    // The brokers refuse the second of two names that collide, and one request can ask for both.
+    scene.wait_until_confirmed();
     insert(&attacker, &aggregate.replace('.', "_"), "p");
     insert(&scene.db, &aggregate, "1");
     scene.wait_until_confirmed();
