@@ -34,7 +34,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::replication::Connection;
-use crate::sink::{Preparation, Sink, SinkError};
+use crate::sink::{Preparation, Prepared, Sink, SinkError};
 
 pub(super) use self::startup::open;
 
@@ -43,6 +43,7 @@ pub(crate) mod error;
 mod keepalive;
 mod link;
 mod monitor;
+mod publication;
 mod set_aside;
 mod startup;
 pub(super) mod state;
@@ -100,8 +101,8 @@ enum Wait {
 
 /// What the stream has waited for.
 enum Ended<'w> {
-    /// The topic is there, with so many partitions.
-    Topic(&'w str, usize),
+    /// It is certain whether the topic can be used.
+    Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
     Table(u32, Vec<ColumnFacts>),
@@ -244,7 +245,7 @@ impl Session<'_> {
                 () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 ended = wait.ended() => {
                     match ended? {
-                        Ended::Topic(topic, partitions) => sink.prepared(topic, partitions)?,
+                        Ended::Topic(topic, prepared) => sink.prepared(topic, prepared)?,
                         Ended::Refused(topic, error)
                             if set_aside::is_topic_of_row(self.settings, topic, &error) =>
                         {
@@ -398,7 +399,7 @@ impl Wait {
     async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {
-                Ok(partitions) => Ended::Topic(topic, partitions),
+                Ok(prepared) => Ended::Topic(topic, prepared),
                 Err(error) => Ended::Refused(topic, error),
             }),
             Self::Journal(note, recording) => Ok(Ended::Journal(note, recording.await?)),

@@ -12,6 +12,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
 use crate::pipeline::decode::set_aside::SetAsideTables;
+use crate::pipeline::decode::table_names::TableNames;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
@@ -26,6 +27,8 @@ pub(crate) struct TableSource {
     oids: Vec<u32>,
     /// In the order of their OIDs. Of one name there are several where the table was re-created.
     tables: Vec<Table>,
+    /// Names under which tables may be published, of an outbox of several.
+    names: TableNames,
     /// The publication whose older rows are read, of an outbox of several tables.
     publication: Option<String>,
     /// What these come in, once it is described.
@@ -70,6 +73,7 @@ impl Table {
 impl TableSource {
     pub(crate) fn new(outbox: Outbox, settings: OutboxSettings) -> Self {
         Self {
+            names: TableNames::new(&outbox, &settings),
             outbox,
             settings: Box::new(settings),
             facts: HashMap::new(),
@@ -95,6 +99,16 @@ impl TableSource {
     /// Takes what the catalog says of the columns of each table, by its OID.
     pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         self.facts = facts;
+    }
+
+    /// Takes the names that tables have in the catalog, by their OIDs.
+    pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
+        self.names.add(tables);
+    }
+
+    /// Replaces the names that are known, and returns them.
+    pub(crate) fn replace_names(&mut self, names: TableNames) -> TableNames {
+        std::mem::replace(&mut self.names, names)
     }
 
     /// Takes what the catalog says of the columns of one more table.
@@ -201,8 +215,12 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Takes the shape of the outbox; says whether the relation is that.
-    pub(crate) fn relation(&mut self, relation: &Relation<'_>) -> Result<bool, MappingError> {
+    /// Takes the shape of the outbox, which rows from position `at` on have; says whether the relation is that.
+    pub(crate) fn relation(
+        &mut self,
+        relation: &Relation<'_>,
+        at: &str,
+    ) -> Result<bool, MappingError> {
         if self.publication.is_some() && RowTable::is(relation) {
             self.row_table = Some(RowTable::of(relation)?);
             return Ok(true);
@@ -223,7 +241,8 @@ impl TableSource {
                 type_oid: column.type_oid,
             })
             .collect();
-        let mapping = match self.bind(&name, relation.oid, &columns) {
+        let accepted = self.names.check(relation.oid, &name, at);
+        let mapping = match accepted.and_then(|()| self.bind(&name, relation.oid, &columns)) {
             Ok(mapping) => mapping,
             Err(error) if self.set_aside.is_enabled || is_set_aside => {
                 self.forget(place);
