@@ -284,7 +284,8 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     symlink("../releases/1", &link).unwrap();
     fs::remove_file(&descriptors).unwrap();
     fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
-    walpost.wait_for_logs("streaming", 2);
+    // The watchdog's line has that word too.
+    walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
     // By now there are clients of librdkafka, whose pipes it opens without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
