@@ -1,5 +1,5 @@
--- Adds a table to the outboxes of a publication, with the rows that it has: walpost.add_outbox of tables.sql, once it is certain
--- that no code of others runs.
+-- Adds a table to the outboxes of a publication, with the rows that it has: calls walpost.add_outbox of tables.sql, after it was
+-- examined who owns that function.
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
@@ -22,11 +22,7 @@
 SET search_path = pg_catalog;
 SET row_security = off;
 
--- What is examined is locked by this against what would change it before it is used.
-BEGIN;
-LOCK TABLE :"schema".:"table" IN SHARE ROW EXCLUSIVE MODE;
-LOCK TABLE walpost.outbox_row IN ROW EXCLUSIVE MODE;
-\set examine 'owners outbox_row read'
+\set examine 'owners outbox_row'
 \ir examine.sql
 
 SET walpost.schema = :'schema';
@@ -38,19 +34,9 @@ DECLARE
     outbox text := format('%I.%I', current_setting('walpost.schema'), current_setting('walpost.table_name'));
     added int8;
 BEGIN
-    -- Of a table that is in the publication no row is read.
-    IF current_setting('walpost.code_of_others') <> '' AND NOT EXISTS (SELECT FROM pg_publication_tables
-        WHERE pubname = current_setting('walpost.publication') AND schemaname = current_setting('walpost.schema')
-        AND tablename = current_setting('walpost.table_name')) THEN
-        RAISE EXCEPTION 'reading table % would run code of other roles as role %: %', outbox, quote_ident(current_user),
-            current_setting('walpost.code_of_others') USING ERRCODE = 'insufficient_privilege',
-                HINT = format('Have it added by the owner of the table: SELECT walpost.add_outbox(%L, %L)', outbox,
-                    current_setting('walpost.publication'));
-    END IF;
     added := walpost.add_outbox(outbox::regclass, current_setting('walpost.publication'));
     IF added > 0 THEN
         RAISE NOTICE 'table % had % rows, which are delivered first', outbox, added;
     END IF;
 END
 $walpost$;
-COMMIT;

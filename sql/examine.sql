@@ -4,14 +4,14 @@
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
--- Whoever owns a function, a trigger or a view has it run with the rights of whoever calls it, inserts or selects. So an
--- object that is there already is used only if it is owned by a superuser, by the role that asks or one that is a member
--- of it, or by the outbox table's owner (or a member of that role). What is examined, in the words of `examine`:
---   owners    who owns the schema walpost, the functions of Walpost and the publication
---   journal   who owns walpost.journal, and that it has no more to it than journal.sql gives it
---   slot_state, outbox_row   the same of these tables, and that nobody else may add a trigger to them
---   read      which code of other roles a SELECT from the outbox table, or making a partition of it, can run: it is told in
---             the setting walpost.code_of_others
+-- A function, a trigger or a view runs with the rights of the role that calls it, inserts or selects. So an existing object is
+-- used only if it is owned by a superuser, by the current role, or by a member of the current role. The publication, and the
+-- functions in the outbox table's schema, may also be owned by the owner of that table. `examine` lists what is examined:
+--   owners    the owners of the schema walpost, of Walpost's functions and of the publication
+--   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it
+--   slot_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
+--   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
+--             is in the setting walpost.code_of_others. It is valid until the transaction ends: see guard.sql
 --   write     the same for DELETE
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -55,7 +55,6 @@ DECLARE
             AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user));
     kept name;
     its_oid oid;
-    tables oid[];
     found record;
     wrong text;
     made_by text;
@@ -64,44 +63,48 @@ BEGIN
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
 
     FOR found IN
-        SELECT object, owner, hint FROM (
-            SELECT 'schema walpost', nspowner, 'ALTER SCHEMA walpost OWNER TO ...' FROM pg_namespace
-                WHERE nspname = 'walpost' AND what && '{owners,journal,slot_state,outbox_row}'
-            UNION ALL SELECT 'table walpost.' || relname, relowner, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
+        SELECT object, owner, serves_outbox, hint FROM (
+            SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost OWNER TO ...' FROM pg_namespace
+                WHERE nspname = 'walpost' AND what <> '{}'
+            UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                 WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
-            UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee,
+            UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee, false,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
-                WHERE n.nspname = 'walpost' AND relname IN ('slot_state', 'outbox_row') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
-            UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner,
+            -- What is in the schema walpost serves every outbox of the database.
+            UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure)
-                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners}' AND (
-                    n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox') OR n.nspname = in_schema
-                    AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update'))
-            UNION ALL SELECT format('publication %I', pubname), pubowner,
+                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners,read,write}'
+                AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox', 'lock_and_examine')
+                    OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
+                        AND what && '{owners}')
+            UNION ALL SELECT format('publication %I', pubname), pubowner, true,
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname)
                 FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
             -- Who may create in the schema can put an object in the place of ours.
-            UNION ALL SELECT 'the right to create in schema walpost', grantee, format('REVOKE CREATE ON SCHEMA walpost FROM %s',
-                    CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+            UNION ALL SELECT 'the right to create in schema walpost', grantee, false,
+                    format('REVOKE CREATE ON SCHEMA walpost FROM %s',
+                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
-                AND what && '{owners,journal,slot_state,outbox_row}'
-        ) AS objects (object, owner, hint)
+                AND what <> '{}'
+        ) AS objects (object, owner, serves_outbox, hint)
     LOOP
-        -- What serves several outboxes is not for the owner of one to make.
-        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0
-            AND found.object !~ 'walpost\.(add_outbox\(|outbox_row$)'
+        -- The owner of the outbox is trusted with what serves that outbox alone.
+        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false);
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', found.object,
             CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
-            concat_ws(' or ', quote_ident(current_user),
-                nullif(quote_ident(pg_get_userbyid(outbox_owner)), quote_ident(current_user)))
+            concat_ws(' or ', quote_ident(current_user), CASE WHEN found.serves_outbox THEN
+                nullif(quote_ident(pg_get_userbyid(outbox_owner)), quote_ident(current_user)) END)
             USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could have code run as whoever uses it. '
                 'It was not used, and nothing was changed.',
-                HINT = 'Have a superuser see what it is and who made it, and then: ' || found.hint;
+                HINT = format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do everything '
+                    'that role %I may: GRANT %2$I TO %s', found.hint, current_user,
+                    CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END);
     END LOOP;
 
     FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -152,42 +155,14 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF what && '{read,write}' THEN
-        -- With partitions, indexes and whatever else inherits.
-        WITH RECURSIVE tree (oid) AS (
-            SELECT outbox WHERE outbox IS NOT NULL UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
-        ) SELECT array_agg(oid) INTO tables FROM tree;
-        -- What PostgreSQL brings along itself is pinned, and not in pg_depend.
-        WITH attached (class, object) AS (
-            SELECT 'pg_class'::regclass, unnest(tables)
-            UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (tables)
-            UNION ALL SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid = ANY (tables)
-            UNION ALL SELECT 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY (tables)
-            UNION ALL SELECT 'pg_rewrite'::regclass, oid FROM pg_rewrite WHERE ev_class = ANY (tables) AND what && '{write}'
-            UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d
-                JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
-                WHERE adrelid = ANY (tables) AND attgenerated <> ''
-            UNION ALL SELECT 'pg_trigger'::regclass, oid FROM pg_trigger
-                WHERE tgrelid = ANY (tables) AND what && '{write}' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-        ), called (class, object, function, owner) AS (
-            SELECT class, object, p.oid, p.proowner FROM attached JOIN pg_depend ON classid = class AND objid = object
-                JOIN pg_proc p ON refclassid = 'pg_proc'::regclass AND p.oid = refobjid
-            UNION SELECT class, object, o.oprcode, p.proowner FROM attached
-                JOIN pg_depend ON classid = class AND objid = object
-                JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid
-                JOIN pg_proc p ON p.oid = o.oprcode
-            -- A cast to text, which some columns are read with.
-            UNION SELECT 'pg_class'::regclass, attrelid, p.oid, p.proowner FROM pg_attribute
-                JOIN pg_cast ON castsource = atttypid JOIN pg_proc p ON p.oid = castfunc
-                WHERE attrelid = ANY (tables) AND attnum > 0 AND NOT attisdropped
-        )
-        SELECT string_agg(DISTINCT text, '; ') INTO wrong FROM (
-            SELECT format('%s calls function %s of role %I', pg_describe_object(class, object, 0), function::regprocedure,
-                pg_get_userbyid(owner)) FROM called WHERE owner <> ALL (may_be_us)
-            UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
-                WHERE oid = ANY (tables) AND relkind = 'f'
-        ) AS list (text);
-        PERFORM set_config('walpost.code_of_others', coalesce(wrong, ''), false);
+    IF what && '{read,write}' AND outbox_name <> '' THEN
+        IF to_regprocedure('walpost.lock_and_examine(text, text, text)') IS NULL THEN
+            RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
+                quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
+                    HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
+        END IF;
+        PERFORM set_config('walpost.code_of_others', coalesce(walpost.lock_and_examine(in_schema, outbox_name,
+            CASE WHEN 'write' = ANY (what) THEN 'DELETE' ELSE 'SELECT' END), ''), false);
     END IF;
 END
 $walpost$;

@@ -56,7 +56,12 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     -- pg_column_size() can be the compressed size, so it is the text that counts: the text is what is sent. Making it
     -- costs an insert what the walsender pays once more later: a few microseconds for a payload of a kilobyte.
     CONSTRAINT walpost_event_size CHECK (
-        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216)
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216),
+    -- These columns become a topic name, a key and a header. Kafka allows 249 characters in a topic name, and a key or
+    -- header of megabytes makes a record that no consumer expects. Without a bound, one role with INSERT could write
+    -- rows that every pipeline of this table has to send to the dead letter topic.
+    CONSTRAINT walpost_event_names CHECK (
+        octet_length(aggregatetype) <= 249 AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
 );
 
 DO $walpost$

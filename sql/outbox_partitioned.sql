@@ -2,8 +2,8 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
--- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm: run it again every day, from
--- cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place; or let `walpost maintain` make
+-- Run by: whoever shall own the table, after guard.sql; needs CREATE on the schema. Twice without harm: run it again every day,
+-- from cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place; or let `walpost maintain` make
 -- and drop them, or `walpost run` with `retention`.
 -- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
 --
@@ -27,7 +27,7 @@
 -- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
 SET search_path = pg_catalog;
 SET row_security = off;
-\set examine 'owners read'
+\set examine owners
 \ir examine.sql
 \ir uuidv7.sql
 
@@ -58,7 +58,9 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     PRIMARY KEY (id, created_at),
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT walpost_event_size CHECK (
-        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216)
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216),
+    CONSTRAINT walpost_event_names CHECK (
+        octet_length(aggregatetype) <= 249 AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
 ) PARTITION BY RANGE (created_at);
 
 DO $walpost$
@@ -71,7 +73,11 @@ DECLARE
     -- A name is at most 63 bytes.
     stem text := left(outbox_name, 53);
     partition_name text;
+    code_of_others text;
 BEGIN
+    -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
+    -- from here to the end of this block.
+    code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'SELECT');
     IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
             AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN
@@ -94,10 +100,9 @@ BEGIN
     THEN
         RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
             USING HINT = 'Use another name for the partitioned table.';
-    ELSIF current_setting('walpost.code_of_others') <> '' THEN
-        -- A new partition is checked against the constraints of the table, which would run the code as us.
+    ELSIF code_of_others <> '' THEN
         RAISE EXCEPTION 'table % has code of other roles that making partitions could run as %: %', outbox,
-            quote_ident(current_user), current_setting('walpost.code_of_others')
+            quote_ident(current_user), code_of_others
             USING ERRCODE = 'invalid_object_definition',
                 HINT = format('Run this as the owner of the table, or drop what calls it.');
     END IF;

@@ -85,6 +85,14 @@ BEGIN
         RAISE EXCEPTION 'event of % bytes: at most 16777216 are allowed', pg_catalog.octet_length(envelope)
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Put what is large where consumers can fetch it, and send a reference.';
+    -- As walpost_event_names in outbox.sql, which has the reasons.
+    ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 249
+        OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
+        OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN
+        RAISE EXCEPTION 'aggregatetype, aggregateid and type of an event have %, % and % bytes: at most 249, 1024 and 1024 are allowed',
+            pg_catalog.octet_length(aggregatetype), pg_catalog.octet_length(aggregateid), pg_catalog.octet_length(type)
+            USING ERRCODE = 'program_limit_exceeded',
+            HINT = 'They become a topic name, a key and a header. Put what is larger into the payload.';
     END IF;
     lsn := pg_catalog.pg_logical_emit_message(true, prefix, envelope);
     RETURN id;

@@ -12,8 +12,8 @@
 -- Writers of the table wait until the transaction ends, and it waits for theirs. Each row is written into WAL
 -- once more: where the table is too large for that, add it by ALTER PUBLICATION, and send its rows with walpost replay.
 --
--- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: a table that is there already is
--- examined, the function is replaced, what was granted or revoked on both stays.
+-- Run by: a role with CREATE on the database, after guard.sql; a second time, the same role. Twice without harm: a table that is
+-- there already is examined, the function is replaced, what was granted or revoked on both stays.
 -- `walpost init` runs the same for a pipeline with `tables`.
 --
 -- Who may add a table: who owns the publication and the table (PostgreSQL asks for both), and may insert into and delete from
@@ -74,11 +74,23 @@ DECLARE
     ordering text;
     added int8;
     longest int;
+    code_of_others text;
 BEGIN
-    -- Who has written to the table has ended by then, and who writes next finds it in the publication.
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', outbox);
+    -- An older snapshot would miss the rows of transactions that were open when it was taken.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
+            current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
+    END IF;
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
+    -- From here on the name leads to this table.
+    code_of_others := walpost.lock_and_examine(its_schema, its_name, 'SELECT');
+    IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
+        RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),
+            quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';
+    END IF;
+    -- Transactions that have written to the table have ended by then, and later ones find it in the publication.
+    EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
     IF kind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
             USING ERRCODE = 'wrong_object_type';
@@ -86,6 +98,11 @@ BEGIN
     IF EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
         AND p.schemaname = its_schema AND p.tablename = its_name) THEN
         RETURN NULL;
+    ELSIF code_of_others <> '' THEN
+        RAISE EXCEPTION 'reading table %.% would run code of other roles as role %: %', quote_ident(its_schema),
+            quote_ident(its_name), quote_ident(current_user), code_of_others USING ERRCODE = 'insufficient_privilege',
+                HINT = format('Have it added by the owner of the table: SELECT walpost.add_outbox(%L, %L)',
+                    format('%I.%I', its_schema, its_name), publication);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
         AND p.schemaname = 'walpost' AND p.tablename = 'outbox_row') THEN

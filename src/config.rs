@@ -12,7 +12,9 @@ mod pipeline;
 mod query;
 mod reader;
 mod records;
+mod reserved;
 pub(crate) mod retired;
+mod row_values;
 mod target;
 mod trust;
 pub(crate) mod values;
@@ -27,7 +29,9 @@ pub(crate) use self::error::ConfigError;
 use self::file::{File, FilePipeline, SinkName};
 use self::kafka::kafka_properties;
 use self::pipeline::settings;
+use self::reserved::NamedTopics;
 use crate::kafka::credentials::Credentials;
+use crate::outbox::reserved_topics::ReservedTopics;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::supervisor::definitions::{Defined, Definitions, Reading};
@@ -134,6 +138,7 @@ fn everything(
     let mut all = files.next().unwrap_or_default();
     all.pipeline.extend(files.flat_map(|part| part.pipeline));
     let from_env = kafka_properties(env_vars.iter().cloned());
+    let in_files = NamedTopics::of_files(&all.pipeline);
     let judge = |pipeline: &FilePipeline| {
         let settings = settings(
             pipeline.clone(),
@@ -143,9 +148,11 @@ fn everything(
             given,
             env,
         );
-        settings
-            .map(|of| own(&of))
-            .map_err(|error| error.to_string())
+        let settings = settings.map_err(|error| error.to_string())?;
+        match in_files.conflict(&settings) {
+            None => Ok(own(&settings)),
+            Some(reason) => Err(reason),
+        }
     };
     let taken: HashSet<_> = match all.queries().next() {
         // What is wrong with them is found by who reads them.
@@ -232,6 +239,8 @@ pub(crate) struct Definition {
     pipeline: FilePipeline,
     postgres: Vec<(String, String)>,
     kafka: BTreeMap<String, file::Scalar>,
+    /// Follows from the other pipelines too.
+    reserved: ReservedTopics,
 }
 
 impl Definition {
@@ -249,6 +258,7 @@ impl Definition {
                 kafka: None,
                 ..pipeline.clone()
             },
+            reserved: ReservedTopics::default(),
         }
     }
 }
@@ -399,12 +409,13 @@ fn of_file(
         return Err(ConfigError::Flag(reason));
     }
     let from_env = kafka_properties(env_vars.into_iter());
+    let named = NamedTopics::of_all(&file.pipeline);
     let chosen = choose(file, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
     }
     each_in_one_file(&chosen)?;
-    let defined: Vec<_> = chosen
+    let mut defined: Vec<_> = chosen
         .into_iter()
         .map(|pipeline| {
             Ok(Defined {
@@ -416,6 +427,7 @@ fn of_file(
         .collect::<Result<_, ConfigError>>()?;
     let all: Vec<_> = defined.iter().map(|of| &of.settings).collect();
     each_its_own(&all)?;
+    reserved::reserve(named, &mut defined)?;
     Ok(defined)
 }
 

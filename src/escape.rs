@@ -96,6 +96,24 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
+/// The value of a metric's label, with escapes in the place of control characters. Line feeds stay: Prometheus' text format has an
+/// escape of its own for them, as for backslashes and quotes, which its encoder writes.
+#[must_use]
+pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
+    let is_meant = |c| c != '\n' && is_control(c);
+    if !value.contains(is_meant) {
+        return Cow::Borrowed(value);
+    }
+    let mut text = String::with_capacity(value.len() + 16);
+    for c in value.chars() {
+        match is_meant(c) {
+            true => text.extend(c.escape_default()),
+            false => text.push(c),
+        }
+    }
+    Cow::Owned(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,7 +143,17 @@ mod tests {
         for text in ["", "plain ~", "Zürich – 東京 – שלום – 👩‍💻", r"C:\new"] {
             assert_eq!(Escaped(text).to_string(), text);
             assert!(matches!(in_json(text), Cow::Borrowed(same) if same == text));
+            assert!(matches!(in_label(text), Cow::Borrowed(same) if same == text));
         }
+    }
+
+    #[test]
+    fn labels_contain_no_control_character_but_the_line_feed_that_the_format_escapes() {
+        let text: String = CONTROLS.iter().collect();
+        let label = in_label(&text);
+        let controls: String = label.chars().filter(|c| is_control(*c)).collect();
+        assert_eq!(controls, "\n");
+        assert_eq!(in_label("a\x1b[2J\n\u{202e}"), "a\\u{1b}[2J\n\\u{202e}");
     }
 
     #[test]

@@ -21,5 +21,7 @@ pub(crate) mod settings;
 mod statistics;
 mod token;
 pub(crate) mod token_endpoint;
+mod topic_lookup;
 pub(crate) mod topics;
 pub(crate) mod transaction;
+mod unusable;

@@ -2,7 +2,7 @@
 //!
 //! [`settings`] says which columns mean what, [`columns`] holds them against the table that is
 //! there, and [`route`] makes a record of a row, or where that can't be, [`dead_letter`] what can be
-//! made of it. [`envelope`] reads an event that is in no table, and lays it out as a row.
+//! made of it. [`reserved_topics`] are those that no event may be written to. [`envelope`] reads an event that is in no table, and lays it out as a row.
 //!
 //! Bytes as Kafka Connect's converters write them of what Debezium makes of a row: [`connect`] has Debezium's types of
 //! columns, `converted` lays keys, values and headers out, `expand` makes an object of a JSON payload, and `json` writes
@@ -22,6 +22,7 @@ mod golden;
 pub(crate) mod headers;
 mod json;
 pub(crate) mod properties;
+pub(crate) mod reserved_topics;
 pub(crate) mod route;
 mod route_error;
 pub(crate) mod settings;

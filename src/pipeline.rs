@@ -238,6 +238,7 @@ pub(crate) async fn run<S: Sink>(
                 }
                 if remedy == Remedy::RebuildSink {
                     let left_alone = carrier.core.left_alone();
+                    let table_names = carrier.core.take_table_names();
                     let watermark = &carrier.core.delivery.watermark;
                     let (taken, transactions) = (watermark.sent(), watermark.transactions());
                     let dead_letters = carrier.core.dead_letters();
@@ -251,6 +252,7 @@ pub(crate) async fn run<S: Sink>(
                     }
                     carrier = make(session_state.window(), &isolation)?;
                     carrier.core.go_on_counting(left_alone, dead_letters);
+                    carrier.core.keep_table_names(table_names);
                     if let Some(mut session) = held {
                         // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
                         // up a slot that nobody has (idle_replication_slot_timeout).

@@ -44,8 +44,9 @@ use crate::pipeline::decode::hand_over::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::copy::{self, CopyError};
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder};
 use crate::postgres::connect::dial::ServerError;
+use crate::postgres::sql::SimpleQueryRow;
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Outbox;
@@ -544,7 +545,6 @@ impl<'s> Plan<'s> {
             &typed,
             &observed.facts,
         )?;
-        reader.examine_table(table, Statement::Select).await?;
         let order = reader.row_order(table, CreatedAt::First).await?;
         if order.is_empty() {
             return Err(ReplayError::NoKey(table.clone()));
@@ -645,37 +645,38 @@ impl<'s> Plan<'s> {
         all.join(" AND ")
     }
 
-    /// ` FROM` and ` WHERE` of the rows that are to be sent.
-    fn from(&self) -> String {
+    /// ` WHERE` of the rows that are to be sent.
+    fn filter(&self) -> String {
         match self.condition().as_str() {
-            "" => format!(" FROM {}", self.table.quoted()),
-            condition => format!(" FROM {} WHERE {condition}", self.table.quoted()),
+            "" => String::new(),
+            condition => format!(" WHERE {condition}"),
         }
     }
 
     async fn count(&self) -> Result<u64, ReplayError> {
-        let sql = format!("SELECT count(*){}", self.from());
-        let row = self.reader.client().query_one(&sql, &[]).await;
-        let row = row.map_err(|error| {
-            ReplayError::wrong("which rows", self.reader.denied_select(error, self.table))
-        })?;
-        let count: i64 = row.try_get(0).map_err(CatalogError::from)?;
-        Ok(count.unsigned_abs())
+        let filter = self.filter();
+        let row = self
+            .reader
+            .select_first("count(*)", self.table, &filter)
+            .await
+            .map_err(|error| ReplayError::wrong("which rows", error))?;
+        let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
+        Ok(count.ok_or_else(|| CatalogError::Unexpected("count(*)".to_owned()))?)
     }
 
     /// The key of the last row.
     async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
-        let sql = format!(
-            "SELECT {}{} ORDER BY {} LIMIT 1",
-            self.order.texts(),
-            self.from(),
+        let rest = format!(
+            "{} ORDER BY {} LIMIT 1",
+            self.filter(),
             self.order.sql(" DESC")
         );
-        let row = self.reader.client().query_opt(&sql, &[]).await;
-        let Some(row) = row.map_err(CatalogError::from)? else {
-            return Ok(None);
-        };
-        Ok(Some(texts(&row)?))
+        let columns = self.order.selected();
+        let row = self
+            .reader
+            .select_first(&columns, self.table, &rest)
+            .await?;
+        Ok(row.map(|row| texts(&row)).transpose()?)
     }
 
     /// Sends the rows, at most `rate` of them a second, until all are in Kafka or `stop` says true.
@@ -814,10 +815,13 @@ fn quoted(text: &str) -> String {
 }
 
 /// The columns of a row, which are texts.
-fn texts(row: &crate::postgres::sql::Row) -> Result<Vec<String>, CatalogError> {
-    (0..row.len())
-        .map(|index| Ok(row.try_get(index)?))
-        .collect()
+/// The values of a key, whose columns are not null.
+fn texts(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
+    let value = |index| {
+        let value = row.get(index).map(str::to_owned);
+        value.ok_or_else(|| CatalogError::Unexpected("null in a primary key".to_owned()))
+    };
+    (0..row.len()).map(value).collect()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::Retention;
 use crate::postgres::catalog::slot_state::Moved;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement, examine_sql};
 use crate::postgres::sql::{Client, escape_identifier, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -52,9 +52,8 @@ const POLL: Duration = Duration::from_millis(200);
 /// pass that is over.
 const CLAIM: Duration = Duration::from_secs(2);
 
-const BEGIN: &str = "BEGIN; ";
-
-const CONCURRENTLY: &str = " CONCURRENTLY";
+/// What is examined has to be seen as it is when the lock is granted, and not as it was when the transaction began.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// Why a table can't be kept as wished.
 #[derive(Debug, thiserror::Error)]
@@ -163,9 +162,21 @@ pub(crate) enum RetentionError {
     /// The slot does not say what is delivered.
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
-    /// Somebody else does the same.
+    /// Another Walpost has the claim.
     #[error("another Walpost is maintaining table {0}; nothing was done")]
     Claimed(TableName),
+    /// A role that may not maintain the table has the claim, which is an advisory lock.
+    #[error(
+        "table {table} is not maintained: PID {pid} of role {role}, which lacks the rights of the owner of the table, holds the \
+         advisory lock that Walpost takes for that. End it: SELECT pg_terminate_backend({pid})"
+    )]
+    ClaimedByOther {
+        table: TableName,
+        /// The role of the session.
+        role: String,
+        /// The server process of the session.
+        pid: i32,
+    },
 }
 
 /// What a pass has come to.
@@ -263,22 +274,16 @@ async fn pass_of_table(
         report.troubles.push(trouble);
         return Ok(report);
     }
-    let statement = match maintained.partitioning {
-        Some(_) => Statement::Select,
-        None => Statement::Delete,
-    };
-    match catalog.examine_table(table, statement).await {
-        Ok(()) => {}
-        Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
-            report.troubles.push(error.into());
-            return Ok(report);
-        }
-        Err(error) => return Err(error),
+    if let Some(refused) = refused(catalog, &maintained).await? {
+        report.troubles.push(refused);
+        return Ok(report);
     }
     let until = Instant::now() + CLAIM;
     while !dry_run && !look::claim(client, &maintained).await? {
         if Instant::now() >= until {
-            report.troubles.push(RetentionError::Claimed(table.clone()));
+            report
+                .troubles
+                .push(look::claimed(client, &maintained).await?);
             return Ok(report);
         }
         tokio::time::sleep(POLL).await;
@@ -308,6 +313,28 @@ async fn pass_of_table(
     Ok(report)
 }
 
+/// Why the table may not be touched, if it may not. Each transaction of a pass finds that out again; this is for a dry run, and
+/// for a pass that finds nothing to do.
+async fn refused(
+    catalog: &Catalog,
+    maintained: &Maintained,
+) -> Result<Option<RetentionError>, CatalogError> {
+    let client = catalog.client();
+    client.batch_execute(BEGIN).await?;
+    let examined = catalog
+        .lock_and_examine(&maintained.name, maintained.statement())
+        .await;
+    client.batch_execute("ROLLBACK").await?;
+    match examined {
+        Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
+            Ok(Some(error.into()))
+        }
+        // A pass tries again until the lock is available.
+        Err(CatalogError::Server(error)) if is_busy(&error.code) => Ok(None),
+        examined => examined.map(|()| None),
+    }
+}
+
 /// Tables that were partitions of this one and are not dropped yet, or are being detached: a query of
 /// the table has no rows of theirs.
 ///
@@ -325,6 +352,14 @@ pub(crate) async fn taken_off(
 }
 
 impl Maintained {
+    /// What is done with its rows.
+    fn statement(&self) -> Statement {
+        match self.partitioning {
+            Some(_) => Statement::Select,
+            None => Statement::Delete,
+        }
+    }
+
     /// What keeps us from making or dropping any partition.
     fn trouble(&self, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
@@ -538,20 +573,19 @@ impl Pass<'_> {
         if matches!(step, Step::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
-        match self.attempt(&sql).await? {
+        match self.attempt(&bounded(&sql)).await? {
             None => {
+                self.commit().await?;
                 self.report.done.extend(done);
                 Ok(true)
             }
             Some(failed) => {
-                let is_busy = failed.is_busy();
-                let trouble = match is_busy {
+                let trouble = match is_busy(&failed.code) {
                     true => failed.busy(table),
                     false => self.trouble_of(step, failed),
                 };
                 self.report.troubles.push(trouble);
-                // The first half of it can be done: what is next is seen by another look.
-                Ok(is_busy && sql.ends_with(CONCURRENTLY))
+                Ok(false)
             }
         }
     }
@@ -564,43 +598,73 @@ impl Pass<'_> {
             "LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE",
             table.quoted()
         );
-        self.run(&table, &bounded(&lock)).await
+        self.run(&table, &lock).await
     }
 
     /// Runs statements that concern a table alone, and notes what is in their way. False if they
     /// could not be run.
     async fn run(&mut self, table: &TableName, sql: &str) -> Result<bool, CatalogError> {
-        let Some(failed) = self.attempt(sql).await? else {
-            return Ok(true);
-        };
-        self.report.troubles.push(match failed.is_busy() {
-            true => failed.busy(table),
-            false => CatalogError::from(failed.error).into(),
-        });
-        Ok(false)
+        let failed = self.attempt(&bounded(sql)).await?;
+        if failed.is_none() {
+            self.commit().await?;
+        }
+        Ok(self.report_failed(table, failed))
     }
 
-    /// Runs statements, several times where a lock is not to be had.
+    /// False if statements about this table could not be run, which is then in the report.
+    fn report_failed(&mut self, table: &TableName, failed: Option<Failed>) -> bool {
+        let Some(failed) = failed else {
+            return true;
+        };
+        self.report.troubles.push(match is_busy(&failed.code) {
+            true => failed.busy(table),
+            false => failed.error.into(),
+        });
+        false
+    }
+
+    /// Begins a transaction in which nobody else changes the table, and reports what prevents that. False if there is none.
+    async fn begin(&mut self) -> Result<bool, CatalogError> {
+        let table = self.outbox.name.clone();
+        let failed = self.attempt("").await?;
+        Ok(self.report_failed(&table, failed))
+    }
+
+    /// Ends the transaction.
+    async fn commit(&self) -> Result<(), CatalogError> {
+        Ok(self.client.batch_execute("COMMIT").await?)
+    }
+
+    /// Runs statements in a transaction, which is then open, and several times if a lock is not available.
     async fn attempt(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let Err(error) = self.client.batch_execute(sql).await else {
+            let Err(error) = self.open(sql).await else {
                 return Ok(None);
             };
-            let Some(code) = error.code().map(|code| code.code().to_owned()) else {
-                return Err(error.into());
+            let code = match &error {
+                CatalogError::Server(error) => error.code.clone(),
+                CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. } => {
+                    String::new()
+                }
+                _ => return Err(error),
             };
-            // It stands open where one of several statements failed.
-            if sql.starts_with(BEGIN) {
-                self.client.batch_execute("ROLLBACK").await?;
-            }
+            self.client.batch_execute("ROLLBACK").await?;
             let failed = Failed { code, error, tries };
-            if !failed.is_busy() || tries == TRIES || sql.ends_with(CONCURRENTLY) {
+            if !is_busy(&failed.code) || tries == TRIES {
                 return Ok(Some(failed));
             }
             tokio::time::sleep(LOCK_TIMEOUT / 2 * tries).await;
         }
+    }
+
+    async fn open(&self, sql: &str) -> Result<(), CatalogError> {
+        self.client.batch_execute(BEGIN).await?;
+        self.catalog
+            .lock_and_examine(&self.outbox.name, self.outbox.statement())
+            .await?;
+        Ok(self.client.batch_execute(sql).await?)
     }
 
     fn trouble_of(&self, step: &Step, failed: Failed) -> RetentionError {
@@ -613,7 +677,7 @@ impl Pass<'_> {
             },
             // duplicate_table
             (Step::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
-            _ => CatalogError::from(failed.error).into(),
+            _ => failed.error.into(),
         }
     }
 
@@ -629,31 +693,24 @@ impl Pass<'_> {
         };
         let bound = |time: jiff::Timestamp| escape_literal(&time.to_string());
         let (from, to) = (bound(range.lower), bound(range.upper));
-        bounded(&format!(
+        format!(
             "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
              INCLUDING STORAGE); {owner}\
              ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})"
-        ))
+        )
     }
 
+    /// CONCURRENTLY would let writers through while it waits for its lock, but cannot be part of the transaction that examines the
+    /// table, and PostgreSQL refuses it if there is a default partition. Under the lock that it takes instead, no transaction has
+    /// rows in the partition that are not committed yet, so the mark can be set at once.
     fn detach_sql(&self, partition: &Partition) -> String {
         let Partition { name, comment, .. } = partition;
-        let detach = format!(
-            "ALTER TABLE {} DETACH PARTITION {}",
+        format!(
+            "ALTER TABLE {} DETACH PARTITION {}; {}",
             self.outbox.name.quoted(),
-            name.quoted()
-        );
-        match self.outbox.default {
-            // Writers don't wait for it at all; it can't be part of a transaction, so the mark comes
-            // after it.
-            None => format!("{detach}{CONCURRENTLY}"),
-            // The server refuses that beside a default partition. Under this lock nobody has anything
-            // in the partition that is not committed yet.
-            Some(_) => bounded(&format!(
-                "{detach}; {}",
-                self.mark_sql(name, comment.as_deref(), MarkKind::Detached)
-            )),
-        }
+            name.quoted(),
+            self.mark_sql(name, comment.as_deref(), MarkKind::Detached)
+        )
     }
 
     /// Replaces our line of the comment.
@@ -674,41 +731,38 @@ fn drop_sql(table: &Detached) -> String {
     let Detached {
         oid, name, comment, ..
     } = table;
-    let name = name.quoted();
     let comment = escape_literal(comment.as_deref().unwrap_or_default());
     let block = format!(
         "BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE oid = {oid} AND oid = {}::regclass AND NOT relispartition \
          AND obj_description(oid, 'pg_class') = {comment}) THEN \
          RAISE EXCEPTION 'it has changed, and is not dropped' USING ERRCODE = 'object_not_in_prerequisite_state'; \
          END IF; END",
-        escape_literal(&name)
+        escape_literal(&name.quoted())
     );
     let block = escape_literal(&block);
+    // The lock on the outbox does not keep the schema of a table that is not a partition of it any more.
     format!(
-        "{BEGIN}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}; COMMIT"
+        "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
+        examine_sql(name, Statement::Select),
+        name = name.quoted(),
     )
 }
 
-/// A transaction whose statements may not take longer than a lock may: writers wait behind it.
+/// Statements that may not take longer than a lock may: writers wait until they end.
 fn bounded(statements: &str) -> String {
     let limit = LOCK_TIMEOUT.as_millis();
-    format!("{BEGIN}SET LOCAL statement_timeout = {limit}; {statements}; COMMIT")
+    format!("SET LOCAL statement_timeout = {limit}; {statements}")
 }
 
 /// Why statements could not be run.
 struct Failed {
     /// SQLSTATE
     code: String,
-    error: crate::postgres::sql::Error,
+    error: CatalogError,
     tries: u32,
 }
 
 impl Failed {
-    /// lock_not_available, query_canceled (the statement took too long), deadlock_detected
-    fn is_busy(&self) -> bool {
-        matches!(self.code.as_str(), "55P03" | "57014" | "40P01")
-    }
-
     fn busy(&self, table: &TableName) -> RetentionError {
         RetentionError::Busy {
             table: table.clone(),
@@ -716,4 +770,9 @@ impl Failed {
             tries: self.tries,
         }
     }
+}
+
+/// lock_not_available, query_canceled (the statement took too long), deadlock_detected
+fn is_busy(code: &str) -> bool {
+    matches!(code, "55P03" | "57014" | "40P01")
 }

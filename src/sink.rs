@@ -32,14 +32,15 @@ pub trait Sink {
     /// with [`Produced::NewTopic`] needs none. `ahead` tells which topics records are likely to come for next, for a sink
     /// that can prepare many at once.
     fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
-        Box::pin(std::future::ready(Ok(1)))
+        Box::pin(std::future::ready(Ok(Prepared::Usable { partitions: 1 })))
     }
 
-    /// The preparation of `topic` has succeeded: it has so many partitions.
+    /// The preparation of `topic` has ended. For a topic that is unusable, [`Sink::produce`] returns the error from now
+    /// on, until the sink looks the topic up again.
     ///
     /// # Errors
     /// The sink can't use it all the same.
-    fn prepared(&mut self, _topic: &str, _partitions: usize) -> Result<(), SinkError> {
+    fn prepared(&mut self, _topic: &str, _prepared: Prepared) -> Result<(), SinkError> {
         Ok(())
     }
 
@@ -91,8 +92,18 @@ pub(crate) fn no_transactions() -> SinkError {
 /// Resolves when somebody answers.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Resolves when the topic is there, with its number of partitions.
-pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<usize, SinkError>> + Send>>;
+/// Resolves when it is certain whether the topic can be used.
+pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<Prepared, SinkError>> + Send>>;
+
+/// The result of [`Sink::prepare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// The topic exists.
+    Usable { partitions: usize },
+    /// Records cannot be sent to the topic, and the settings turn such events into dead letters. Where they do not, the
+    /// preparation ends with an error instead.
+    Unusable,
+}
 
 /// What came of [`Sink::produce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -236,8 +236,8 @@ fn produced(stream: &Stream) {
         .build()
         .unwrap();
     runtime.block_on(async {
-        sink.prepare(TOPIC, Vec::new).await.unwrap();
-        sink.prepared(TOPIC, 1).unwrap();
+        let prepared = sink.prepare(TOPIC, Vec::new).await.unwrap();
+        sink.prepared(TOPIC, prepared).unwrap();
         let mut bodies = stream.bodies();
         let warm_up = bodies.by_ref().take(stream.len() / 3);
         produce(&mut core, &mut sink, warm_up).await;

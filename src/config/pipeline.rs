@@ -10,9 +10,10 @@ use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
 use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
 use super::{Env, Given};
-use super::{kafka, records, target};
+use super::{kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
 use crate::kafka::settings::CheckpointSettings;
+use crate::outbox::reserved_topics::{DEFAULT_CHECKPOINT_TOPIC, ReservedTopics};
 use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::Topic;
 use crate::pipeline::settings::{
@@ -96,7 +97,7 @@ pub(super) fn settings(
         SinkName::Stdout => SinkSettings::Stdout,
         SinkName::Kafka => kafka::sink(&reader, &file, path, kafka_of_file, from_env, given)?,
     };
-    Ok(PipelineSettings {
+    let mut settings = PipelineSettings {
         name,
         postgres,
         target,
@@ -112,7 +113,12 @@ pub(super) fn settings(
         drain_timeout: drain_timeout.unwrap_or(Duration::from_secs(30)),
         retention,
         wal_budget,
-    })
+    };
+    let own = settings.own_topics();
+    let own = ReservedTopics::new(own.map(|(topic, usage)| (topic.to_owned(), usage)));
+    settings.outbox.reserved_topics = own;
+    reserved::refuse_fixed(&reader, &settings.outbox)?;
+    Ok(settings)
 }
 
 fn retention(
@@ -190,7 +196,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     }
     let topic = checkpoint
         .topic
-        .unwrap_or_else(|| "walpost-checkpoints".to_owned());
+        .unwrap_or_else(|| DEFAULT_CHECKPOINT_TOPIC.to_owned());
     legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
     let replication = checkpoint.replication.unwrap_or(-1);
     if replication == 0 || replication < -1 {

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
 
 use super::Env;
+use super::row_values::{self, Place};
 use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, duration};
 use crate::kafka::properties::is_secret;
 use crate::postgres::connect::conninfo::Conninfo;
@@ -21,14 +21,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 const EVERY_MIN: Duration = Duration::from_secs(1);
 
-/// Keys whose braces hold columns of the outbox.
-const OF_RECORDS: [&str; 3] = ["headers", "key", "topic"];
 /// A regular expression has braces of its own.
 const ROUTE: &str = "route";
 /// Keys whose value is run: nobody who may write a row is to have a say in that.
 const PROGRAMS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
-/// What begins the name of a column of the query where braces hold others too.
-const PREFIX: &str = "source.";
 
 /// A `[[fleet.source]]` with a query.
 #[derive(Clone)]
@@ -127,7 +123,7 @@ impl QuerySource {
     /// What messages call a row.
     pub(super) fn row_name(&self, row: &TextRow) -> String {
         let template = self.template.get("name").and_then(Value::as_str);
-        match template.map(|template| filled("name", template, row)) {
+        match template.map(|template| Place::new("name").filled(template, row)) {
             Some(Ok(name)) => format!("row of pipeline {name:?}"),
             _ => "a row".to_owned(),
         }
@@ -141,128 +137,18 @@ impl QuerySource {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
             if key != ROUTE && !PROGRAMS.contains(&key.as_str()) {
-                fill(key, value, &|text| filled(key, text, row))?;
+                row_values::fill(key, value, row)?;
             }
         }
         Ok(table)
     }
 }
 
-/// Fills the texts in a value.
-fn fill(
-    key: &str,
-    value: &mut Value,
-    filled: &dyn Fn(&str) -> Result<String, String>,
-) -> Result<(), String> {
-    match value {
-        Value::String(text) => {
-            *text = filled(text).map_err(|reason| format!("template: {key}: {reason}"))?;
-        }
-        Value::Array(values) => {
-            for value in values {
-                fill(key, value, filled)?;
-            }
-        }
-        Value::Table(table) => {
-            for (_, value) in table {
-                fill(key, value, filled)?;
-            }
-        }
-        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) => {}
-    }
-    Ok(())
-}
-
-/// The text of a key of the template, with the values of the row.
-fn filled(key: &str, text: &str, row: &TextRow) -> Result<String, String> {
-    if OF_RECORDS.contains(&key) {
-        return filled_beside_others(text, row);
-    }
-    if key != "postgres" {
-        return with_values(text, &|name| Ok(value(name, row)?.to_owned()));
-    }
-    let whole = text.strip_prefix('{').and_then(|of| of.strip_suffix('}'));
-    if let Some(name) = whole.filter(|name| !name.contains(['{', '}'])) {
-        return Ok(value(name, row)?.to_owned());
-    }
-    // Whoever writes a row says which server and database, and nothing else of the connection.
-    let is_url = ["postgres://", "postgresql://"];
-    if !is_url.iter().any(|scheme| text.starts_with(scheme)) && text.contains('{') {
-        return Err(
-            "values are filled into a URL, like \"postgresql://walpost@{host}/{dbname}\", or one is the whole text: \"{url}\""
-                .to_owned(),
-        );
-    }
-    with_values(text, &|name| {
-        Ok(utf8_percent_encode(value(name, row)?, NON_ALPHANUMERIC).to_string())
-    })
-}
-
-/// `{name}` is replaced by what `value` has for it; `{{` and `}}` stand for the braces themselves.
-fn with_values(
-    text: &str,
-    value: &dyn Fn(&str) -> Result<String, String>,
-) -> Result<String, String> {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(['{', '}']) {
-        let (before, brace) = rest.split_at(at);
-        filled.push_str(before);
-        let doubled = ["{{", "}}"].iter().find(|two| brace.starts_with(**two));
-        if let Some(two) = doubled {
-            filled.push_str(&two[..1]);
-            rest = &brace[2..];
-            continue;
-        }
-        let (name, after) = brace[1..]
-            .split_once('}')
-            .filter(|(name, _)| brace.starts_with('{') && !name.contains('{'))
-            .ok_or("a brace without the other one; write {{ or }} for the character itself")?;
-        filled.push_str(&value(name)?);
-        rest = after;
-    }
-    filled.push_str(rest);
-    Ok(filled)
-}
-
-/// `{source.name}` is replaced; all else in braces is for the records.
-fn filled_beside_others(text: &str, row: &TextRow) -> Result<String, String> {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("{source.") {
-        let (before, brace) = rest.split_at(at);
-        filled.push_str(before);
-        let (name, after) = brace[1..]
-            .split_once('}')
-            .ok_or("{source. without the other brace")?;
-        // What comes of it has braces of its own.
-        filled.push_str(&value(name, row)?.replace('{', "{{").replace('}', "}}"));
-        rest = after;
-    }
-    filled.push_str(rest);
-    Ok(filled)
-}
-
-/// The value of the column, which may be called `source.NAME` too.
-fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
-    let column = name.strip_prefix(PREFIX).unwrap_or(name);
-    match row.get(column) {
-        Some(Some(value)) => Ok(value),
-        Some(None) => Err(format!("column {column} is NULL")),
-        None => {
-            let names: Vec<_> = row.keys().map(String::as_str).collect();
-            Err(format!(
-                "the query has no column {column}; it has {}",
-                names.join(", ")
-            ))
-        }
-    }
-}
-
 /// What any row would make of the template.
 ///
 /// # Errors
-/// All pipelines would have one name; or a program has a place for a value. The message says what can be done.
+/// All pipelines would have one name; or there is a place for a value where no row may supply one. The message says what can be
+/// done.
 pub(super) fn check_template(template: &Table) -> Result<(), String> {
     if !template.contains_key("name") {
         return Err(
@@ -280,7 +166,7 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
             ));
         }
     }
-    Ok(())
+    row_values::check(template)
 }
 
 /// The row that each pipeline was found by, as of the last answer.
@@ -373,6 +259,128 @@ mod tests {
         assert_eq!(postgres("{url}"), Ok("host=h dbname=d".to_owned()));
         let error = postgres("host=h dbname={dbname}").expect_err("no URL");
         assert!(error.contains("filled into a URL"), "{error}");
+    }
+
+    #[test]
+    fn refuses_values_that_do_not_fit_their_place() {
+        let refused = |template: &str, value: &str| {
+            let row = row(&[("v", Some(value)), ("name", Some("a"))]);
+            let template = template.replace('\'', "\"");
+            match filled(&template, &row) {
+                Ok(table) => panic!("{template} with {value:?}: {table}"),
+                Err(error) => error,
+            }
+        };
+        for (template, values) in [
+            (
+                "postgres = 'postgresql://u@{v}/d'",
+                &["/tmp", "@a", "a,b", "a:1", "%2Ftmp", "a?b", "a#b", ""][..],
+            ),
+            ("postgres = 'postgresql://u@[{v}]/d'", &["/tmp", "::1]"]),
+            (
+                "postgres = 'postgresql://u@/d?host={v}'",
+                &["/tmp", "@a", "a&sslmode=disable"],
+            ),
+            (
+                "postgres = 'postgresql://u@/d?host=/run/{v}'",
+                &["..", "a/b", ""],
+            ),
+            (
+                "postgres = 'postgresql://u@h/d?hostaddr={v}'",
+                &["a", "/tmp"],
+            ),
+            ("postgres = 'postgresql://u@h:{v}/d'", &["", "0", "1,2"]),
+            ("postgres = 'postgresql://{v}@h/d'", &["", "a\0b"]),
+            ("postgres = 'postgresql://u:{v}@h/d'", &[""]),
+            ("postgres = 'postgresql://u@h/{v}'", &[""]),
+            (
+                "postgres = '{v}'",
+                &["host=/tmp", "service=x", "host=h passfile=/x"],
+            ),
+            (
+                "tables = ['{v}.outbox']",
+                &["*", "a?", "a.b", "a\"b", "a b", ""],
+            ),
+            ("tables = ['\\'{v}\\'.outbox']", &["a\"b", ""]),
+            ("tables = ['{v}']", &["a.*", "a.b.c", ""]),
+            ("table = '{v}.outbox'", &["other.outbox", "a\".\"b"]),
+            (
+                "topic = '{source.v}.{aggregatetype}'",
+                &["a.b", "a/b", "{id}", ""],
+            ),
+            ("topic = '{source.v}'", &["a b", ""]),
+            ("dead_letter_topic = 'dead.{v}'", &["a b", ""]),
+            ("checkpoint = { topic = '{v}' }", &["a b", ""]),
+            (
+                "kafka = { 'bootstrap.servers' = '{v}' }",
+                &["ssl://h:1", "h:1,/x", "h:x", ",", "[::1", ""],
+            ),
+            (
+                "kafka = { 'bootstrap.servers' = '{v}:9092' }",
+                &["h:1", "a,b", ""],
+            ),
+            ("kafka = { 'ssl.ca.location' = '{v}' }", &["/etc/ca"]),
+        ] {
+            for value in values {
+                let error = refused(template, value);
+                assert!(
+                    error.contains("column v") && error.starts_with("template: "),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn accepts_names_in_their_places() {
+        let row = row(&[
+            ("host", Some("db-1.example.com")),
+            ("v6", Some("::1")),
+            ("port", Some("5433")),
+            ("Schema", Some("Shop Nr. 1*")),
+            ("table", Some("shop.\"out*\"")),
+            ("brokers", Some("k1:9092,[::1]:9093,k3")),
+            ("topic", Some("eu.shop")),
+        ]);
+        let table = filled(
+            r#"
+            postgres = "postgresql://u@{host}:{port},[{v6}]/d?port={port}"
+            tables = ["{table}", "\"{Schema}\".outbox"]
+            topic = "{source.topic}"
+            dead_letter_topic = "{topic}.dead"
+            kafka = { "bootstrap.servers" = "{brokers}" }
+            "#,
+            &row,
+        );
+        let expected: Table = r#"
+            postgres = "postgresql://u@db%2D1%2Eexample%2Ecom:5433,[%3A%3A1]/d?port=5433"
+            tables = ["shop.\"out*\"", "\"Shop Nr. 1*\".outbox"]
+            topic = "eu.shop"
+            dead_letter_topic = "eu.shop.dead"
+            kafka = { "bootstrap.servers" = "k1:9092,[::1]:9093,k3" }
+            "#
+        .parse()
+        .expect("TOML");
+        assert_eq!(table, Ok(expected));
+    }
+
+    #[test]
+    fn refuses_templates_with_values_where_no_row_may_supply_one() {
+        for (template, says) in [
+            ("postgres = 'postgresql://u@h/d?sslmode={x}'", "{x}"),
+            ("postgres = 'postgresql://u@h/d?options={x}'", "{x}"),
+            ("postgres = 'postgresql://u@h/d?passfile=/home/{x}'", "{x}"),
+            ("postgres = 'postgresql://u@h/d?{x}=y'", "{x}"),
+            ("postgres = 'host={x} user=u'", "filled into a URL"),
+            (
+                "kafka = { 'security.protocol' = '{x}' }",
+                "security.protocol",
+            ),
+        ] {
+            let text = format!("name = '{{x}}'\n{template}");
+            let error = check_template(&text.parse().expect("TOML")).expect_err(template);
+            assert!(error.contains(says), "{error}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::error::ConfigError;
 use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
 use super::reader::Reader;
 use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::reserved_topics::ReservedTopics;
 use crate::outbox::settings::{
     DebeziumHeaders, Expansion, Format, HeadersColumn, OutboxSettings, Route, Topic, Untyped,
 };
@@ -65,6 +66,8 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
+        // The pipeline's own and those of others follow when they are known.
+        reserved_topics: ReservedTopics::default(),
     })
 }
 

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::outbox::reserved_topics::TopicUse;
 use crate::outbox::settings::{
     EmptyPayload, Expansion, Format, HeaderFormat, HeadersColumn, NullPayload, OutboxSettings,
     Untyped,
@@ -312,6 +313,53 @@ fn dead_letters_have_a_topic_of_their_own() {
     assert!(!halts.are_sent());
     let as_messages = letters(&format!("outbox = \"messages\"\n{unroutable}"));
     assert_eq!(as_messages.unroutable, Undeliverable::DeadLetter);
+}
+
+#[test]
+fn fixed_topic_that_is_reserved_is_refused() {
+    let refused = |lines: &str, words: &[&str]| {
+        let text = error(&format!("{MINIMAL}\n{lines}"));
+        for word in words {
+            assert!(text.contains(word), "{word:?} in {text:?}");
+        }
+    };
+    for (name, usage) in [
+        ("walpost-checkpoints", "for checkpoints"),
+        ("walpost-dead-letters", "for dead letters"),
+        ("__consumer_offsets", "for Kafka's internal topics"),
+    ] {
+        let line = format!("topic = \"{name}\"");
+        refused(&line, &["topic: topic \"", name, usage, "name another"]);
+    }
+    refused(
+        "topic = \"c\"\ndelivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }",
+        &["topic \"c\" is reserved for checkpoints"],
+    );
+    let other = "\n[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n";
+    refused(
+        &format!("topic = \"d\"{other}on_oversize = \"dead-letter\"\ndead_letter_topic = \"d\""),
+        &["topic \"d\" is reserved for dead letters"],
+    );
+}
+
+#[test]
+fn topics_of_all_pipelines_of_the_file_are_reserved_in_each() {
+    let other = "[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n\
+                 delivery = \"exactly-once\"\ncheckpoint = { topic = \"of-b\" }\n";
+    let text = format!("{MINIMAL}\nname = \"a\"\ntopic = \"{{aggregatetype}}\"\n{other}");
+    let load = |pipeline: &[&str]| {
+        let connection = ConnectionArgs {
+            pipeline: pipeline.iter().map(|&name| name.to_owned()).collect(),
+            ..ConnectionArgs::default()
+        };
+        let found = load_text(&text, connection, &RecordArgs::default(), &[]);
+        found.expect("loads").remove(0).outbox.reserved_topics
+    };
+    // Another process may run the other one.
+    for asked in [&[][..], &["a"]] {
+        assert_eq!(load(asked).find("of-b"), Some(TopicUse::Checkpoints));
+        assert_eq!(load(asked).find("of-a"), None);
+    }
 }
 
 #[test]

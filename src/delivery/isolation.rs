@@ -65,9 +65,10 @@ impl Isolation {
         let Some(record) = &failure.refused else {
             return false;
         };
+        // A smaller dead letter in the place of one that was refused is another record.
         let known = |known: &RefusedRecord| {
-            let is_same = known.at == record.at || known.content == record.content;
-            is_same && known.is_at(record.at) && known.topic == record.topic
+            let is_same = known.content == record.content && known.topic == record.topic;
+            is_same && known.is_at(record.at)
         };
         if self.batching.refused.iter().any(known) {
             return false;
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
     use crate::delivery::failure::content;
     use crate::outbox::Record;
-    use crate::outbox::dead_letter::{Remains, Writer};
+    use crate::outbox::dead_letter::{Extent, Remains, Writer};
     use crate::outbox::headers::POSITION_HEADER;
 
     fn at(index: u64) -> Position {
@@ -184,7 +185,7 @@ mod tests {
         let mut writer = Writer::default();
         let mut is = |topic, index, payload: &[u8]| {
             let mark = (POSITION_HEADER, &at(index).text()[..]);
-            let letter = writer.write(topic, Remains::Unread(0), mark, &[], true);
+            let letter = writer.write(topic, Remains::Unread(0), mark, &[], Extent::Whole);
             refused.is(&Record {
                 key: Some(b"key"),
                 payload: Some(payload),
@@ -237,7 +238,7 @@ mod tests {
                 index: 8,
             };
             let mark = (POSITION_HEADER, &at.text()[..]);
-            let letter = writer.write("t", Remains::Unread(0), mark, &[], true);
+            let letter = writer.write("t", Remains::Unread(0), mark, &[], Extent::Whole);
             isolation.batching().refused[0].is(&Record {
                 key: Some(b"key"),
                 payload: Some(payload),

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::model::lifecycle::{ErrorKind, Failure, Outage, SnapshotStage, State};
+use crate::model::lifecycle::{ErrorKind, Failure, LeftOut, Outage, SnapshotStage, State};
 use crate::model::statistics::Statistics;
 use crate::model::time::unix_micros;
 use crate::model::vitals::Vitals;
@@ -21,6 +21,7 @@ pub(crate) struct Lifecycle {
     pub(crate) database: Option<(Vitals, u64)>,
     pub(crate) statistics: Option<Statistics>,
     pub(crate) kafka_down: Option<String>,
+    pub(crate) left_out: Option<LeftOut>,
     pub(crate) snapshot: Option<SnapshotStage>,
 }
 
@@ -40,6 +41,8 @@ pub struct LifecycleSnapshot {
     pub statistics: Option<Statistics>,
     /// Why no broker can be reached.
     pub kafka_down: Option<String>,
+    /// What the publication leaves out.
+    pub left_out: Option<LeftOut>,
     /// The snapshot, where one was made in this process's life.
     pub snapshot: Option<SnapshotStage>,
 }

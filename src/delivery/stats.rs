@@ -21,7 +21,7 @@ use crate::model::window::Window;
 
 pub(crate) use super::lifecycle::LifecycleSnapshot;
 use crate::model::lifecycle::{
-    ErrorKind, Failure, KAFKA_DOWN_REMEDY, SnapshotPhase, SnapshotStage, State,
+    ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, SnapshotPhase, SnapshotStage, State,
 };
 use crate::model::time::unix_micros;
 
@@ -376,6 +376,17 @@ impl PipelineStats {
         lifecycle.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
     }
 
+    /// Records what the publication leaves out, with the command that changes that; None if it leaves nothing out.
+    pub fn record_left_out(&self, found: Option<(String, String)>) {
+        let mut lifecycle = self.lifecycle();
+        let since = lifecycle.left_out.as_ref().map(|left| left.since_micros);
+        lifecycle.left_out = found.map(|(what, remedy)| LeftOut {
+            since_micros: since.unwrap_or_else(unix_micros),
+            what,
+            remedy,
+        });
+    }
+
     /// The database was asked how it is.
     pub fn database_says(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
@@ -507,6 +518,7 @@ impl PipelineStats {
             database: lifecycle.database.clone(),
             statistics: lifecycle.statistics,
             kafka_down: lifecycle.kafka_down.clone(),
+            left_out: lifecycle.left_out.clone(),
             snapshot: lifecycle.snapshot,
         }
     }

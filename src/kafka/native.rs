@@ -19,14 +19,19 @@ use rdkafka::bindings::{
     rd_kafka_AdminOptions_set_request_timeout, rd_kafka_ConfigEntry_name,
     rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs, rd_kafka_ConfigResource_destroy,
     rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new, rd_kafka_ConfigResource_t,
-    rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources,
-    rd_kafka_ResourceType_t as ResourceType, rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add,
-    rd_kafka_brokers_learned_ids, rd_kafka_event_DescribeConfigs_result, rd_kafka_event_destroy,
-    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets,
-    rd_kafka_header_add, rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t,
-    rd_kafka_last_error, rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy,
-    rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
-    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources, rd_kafka_DescribeTopics,
+    rd_kafka_DescribeTopics_result_topics, rd_kafka_ResourceType_t as ResourceType,
+    rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
+    rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
+    rd_kafka_TopicDescription_partitions, rd_kafka_TopicDescription_t,
+    rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add, rd_kafka_brokers_learned_ids,
+    rd_kafka_error_code, rd_kafka_event_DescribeConfigs_result,
+    rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
+    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
+    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
+    rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev,
+    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy,
+    rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -232,13 +237,45 @@ pub(super) fn topic_settings<C: ClientContext, const N: usize>(
         event
     };
     let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
-    SettingsEvent(event).settings(settings)
+    AdminEvent(event).settings(settings)
 }
 
-/// The answer to a question for settings.
-struct SettingsEvent(NonNull<rd_kafka_event_t>);
+/// The response to an admin request.
+struct AdminEvent(NonNull<rd_kafka_event_t>);
 
-impl SettingsEvent {
+impl AdminEvent {
+    fn descriptions(&self) -> Result<Vec<(String, Description)>, RDKafkaErrorCode> {
+        let event = self.0.as_ptr();
+        let mut found = Vec::new();
+        // SAFETY: the event is valid, and all that is read has its length from librdkafka and lives as long.
+        unsafe {
+            result(rd_kafka_event_error(event))?;
+            let response = rd_kafka_event_DescribeTopics_result(event);
+            let mut count = 0;
+            let topics = rd_kafka_DescribeTopics_result_topics(response, &raw mut count);
+            for &topic in array(topics, count) {
+                let topic: *const rd_kafka_TopicDescription_t = topic;
+                if topic.is_null() {
+                    continue;
+                }
+                let Some(name) = text(rd_kafka_TopicDescription_name(topic)) else {
+                    continue;
+                };
+                let error = rd_kafka_TopicDescription_error(topic);
+                let code = match error.is_null() {
+                    true => Ok(()),
+                    false => result(rd_kafka_error_code(error)),
+                };
+                let mut partitions = 0;
+                if code.is_ok() {
+                    rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
+                }
+                found.push((name, code.map(|()| partitions)));
+            }
+        }
+        Ok(found)
+    }
+
     fn settings<const N: usize>(
         &self,
         names: [&str; N],
@@ -271,11 +308,52 @@ impl SettingsEvent {
     }
 }
 
-impl Drop for SettingsEvent {
+impl Drop for AdminEvent {
     fn drop(&mut self) {
         // SAFETY: the event is this one's own.
         unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
     }
+}
+
+/// The number of partitions of a topic, or the error that a broker returned for it.
+pub(super) type Description = Result<usize, RDKafkaErrorCode>;
+
+/// Queries the metadata of several topics with one request. No topic is created, and `client` keeps no record of the
+/// names, unlike with a metadata request for a topic, which adds each name to the client until it is destroyed. Topics
+/// missing from the response are missing from the result. Blocks.
+///
+/// # Errors
+/// No broker responded within that time, or the response was an error for all topics.
+pub(super) fn describe_topics<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[String],
+    within: Duration,
+) -> Result<Vec<(String, Description)>, RDKafkaErrorCode> {
+    let names: Result<Vec<_>, _> = topics
+        .iter()
+        .map(|topic| CString::new(topic.as_str()))
+        .collect();
+    let names = names.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
+    let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
+    // SAFETY: the client outlives the call. The names are copied into the collection, collection and options into the
+    // request, and the queue is destroyed after the wait: a later response is discarded.
+    let event = unsafe {
+        let native = client.native_ptr();
+        let collection =
+            rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+        let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
+        rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
+        let queue = rd_kafka_queue_new(native);
+        rd_kafka_DescribeTopics(native, collection, options, queue);
+        rd_kafka_AdminOptions_destroy(options);
+        rd_kafka_TopicCollection_destroy(collection);
+        let event = rd_kafka_queue_poll(queue, millis);
+        rd_kafka_queue_destroy(queue);
+        event
+    };
+    let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
+    AdminEvent(event).descriptions()
 }
 
 /// A list of librdkafka's, which has no address where it is empty.

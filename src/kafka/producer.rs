@@ -22,8 +22,10 @@ use super::properties::{
     leaves_linger,
 };
 use super::settings::ProducerSettings;
+use super::topic_lookup::TopicLookup;
 use super::topics::{CreateTopics, Topics, Wanted};
 use super::transaction::{self, Checkpoints};
+use super::unusable::UnusableTopics;
 use crate::delivery::checkpoint::Checkpoint;
 use crate::delivery::failure::RefusedRecord;
 use crate::delivery::isolation::Batching;
@@ -32,7 +34,7 @@ use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::outbox::Record;
 use crate::sink::{
-    Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions,
+    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver, no_transactions,
 };
 
 /// Kafka as a [`Sink`].
@@ -63,6 +65,8 @@ pub struct KafkaSink {
     reads: u64,
     /// Records that must not be produced: the brokers do not take them.
     refused: Vec<RefusedRecord>,
+    /// None if an event whose topic cannot be used is an error.
+    unusable: Option<Arc<UnusableTopics>>,
 }
 
 /// What exactly-once needs beside a producer.
@@ -194,6 +198,10 @@ impl KafkaSink {
         }
         let mut sink = Self::of(&settings, deliveries)?;
         sink.refused.clone_from(&batching.refused);
+        sink.unusable = settings
+            .dead_letter_topic
+            .as_ref()
+            .map(|topic| Arc::new(UnusableTopics::new(topic)));
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
         // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
@@ -242,6 +250,7 @@ impl KafkaSink {
             brokers,
             reads: 0,
             refused: Vec::new(),
+            unusable: None,
         })
     }
 
@@ -269,6 +278,7 @@ impl KafkaSink {
         fit.transactions = self.transactions.take();
         fit.reads = self.reads;
         fit.refused = std::mem::take(&mut self.refused);
+        fit.unusable = self.unusable.take();
         *self = fit;
         info!(
             pipeline = self.producer.context().pipeline(),
@@ -287,7 +297,12 @@ impl Drop for KafkaSink {
 impl Sink for KafkaSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
         let Some(known) = self.known.get_mut(record.topic) else {
-            return Ok(Produced::NewTopic);
+            let unusable = self.unusable.as_ref();
+            let reason = unusable.and_then(|topics| topics.reason(record.topic, Instant::now()));
+            return match reason {
+                Some(reason) => Err(self.topics.unusable_error(record.topic, reason)),
+                None => Ok(Produced::NewTopic),
+            };
         };
         if !self.refused.is_empty()
             && let Some(refused) = self.refused.iter().find(|refused| refused.is(record))
@@ -339,8 +354,11 @@ impl Sink for KafkaSink {
 
     fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         let wanted = self.known.get(topic).and_then(Known::wanted);
+        let unusable = self.unusable.as_ref();
+        let unusable = unusable.filter(|unusable| wanted.is_none() && unusable.applies_to(topic));
+        let unusable = unusable.map(Arc::clone);
         let mut others = Vec::new();
-        if self.topics.creates() {
+        if self.topics.creates() || unusable.is_some() {
             others = ahead();
             others.retain(|other| other != topic && !self.known.contains_key(other.as_str()));
         }
@@ -349,18 +367,29 @@ impl Sink for KafkaSink {
         let (topics, limit, batch_bytes) =
             (self.topics.clone(), self.limit.clone(), self.batch_bytes);
         Box::pin(async move {
-            let partitions = topics
-                .prepare(Arc::clone(&producer), topic.clone(), wanted, others)
-                .await?;
-            limit.ask(Arc::clone(&producer), topic).await;
-            if limit.below(batch_bytes).is_some() {
-                drained(producer).await;
+            let at = Arc::clone(&producer);
+            let prepared = match unusable {
+                None => topics.prepare(at, topic.clone(), wanted, others).await,
+                Some(unusable) => {
+                    let lookup = TopicLookup::new(topics, at, unusable);
+                    lookup.prepare(topic.clone(), others).await
+                }
+            };
+            let prepared = prepared?;
+            if prepared != Prepared::Unusable {
+                limit.ask(Arc::clone(&producer), topic).await;
+                if limit.below(batch_bytes).is_some() {
+                    drained(producer).await;
+                }
             }
-            Ok(partitions)
+            Ok(prepared)
         })
     }
 
-    fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
+    fn prepared(&mut self, topic: &str, prepared: Prepared) -> Result<(), SinkError> {
+        let Prepared::Usable { partitions } = prepared else {
+            return Ok(());
+        };
         if self.fit()? {
             return Ok(());
         }
@@ -580,7 +609,8 @@ mod tests {
             begun.expect("the broker answers");
             sink.producer.begin_transaction().expect("begun");
         }
-        sink.prepared(TOPIC, 1).expect("opened");
+        let usable = Prepared::Usable { partitions: 1 };
+        sink.prepared(TOPIC, usable).expect("opened");
         watermark.begin(Lsn(1)).expect("begin");
         (cluster, sink, watermark)
     }
@@ -697,6 +727,7 @@ mod tests {
             }),
             warns_of_compaction: false,
             constant_topic: None,
+            dead_letter_topic: None,
         };
         let (_cluster, mut sink, mut watermark) = sink(|config| {
             settings.properties = [("bootstrap.servers".to_owned(), brokers(config))].into();

@@ -23,6 +23,9 @@ pub struct ProducerSettings {
     pub warns_of_compaction: bool,
     /// The topic of all records, where it is always the same.
     pub constant_topic: Option<String>,
+    /// The topic for dead letters, if an event whose topic cannot be used becomes a dead letter; otherwise such an event
+    /// is an error. The topic for dead letters itself must be usable.
+    pub dead_letter_topic: Option<String>,
 }
 
 /// Where exactly-once keeps its place.

@@ -17,8 +17,9 @@ use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::properties::{brokers, create, describe, leave_producers};
+use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
 use crate::model::time::REFUSAL_PATIENCE;
-use crate::sink::SinkError;
+use crate::sink::{Prepared, SinkError};
 
 /// How long brokers may take to create a topic, by themselves or when they are asked to.
 const CREATION: Duration = Duration::from_secs(5);
@@ -29,10 +30,10 @@ const TELL: Duration = Duration::from_secs(60);
 const RECORDS_AT_ONCE: usize = 2000;
 /// How long a broker may refuse us before it is taken at its word.
 const REFUSAL: Duration = Duration::from_secs(10);
-const METADATA: Duration = Duration::from_secs(5);
+pub(super) const METADATA: Duration = Duration::from_secs(5);
 /// Between two questions, the first time and later: a topic that was just created is mostly there at once.
-const PAUSE: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_millis(200);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// How topics that don't exist are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -136,14 +137,10 @@ impl Topics {
         topic: String,
         wanted: Option<Wanted>,
         others: Vec<String>,
-    ) -> Result<usize, SinkError> {
+    ) -> Result<Prepared, SinkError> {
         let mut absent_since = None;
         let mut missing_since = None;
-        let mut creation = Creation {
-            others,
-            asked: None,
-            told: None,
-        };
+        let mut creation = Creation::new(others);
         let mut refusals = Refusals::default();
         let mut pause = PAUSE;
         loop {
@@ -155,28 +152,23 @@ impl Topics {
                     if wanted.is_none_or(|wanted| {
                         wanted.partition < partitions || since >= wanted.within
                     }) {
-                        return Ok(partitions);
+                        return Ok(Prepared::Usable { partitions });
                     }
                 }
                 Ok(Lookup::Denied(reason)) => {
-                    let grant = Grants::of(&self.config).topic(&topic);
-                    return Err(SinkError::TopicDenied {
-                        topic,
-                        reason,
-                        grant,
-                    });
+                    return Err(self.unusable_error(&topic, Reason::Denied(reason)));
                 }
                 Ok(Lookup::Missing) => {
                     producer.client().context().answered();
                     let now = Instant::now();
                     let waited = now.duration_since(*missing_since.get_or_insert(now));
                     match self.create {
-                        Some(create) => creation.tend(&self, &topic, create, waited).await?,
+                        Some(create) => creation
+                            .tend(&self, &topic, create, waited)
+                            .await?
+                            .map_err(|reason| self.unusable_error(&topic, reason))?,
                         None if waited > CREATION => {
-                            return Err(SinkError::TopicMissing {
-                                topic,
-                                brokers: self.brokers(),
-                            });
+                            return Err(self.unusable_error(&topic, Reason::Missing));
                         }
                         None => {}
                     }
@@ -186,6 +178,37 @@ impl Topics {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// The error for a topic that cannot be used.
+    pub(super) fn unusable_error(&self, topic: &str, reason: Reason) -> SinkError {
+        let topic = topic.to_owned();
+        match reason {
+            Reason::Missing => SinkError::TopicMissing {
+                topic,
+                brokers: self.brokers(),
+            },
+            Reason::NotCreated(reason) => SinkError::TopicNotCreated {
+                topic,
+                brokers: self.brokers(),
+                reason,
+            },
+            Reason::Denied(reason) => SinkError::TopicDenied {
+                grant: Grants::of(&self.config).topic(&topic),
+                topic,
+                reason,
+            },
+            Reason::CreationDenied(reason) => SinkError::TopicDenied {
+                grant: Grants::of(&self.config).create(&topic),
+                topic,
+                reason,
+            },
+        }
+    }
+
+    /// How missing topics are created, if they are.
+    pub(super) fn create(&self) -> Option<CreateTopics> {
+        self.create
     }
 
     /// The same for a producer in the place of theirs, with another property.
@@ -233,24 +256,29 @@ impl Topics {
         }
     }
 
-    /// Makes a topic, and with the same request `others`, whatever comes of those. That another instance was
-    /// faster is no failure.
+    /// Makes a topic. That another instance was faster is no failure.
     ///
     /// # Errors
     /// The brokers do not make it, and would not later.
-    pub(super) async fn make(
+    pub(super) async fn make(&self, new: &NewTopic<'_>) -> Result<Made, SinkError> {
+        let (made, _) = self.make_several(new, &[]).await?;
+        made.map_err(|reason| self.unusable_error(new.name, reason))
+    }
+
+    /// Makes a topic, and with the same request `others`: returns the result for the topic, and those of the others that
+    /// the brokers refuse to make.
+    ///
+    /// # Errors
+    /// The request failed as a whole, and would fail later.
+    async fn make_several(
         &self,
         new: &NewTopic<'_>,
         others: &[NewTopic<'_>],
-    ) -> Result<Made, SinkError> {
+    ) -> Result<(Result<Made, Reason>, Vec<(String, Reason)>), SinkError> {
         let (topic, partitions) = (new.name, new.num_partitions);
         let failed = |code: Option<Code>, reason: String| match code {
-            Some(code) if is_of_the_moment(code) => Ok(Made::NotNow(reason)),
-            _ => Err(SinkError::TopicNotCreated {
-                topic: topic.to_owned(),
-                brokers: self.brokers(),
-                reason,
-            }),
+            Some(code) if is_of_the_moment(code) => Ok((Ok(Made::NotNow(reason)), Vec::new())),
+            _ => Err(self.unusable_error(topic, Reason::NotCreated(reason))),
         };
         let admin = match self.admin().await {
             Ok(admin) => admin,
@@ -263,31 +291,40 @@ impl Topics {
             Ok(answers) => answers,
             Err(error) => return failed(error.rdkafka_error_code(), describe(&error)),
         };
-        let mut of_topic = None;
+        // Where the answer has no result for it, another lookup shows what has become of the topic.
+        let mut of_topic = Ok(Made::Exists);
+        let mut refused = Vec::new();
         for answer in answers {
-            match &answer {
-                Ok(topic) => info!(topic, partitions, "topic created"),
-                Err((topic, reason)) => debug!(topic, %reason, "topic not created"),
-            }
-            let (Ok(name) | Err((name, _))) = &answer;
-            if name == topic {
-                of_topic = Some(answer);
+            let (name, made) = match answer {
+                Ok(name) => {
+                    info!(topic = name, partitions, "topic created");
+                    (name, Ok(Made::Created))
+                }
+                Err((name, code)) => {
+                    debug!(topic = name, reason = %code, "topic not created");
+                    (name, made_despite(code))
+                }
+            };
+            match made {
+                made if name == topic => of_topic = made,
+                Err(reason) => refused.push((name, reason)),
+                Ok(_) => {}
             }
         }
-        match of_topic {
-            Some(Ok(_)) => Ok(Made::Created),
-            // Another instance was faster.
-            None | Some(Err((_, Code::TopicAlreadyExists))) => Ok(Made::Exists),
-            Some(Err((
-                _,
-                code @ (Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed),
-            ))) => Err(SinkError::TopicDenied {
-                topic: topic.to_owned(),
-                reason: format!("it could not be created: {code}"),
-                grant: Grants::of(&self.config).create(topic),
-            }),
-            Some(Err((_, code))) => failed(Some(code), code.to_string()),
-        }
+        Ok((of_topic, refused))
+    }
+}
+
+/// What it means that the brokers answer a request to create a topic with this code.
+fn made_despite(code: Code) -> Result<Made, Reason> {
+    match code {
+        // Another instance was faster.
+        Code::TopicAlreadyExists => Ok(Made::Exists),
+        Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Err(
+            Reason::CreationDenied(format!("it could not be created: {code}")),
+        ),
+        code if is_of_the_moment(code) => Ok(Made::NotNow(code.to_string())),
+        code => Err(Reason::NotCreated(code.to_string())),
     }
 }
 
@@ -315,26 +352,37 @@ fn is_of_the_moment(code: Code) -> bool {
 }
 
 /// A topic that is made and not there yet.
-struct Creation {
+pub(super) struct Creation {
     /// Those that are made with it, at the first attempt.
     others: Vec<String>,
+    /// Those of the others that the brokers refuse to make.
+    pub(super) refused: Vec<(String, Reason)>,
     asked: Option<(Instant, Made)>,
     told: Option<Instant>,
 }
 
 impl Creation {
+    pub(super) fn new(others: Vec<String>) -> Self {
+        Self {
+            others,
+            refused: Vec::new(),
+            asked: None,
+            told: None,
+        }
+    }
+
     /// The topic is missing for so long: has it made, now and then, for one that was there may have been
-    /// deleted.
+    /// deleted. The inner result is the brokers' refusal to make this topic.
     ///
     /// # Errors
-    /// The brokers do not make it.
-    async fn tend(
+    /// The request to make it fails.
+    pub(super) async fn tend(
         &mut self,
         topics: &Topics,
         topic: &str,
         create: CreateTopics,
         missing: Duration,
-    ) -> Result<(), SinkError> {
+    ) -> Result<Result<(), Reason>, SinkError> {
         let is_due = match &self.asked {
             None | Some((_, Made::NotNow(_))) => true,
             Some((at, _)) => at.elapsed() > CREATION,
@@ -346,10 +394,17 @@ impl Creation {
                 .take(create.at_once())
                 .map(|name| create.new_topic(name))
                 .collect();
-            let made = match topics.make(&create.new_topic(topic), &others).await {
+            let made = match topics.make_several(&create.new_topic(topic), &others).await {
                 // It may be for the others' sake.
                 Err(error) if !others.is_empty() => Made::NotNow(error.to_string()),
-                made => made?,
+                made => {
+                    let (made, refused) = made?;
+                    self.refused = refused;
+                    match made {
+                        Ok(made) => made,
+                        Err(reason) => return Ok(Err(reason)),
+                    }
+                }
             };
             self.asked = Some((Instant::now(), made));
         }
@@ -366,7 +421,7 @@ impl Creation {
                 "waiting for a topic to exist"
             );
         }
-        Ok(())
+        Ok(Ok(()))
     }
 }
 
@@ -434,10 +489,10 @@ pub(crate) fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
         None if topic.partitions().is_empty() => Lookup::Missing,
         None => Lookup::Present(topic.partitions().len()),
         Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED) => {
-            Lookup::Denied("the principal is not authorized to use it".to_owned())
+            Lookup::Denied(NOT_AUTHORIZED.to_owned())
         }
         Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_EXCEPTION) => {
-            Lookup::Denied("the broker does not accept the name".to_owned())
+            Lookup::Denied(NAME_NOT_ACCEPTED.to_owned())
         }
         Some(_) => Lookup::Missing,
     }

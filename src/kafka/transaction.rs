@@ -313,7 +313,7 @@ impl Checkpoints {
         let new = NewTopic::new(self.topic(), 1, replication)
             .set("cleanup.policy", "compact")
             .set("segment.bytes", SEGMENT_BYTES);
-        topics.make(&new, &[]).await
+        topics.make(&new).await
     }
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {

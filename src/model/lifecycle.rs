@@ -161,6 +161,17 @@ pub struct Failure {
     pub remedy: String,
 }
 
+/// What the publication leaves out since it was changed while the pipeline ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// When that was noticed, in microseconds since 1970.
+    pub since_micros: u64,
+    /// What is not delivered, and why.
+    pub what: String,
+    /// The command that has it delivered again.
+    pub remedy: String,
+}
+
 /// A time without PostgreSQL, a producer or Kafka.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::delivery::stats::{LifecycleSnapshot, Totals};
-use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, Outage, State};
+use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, Outage, State};
 use crate::model::rounded;
 
 /// So long events may wait without any of them becoming durable.
@@ -23,6 +23,8 @@ pub enum NotReady {
     Stuck(u64, Duration),
     /// The session's thread does not turn.
     Still(Duration),
+    /// The publication leaves events out.
+    LeftOut(LeftOut),
 }
 
 impl fmt::Display for NotReady {
@@ -58,6 +60,7 @@ impl fmt::Display for NotReady {
                 let since = rounded::age(since.as_secs_f64());
                 write!(f, "event loop stalled for {since}")
             }
+            Self::LeftOut(left) => f.write_str(&left.what),
         }
     }
 }
@@ -69,13 +72,15 @@ impl NotReady {
         match self {
             Self::State(State::Starting, None) => Some("it has not streamed yet".to_owned()),
             Self::State(_, reason) => reason.clone(),
-            Self::KafkaDown(..) | Self::Stuck(..) | Self::Still(_) => Some(self.to_string()),
+            Self::KafkaDown(..) | Self::Stuck(..) | Self::Still(_) | Self::LeftOut(_) => {
+                Some(self.to_string())
+            }
         }
     }
 
     /// What comes of it, or what a person can do; `error` is the last one.
     #[must_use]
-    pub fn remedy<'e>(&self, error: Option<&'e Failure>) -> &'e str {
+    pub fn remedy<'e>(&'e self, error: Option<&'e Failure>) -> &'e str {
         match self {
             Self::State(..) => error.map_or("See the log for what it waits for", |e| &e.remedy),
             Self::KafkaDown(..) => KAFKA_DOWN_REMEDY,
@@ -84,6 +89,7 @@ impl NotReady {
                  min.insync.replicas: kafka-topics.sh --describe --under-min-isr-partitions"
             }
             Self::Still(_) => "Restart Walpost, which loses nothing, and report it with the log",
+            Self::LeftOut(left) => &left.remedy,
         }
     }
 }
@@ -115,7 +121,10 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
             totals.since_last_progress,
         ));
     }
-    is_hung(totals).then_some(NotReady::Still(totals.since_last_iteration))
+    if is_hung(totals) {
+        return Some(NotReady::Still(totals.since_last_iteration));
+    }
+    lifecycle.left_out.clone().map(NotReady::LeftOut)
 }
 
 /// Since when it is not ready for that reason, in microseconds since 1970.
@@ -139,6 +148,7 @@ pub(crate) fn not_ready_since(
             outage.map_or(lifecycle.since_micros, |outage| outage.began_micros)
         }
         NotReady::Stuck(_, ago) | NotReady::Still(ago) => before(ago),
+        NotReady::LeftOut(left) => left.since_micros,
     }
 }
 
@@ -201,6 +211,16 @@ mod tests {
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(9);
         assert_eq!(says(&lifecycle, &totals), "ready", "not for long");
+        lifecycle.left_out = Some(LeftOut {
+            since_micros: 5,
+            what: "the publication lacks a table".to_owned(),
+            remedy: "Add it".to_owned(),
+        });
+        totals.waits = false;
+        let why = why_not_ready(&lifecycle, &totals).expect("a reason");
+        assert_eq!(why.to_string(), "the publication lacks a table");
+        assert_eq!(why.remedy(None), "Add it");
+        assert_eq!(not_ready_since(&why, &lifecycle, 9), 5);
         lifecycle.state = State::StandingBy;
         totals.since_last_progress = Duration::from_secs(3600);
         assert_eq!(says(&lifecycle, &totals), "ready");

@@ -8,6 +8,7 @@ use prometheus::{TEXT_FORMAT, TextEncoder};
 use super::problem::Kind;
 use super::status::{PipelineStatus, Status};
 use crate::delivery::histogram::{BOUNDS_MICROS, Counts};
+use crate::escape::in_label;
 use crate::model::lifecycle::{SnapshotPhase, State};
 use crate::model::time::seconds;
 
@@ -447,7 +448,7 @@ fn family(definition: &Definition, status: &Status) -> MetricFamily {
 fn pair(name: &str, value: &str) -> LabelPair {
     let mut pair = LabelPair::default();
     pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
+    pair.set_value(in_label(value).into_owned());
     pair
 }
 
@@ -536,6 +537,16 @@ mod tests {
         let shown: Vec<_> = (1..=12).filter(|n| text.contains(&of(*n))).collect();
         assert_eq!(shown, [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert!(text.contains(&format!("{}102\n", of(2))), "{text}");
+    }
+
+    #[test]
+    fn labels_contain_nothing_that_a_terminal_obeys() {
+        let stats = stats();
+        stats.rows_of_tables([("tenant_\x1b[2J\u{202e}\"\\\n.outbox", 1)]);
+        let text = text(&Registry::new([Arc::new(stats)]).status()).expect("text");
+        let label = r#"table="tenant_\\u{1b}[2J\\u{202e}\"\\\n.outbox"} 1"#;
+        assert!(text.contains(label), "{label} in\n{text}");
+        assert!(!text.contains(|c: char| c != '\n' && crate::escape::is_control(c)));
     }
 
     #[test]

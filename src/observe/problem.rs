@@ -50,11 +50,13 @@ pub enum Kind {
     SlotInDanger,
     /// The table's last partition ends soon.
     PartitionsRunOut,
+    /// The publication was changed while the pipeline ran, and leaves events out.
+    RowsLeftOut,
 }
 
 impl Kind {
     /// Every one.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NotStreaming,
         Self::EventLoopStalled,
         Self::DeliveryStuck,
@@ -65,6 +67,7 @@ impl Kind {
         Self::SlotUnreserved,
         Self::SlotInDanger,
         Self::PartitionsRunOut,
+        Self::RowsLeftOut,
     ];
 
     /// As metrics, logs and JSON call it.
@@ -81,6 +84,7 @@ impl Kind {
             Self::SlotUnreserved => "slot_unreserved",
             Self::SlotInDanger => "slot_in_danger",
             Self::PartitionsRunOut => "partitions_run_out",
+            Self::RowsLeftOut => "rows_left_out",
         }
     }
 
@@ -95,7 +99,8 @@ impl Kind {
             | Self::SlotMissing
             | Self::SlotLost
             | Self::SlotUnreserved
-            | Self::SlotInDanger => Severity::Critical,
+            | Self::SlotInDanger
+            | Self::RowsLeftOut => Severity::Critical,
             Self::LongTransaction | Self::PartitionsRunOut => Severity::Warning,
         }
     }

@@ -87,7 +87,8 @@ impl Summary {
         problems: &[Lasting],
         dropped: &[DroppedSlot],
     ) -> Self {
-        let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some();
+        let is_incomplete = matches!(not_ready, Some((NotReady::LeftOut(_), _)));
+        let is_stuck = lifecycle.state == State::Streaming && not_ready.is_some() && !is_incomplete;
         let mut reasons: Vec<Reason> = Vec::new();
         if let Some((why, _)) = not_ready {
             reasons.extend(unready(why, lifecycle, problems));

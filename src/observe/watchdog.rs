@@ -149,6 +149,7 @@ impl Watchdog {
                     of_kind(kind, &slot)
                 }
                 Kind::PartitionsRunOut => of_kind(kind, &partitions),
+                Kind::RowsLeftOut => rows_left_out(facts),
             };
             lines.extend(self.note(kind, verdict, facts));
         }
@@ -367,6 +368,19 @@ fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
             totals.in_flight,
             totals.since_last_progress,
         ))),
+    }
+}
+
+fn rows_left_out(facts: &Facts<'_>) -> Verdict {
+    let lifecycle = facts.lifecycle;
+    match (without_stream(lifecycle.state), &lifecycle.left_out) {
+        (Some(verdict), _) => verdict,
+        (None, None) => Verdict::Fine,
+        (None, Some(left)) => Verdict::Wrong(Problem::new(
+            Kind::RowsLeftOut,
+            left.what.clone(),
+            left.remedy.clone(),
+        )),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::bound::{Bound, Piece, Source};
 use super::connect::{ColumnFacts, Kind, default_text};
 use super::converted::{Converted, HeaderForm, KeyForm, ValueForm};
+use super::reserved_topics::ReservedTopics;
 use super::settings::{
     DebeziumHeaders, EmptyPayload, Format, HeaderFormat, HeadersColumn, NullPayload,
     OutboxSettings, Route, Topic,
@@ -53,6 +54,7 @@ pub struct Mapping {
     /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
+    pub(super) topic_rule: Box<TopicRule>,
     /// The key's template.
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
@@ -86,6 +88,15 @@ pub struct Mapping {
     pub(super) partition: Option<Source>,
     /// The column `id`, to name a row in an error.
     id: Option<Source>,
+}
+
+/// What is looked at when a row has another topic than the one before it.
+#[derive(Debug)]
+pub(super) struct TopicRule {
+    /// The setting that gives the topic, for errors.
+    pub(super) setting: String,
+    /// Topics that it could give and that no record may be written to.
+    pub(super) reserved: ReservedTopics,
 }
 
 /// Where a record goes.
@@ -152,6 +163,39 @@ pub enum MappingError {
         setting: &'static str,
         /// Types that can serve.
         expected: &'static str,
+    },
+    /// A part of the table's name can't be told from what surrounds it in a topic.
+    #[error(
+        "the name of table {table} has {separator:?} in its {part}, which separates the parts of {setting}: events of another table \
+         could have the same topic. Rename the {part}: {remedy}; or name only one of the parts in topic"
+    )]
+    AmbiguousTopic {
+        table: String,
+        /// `schema` or `name`.
+        part: &'static str,
+        separator: char,
+        /// The setting that names it.
+        setting: String,
+        /// The statement that renames it.
+        remedy: String,
+    },
+    /// A table has another name than before, and records say which table they come from.
+    #[error(
+        "table {found} was called {before} when Walpost last saw it, and with {setting} its rows at {at} would be published as \
+         another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile: \
+         walpost skip --to {at}. If it is meant, restart the pipeline, which accepts the names that tables have then"
+    )]
+    Renamed {
+        /// The name that it had.
+        before: String,
+        /// The name that it has.
+        found: String,
+        /// Position of the first row under the new name.
+        at: String,
+        /// The setting that names the table.
+        setting: String,
+        /// The statement that renames it back.
+        remedy: String,
     },
     /// More columns are named than a row has room for.
     #[error(
@@ -236,7 +280,10 @@ impl Mapping {
             used: 0,
         };
         let topic = match &settings.topic {
-            Topic::Template(template) => BoundTopic::Template(binder.template(template, "topic")?),
+            Topic::Template(template) => {
+                binder.check_topic(template)?;
+                BoundTopic::Template(binder.template(template, "topic")?)
+            }
             Topic::Route(route) => BoundTopic::Route {
                 source: binder.column(&route.column, "route")?,
                 route: route.clone(),
@@ -324,6 +371,10 @@ impl Mapping {
             table: table.map(|table| table.shown.into()),
             slots: binder.slots,
             topic,
+            topic_rule: Box::new(TopicRule {
+                setting: topic_setting(&settings.topic),
+                reserved: settings.topic.reachable(&settings.reserved_topics),
+            }),
             key,
             key_form,
             is_plain,
@@ -380,6 +431,15 @@ impl Mapping {
             None => "row".to_owned(),
         }
     }
+}
+
+/// The setting, as an error quotes it.
+fn topic_setting(topic: &Topic) -> String {
+    let key = match topic {
+        Topic::Template(_) => "topic",
+        Topic::Route(_) => "route",
+    };
+    format!("{key} = \"{topic}\"")
 }
 
 fn is_integer(oid: u32) -> bool {
@@ -503,6 +563,33 @@ impl Binder<'_> {
             })
             .collect::<Result<_, _>>()?;
         Ok(Bound { pieces })
+    }
+
+    /// Checks that the parts of the table's name can be told from the rest of the topic.
+    fn check_topic(&self, template: &Template) -> Result<(), MappingError> {
+        let Some(table) = &self.table else {
+            return Ok(());
+        };
+        for (index, part) in template.parts().iter().enumerate() {
+            let (part, text) = match part {
+                Part::TableSchema => ("schema", table.schema),
+                Part::TableName => ("name", table.name),
+                Part::Literal(_) | Part::Column(_) | Part::Time(_) => continue,
+            };
+            if let Some(separator) = template.separator_in(index, text) {
+                return Err(MappingError::AmbiguousTopic {
+                    table: table.shown.to_owned(),
+                    part,
+                    separator,
+                    setting: format!("topic = \"{template}\""),
+                    remedy: match part {
+                        "schema" => "ALTER SCHEMA ... RENAME TO ...".to_owned(),
+                        _ => format!("ALTER TABLE {} RENAME TO ...", table.shown),
+                    },
+                });
+            }
+        }
+        Ok(())
     }
 
     fn of_table(
@@ -677,6 +764,46 @@ mod tests {
             text.contains("\"table.schema\"") && text.contains(topic),
             "{text}"
         );
+    }
+
+    #[test]
+    fn refuses_tables_whose_name_could_be_split_differently_in_a_topic() {
+        let bind = |topic: &str, schema, name| {
+            let settings = OutboxSettings {
+                topic: topic.parse::<Template>().expect("template").into(),
+                ..OutboxSettings::default()
+            };
+            let shown = "a.\"b.c\"";
+            let table = RowsOf {
+                schema,
+                name,
+                shown,
+            };
+            Mapping::bind_with(&settings, table, &columns(), &[]).map(drop)
+        };
+        for (topic, schema, name, part) in [
+            ("{table.schema}.{table.name}", "a.b", "c", "schema"),
+            ("{table.schema}.{table.name}", "a", "b.c", "name"),
+            (
+                "{table.schema}.{aggregatetype}",
+                "other.orders",
+                "outbox",
+                "schema",
+            ),
+            ("{aggregatetype}-{table.name}", "a", "b-c", "name"),
+        ] {
+            let error = bind(topic, schema, name).expect_err(topic).to_string();
+            for text in [&format!("in its {part}"), topic, "a.\"b.c\""] {
+                assert!(error.contains(text), "{text} in {error}");
+            }
+        }
+        for (topic, schema, name) in [
+            ("{table.schema}.{aggregatetype}", "tenant_a-b", "b.c"),
+            ("outbox.{table.schema}", "a.b", "c"),
+            ("{aggregatetype}", "a.b", "b.c"),
+        ] {
+            assert_eq!(bind(topic, schema, name), Ok(()), "{topic}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A dead letter: what can be made of an event that can't be delivered as it is.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::Record;
@@ -29,6 +30,40 @@ pub const EVENT_ID: &str = "walpost-event-id";
 /// The header with the name of the pipeline.
 pub const PIPELINE: &str = "walpost-pipeline";
 
+/// The header that says what of the event was cut or left out, with the original lengths.
+pub const TRUNCATED: &str = "walpost-truncated";
+
+/// At most this much of the key, and of the value of each header, is kept where parts are cut.
+const PART_BYTES_MAX: usize = 1024;
+/// A header with a longer name is left out there.
+const NAME_BYTES_MAX: usize = 256;
+/// The event's headers have at most this many bytes in all there; those after that are left out.
+const EVENT_HEADERS_BYTES_MAX: usize = 16 << 10;
+/// At most this much of each of Walpost's headers is kept in a reference. The smallest limit that Kafka clients accept for
+/// a record is 1,000 bytes.
+const REFERENCE_BYTES_MAX: usize = 96;
+
+/// How much of the event a dead letter has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// Key and headers are cut, and there is no timestamp.
+    Cut,
+    /// All but the payload, whose length a header has.
+    NoPayload,
+    /// As [`Extent::NoPayload`], with key and headers cut.
+    CutWithoutPayload,
+    /// What it takes to find the event. This fits into any topic.
+    Reference,
+}
+
+impl Extent {
+    fn has_payload(self) -> bool {
+        matches!(self, Self::Whole | Self::Cut)
+    }
+}
+
 /// What there is of the event.
 #[derive(Clone, Copy)]
 pub enum Remains<'r> {
@@ -45,14 +80,16 @@ pub enum Remains<'r> {
 pub struct Writer {
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
+    /// Where in `headers` the one is that says which event it is.
+    mark_at: usize,
+    /// Up to here, all others are the event's own.
+    event_end: usize,
 }
 
 impl Writer {
-    /// A dead letter for `topic` with all that can be made of `remains`: key, payload, timestamp and
-    /// headers, the header `mark` among them, and behind those the headers `about` it. Its partition
-    /// follows from the key.
-    ///
-    /// Unless it is `whole`, the payload is left out, and a header has its length.
+    /// A dead letter for `topic` with what can be made of `remains`, as far as `extent` says: key, payload, timestamp and
+    /// headers, the header `mark` among them, and after those the headers `about` it. Its partition follows from the
+    /// key.
     #[must_use]
     pub fn write<'w>(
         &'w mut self,
@@ -60,16 +97,19 @@ impl Writer {
         remains: Remains<'w>,
         mark: (&str, &[u8]),
         about: &[(&str, &[u8])],
-        whole: bool,
+        extent: Extent,
     ) -> Record<'w> {
         // Letters are rare: their room is given back with the next one.
         self.scratch = Vec::new();
         self.headers.clear();
-        let (key, payload, timestamp_millis) = match remains {
-            Remains::Row(mapping, row) => self.row(mapping, row, mark, whole),
+        (self.mark_at, self.event_end) = (0, 1);
+        let with_payload = extent.has_payload();
+        let (mut key, mut payload, mut timestamp_millis) = match remains {
+            Remains::Row(mapping, row) => self.row(mapping, row, mark, with_payload),
             Remains::Bytes(bytes) => {
                 self.add(mark.0, mark.1);
-                (None, self.left_in(bytes, bytes.len(), whole), None)
+                let payload = self.left_in(bytes, bytes.len(), with_payload);
+                (None, payload, None)
             }
             Remains::Unread(bytes) => {
                 self.add(mark.0, mark.1);
@@ -78,6 +118,13 @@ impl Writer {
         };
         for (name, value) in about {
             self.add(name, value);
+        }
+        match extent {
+            Extent::Whole | Extent::NoPayload => {}
+            Extent::Cut | Extent::CutWithoutPayload => self.cut(&mut key, &mut timestamp_millis),
+            Extent::Reference => {
+                payload = self.refer(mark, key.take(), timestamp_millis.take());
+            }
         }
         let scratch = &self.scratch;
         Record {
@@ -94,13 +141,85 @@ impl Writer {
         }
     }
 
+    /// Cuts key and headers, and leaves out the timestamp: a broker can refuse a record for that. If anything was cut or
+    /// left out, a header says what.
+    fn cut(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
+        let mut cuts = Cuts {
+            timestamp: timestamp.take(),
+            ..Cuts::default()
+        };
+        if let Some(key) = key {
+            cuts.key = cut_span(&self.scratch, key, PART_BYTES_MAX);
+        }
+        let mut left = EVENT_HEADERS_BYTES_MAX;
+        let scratch = &self.scratch;
+        let (mark_at, event_end) = (self.mark_at, self.event_end);
+        let mut at = 0;
+        self.headers.retain_mut(|header| {
+            let is_event_s = at < event_end && at != mark_at;
+            at += 1;
+            let name = &scratch[header.name.clone()];
+            let before = match &mut header.value {
+                Some(value) => cut_span(scratch, value, PART_BYTES_MAX),
+                None => None,
+            };
+            if is_event_s {
+                let bytes = name.len() + header.value.as_ref().map_or(0, Range::len);
+                left = left.saturating_sub(bytes + 1);
+                if name.len() > NAME_BYTES_MAX || left == 0 {
+                    cuts.dropped_headers += 1;
+                    return false;
+                }
+            }
+            if let Some(before) = before {
+                let name = String::from_utf8_lossy(name).into_owned();
+                cuts.headers.insert(name, before);
+            }
+            true
+        });
+        if cuts.is_any() {
+            self.add(TRUNCATED, cuts.text().as_bytes());
+        }
+    }
+
+    /// Leaves nothing but Walpost's headers, and gives a payload that says where the event is.
+    fn refer<'r>(
+        &mut self,
+        mark: (&str, &[u8]),
+        key: Option<Range<usize>>,
+        timestamp: Option<i64>,
+    ) -> Payload<'r> {
+        let (mark_at, event_end) = (self.mark_at, self.event_end);
+        let scratch = &self.scratch;
+        let mut at = 0;
+        let before = self.headers.len();
+        self.headers.retain_mut(|header| {
+            let is_event_s = at < event_end && at != mark_at;
+            at += 1;
+            if let Some(value) = &mut header.value {
+                cut_span(scratch, value, REFERENCE_BYTES_MAX);
+            }
+            !is_event_s
+        });
+        let cuts = Cuts {
+            key: key.map(|key| key.len()),
+            timestamp,
+            headers: BTreeMap::new(),
+            dropped_headers: before - self.headers.len(),
+        };
+        self.add(TRUNCATED, cuts.text().as_bytes());
+        let value = String::from_utf8_lossy(mark.1);
+        let reference = serde_json::json!({ mark.0: value }).to_string();
+        Payload::InScratch(self.push(reference.as_bytes()))
+    }
+
     /// Key, payload and timestamp of a row; its headers are added.
     fn row<'r>(
         &mut self,
         mapping: &'r Mapping,
         row: &Row<'r>,
         mark: (&str, &[u8]),
-        whole: bool,
+        with_payload: bool,
     ) -> (Option<Range<usize>>, Payload<'r>, Option<i64>) {
         let (raw, row) = (row, &mapping.filled(row));
         let key = mapping
@@ -119,6 +238,7 @@ impl Writer {
             }
         }
         headers::append_trace_context(mapping, raw, &mut self.headers, &mut self.scratch);
+        self.mark_at = self.headers.len();
         self.add(mark.0, mark.1);
         if let Some(json) = mapping.headers_column.and_then(|source| source.of(raw)) {
             let before = self.headers.len();
@@ -127,6 +247,7 @@ impl Writer {
                 self.add(SOURCE_HEADERS, json);
             }
         }
+        self.event_end = self.headers.len();
         if let Ok(Some(topic)) = append_topic(&mapping.topic, raw, &mut self.scratch) {
             let (name, value) = (self.push(SOURCE_TOPIC.as_bytes()), Some(topic));
             self.headers.push(HeaderSpan { name, value });
@@ -135,7 +256,7 @@ impl Writer {
             self.add(EVENT_ID, id);
         }
         let payload = match mapping.payload.of(row) {
-            Some(text) if !whole => {
+            Some(text) if !with_payload => {
                 // Two digits for each byte, after the two characters \x.
                 let bytes = match mapping.payload.bytea {
                     true => text.len().saturating_sub(2) / 2,
@@ -156,9 +277,9 @@ impl Writer {
         (key, payload, timestamp_millis)
     }
 
-    /// The payload, where the letter is whole; otherwise a header with its length.
-    fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, whole: bool) -> Payload<'r> {
-        if whole {
+    /// The payload, where the letter has it; otherwise a header with its length.
+    fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, with_payload: bool) -> Payload<'r> {
+        if with_payload {
             return Payload::InRow(bytes);
         }
         self.add(PAYLOAD_BYTES, len.to_string().as_bytes());
@@ -173,6 +294,55 @@ impl Writer {
     fn push(&mut self, bytes: &[u8]) -> Range<usize> {
         headers::push(&mut self.scratch, bytes)
     }
+}
+
+/// What was cut or left out beside the payload.
+#[derive(Default, serde::Serialize)]
+struct Cuts {
+    /// The length of the key, before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<usize>,
+    /// In milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timestamp: Option<i64>,
+    /// The lengths of headers, before.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    headers: BTreeMap<String, usize>,
+    #[serde(skip_serializing_if = "is_zero")]
+    dropped_headers: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+impl Cuts {
+    fn is_any(&self) -> bool {
+        self.key.is_some()
+            || self.timestamp.is_some()
+            || !self.headers.is_empty()
+            || self.dropped_headers > 0
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Cuts the text in `scratch` to `max` bytes, not within a character of UTF-8. Returns its length before if it was longer.
+fn cut_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize> {
+    const CHAR_BYTES_MAX: usize = 4;
+    let before = span.len();
+    if before <= max {
+        return None;
+    }
+    let end = span.start + max;
+    let is_start = |at: &usize| scratch[*at] & 0xc0 != 0x80;
+    let mut ends = (end.saturating_sub(CHAR_BYTES_MAX)..=end).rev();
+    // Bytes that are no text are cut anywhere.
+    span.end = ends.find(is_start).unwrap_or(end).max(span.start);
+    Some(before)
 }
 
 #[cfg(test)]
@@ -217,7 +387,11 @@ mod tests {
         )
     }
 
-    fn letter(change: impl Fn(&mut OutboxSettings), values: &[(&str, &str)], whole: bool) -> Shown {
+    fn letter(
+        change: impl Fn(&mut OutboxSettings),
+        values: &[(&str, &str)],
+        extent: Extent,
+    ) -> Shown {
         let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
         let mut settings = OutboxSettings::default();
         change(&mut settings);
@@ -230,7 +404,7 @@ mod tests {
             }
         }
         let remains = Remains::Row(&mapping, &row);
-        show(&Writer::default().write("dead", remains, MARK, &ABOUT, whole))
+        show(&Writer::default().write("dead", remains, MARK, &ABOUT, extent))
     }
 
     fn text(text: &str) -> Option<String> {
@@ -239,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_letter_has_all_that_could_be_made_of_the_row() {
-        let plain = letter(|_| {}, &EVENT, true);
+        let plain = letter(|_| {}, &EVENT, Extent::Whole);
         let headers = [
             "id=7",
             "walpost-position=POSITION",
@@ -255,57 +429,61 @@ mod tests {
         );
         assert_eq!(plain, expected);
 
-        let no_topic = letter(|_| {}, &[EVENT[0], EVENT[2], EVENT[3]], true);
+        let no_topic = letter(|_| {}, &[EVENT[0], EVENT[2], EVENT[3]], Extent::Whole);
         assert_eq!((&no_topic.0, &no_topic.1), (&text("o-1"), &text("hello")));
         assert!(
             !no_topic.3.iter().any(|h| h.starts_with(SOURCE_TOPIC)),
             "{no_topic:?}"
         );
 
-        let illegal = letter(|_| {}, &[EVENT[0], ("aggregatetype", "a b")], true);
+        let illegal = letter(|_| {}, &[EVENT[0], ("aggregatetype", "a b")], Extent::Whole);
         let topic = "walpost-source-topic=outbox.event.a b".to_owned();
         assert!(illegal.3.contains(&topic), "{illegal:?}");
     }
 
     #[test]
     fn a_payload_that_is_left_out_leaves_its_length() {
-        let cut = letter(|_| {}, &EVENT, false);
+        let cut = letter(|_| {}, &EVENT, Extent::NoPayload);
         assert_eq!(cut.1, None);
         assert!(
             cut.3.contains(&"walpost-payload-bytes=5".to_owned()),
             "{cut:?}"
         );
-        let bytea = |whole| {
+        let bytea = |extent| {
             letter(
                 |s| s.payload = "raw".to_owned(),
                 &[("raw", "\\x686921")],
-                whole,
+                extent,
             )
         };
-        assert_eq!(bytea(true).1, text("hi!"));
+        assert_eq!(bytea(Extent::Whole).1, text("hi!"));
         assert!(
-            bytea(false)
+            bytea(Extent::NoPayload)
                 .3
                 .contains(&"walpost-payload-bytes=3".to_owned())
         );
-        let bad = letter(|s| s.payload = "raw".to_owned(), &[("raw", "hi")], true);
+        let bad = letter(
+            |s| s.payload = "raw".to_owned(),
+            &[("raw", "hi")],
+            Extent::Whole,
+        );
         assert_eq!(bad.1, text("hi"), "as it is");
         // Nothing is left out of nothing.
-        let null = letter(|_| {}, &EVENT[..3], false);
+        let null = letter(|_| {}, &EVENT[..3], Extent::NoPayload);
         assert_eq!(null.1, None);
         assert!(
             !null.3.iter().any(|h| h.starts_with(PAYLOAD_BYTES)),
             "{null:?}"
         );
         let empty = |s: &mut OutboxSettings| s.null_payload = NullPayload::Empty;
-        assert_eq!(letter(empty, &EVENT[..3], true).1, text(""));
+        assert_eq!(letter(empty, &EVENT[..3], Extent::Whole).1, text(""));
     }
 
     #[test]
     fn headers_that_can_not_be_read_are_kept_as_they_are() {
         let with = |json: &'static str| {
             let values: Vec<_> = EVENT.into_iter().chain([("headers", json)]).collect();
-            letter(|_| {}, &values, true).3
+            letter(|_| {}, &values, Extent::Whole).3
         };
         assert!(with(r#"{"a": "b"}"#).contains(&"a=b".to_owned()));
         let bad = with(r#"{"a": "b", 1}"#);
@@ -320,7 +498,12 @@ mod tests {
     fn a_timestamp_is_kept_where_it_is_one() {
         let at = |text: &'static str| {
             let values: Vec<_> = EVENT.into_iter().chain([("at", text)]).collect();
-            letter(|s| s.timestamp = Some("at".to_owned()), &values, true).2
+            letter(
+                |s| s.timestamp = Some("at".to_owned()),
+                &values,
+                Extent::Whole,
+            )
+            .2
         };
         assert_eq!(at("1970-01-01 00:00:02+00"), Some(2000));
         assert_eq!(at("infinity"), None);
@@ -331,13 +514,101 @@ mod tests {
     fn bytes_that_can_not_be_read_are_the_payload() {
         let mut writer = Writer::default();
         let remains = Remains::Bytes(b"?!");
-        let whole = show(&writer.write("dead", remains, MARK, &ABOUT, true));
+        let whole = show(&writer.write("dead", remains, MARK, &ABOUT, Extent::Whole));
         let headers = ["walpost-position=POSITION", "walpost-error=oversize"];
         assert_eq!(
             whole,
             (None, text("?!"), None, headers.map(String::from).to_vec())
         );
-        let cut = show(&writer.write("dead", remains, MARK, &ABOUT, false));
+        let cut = show(&writer.write("dead", remains, MARK, &ABOUT, Extent::NoPayload));
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
+    }
+
+    /// Key, value and headers of a letter, in bytes.
+    fn bytes(letter: &Shown) -> usize {
+        let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        of(&letter.0) + of(&letter.1) + letter.3.iter().map(String::len).sum::<usize>()
+    }
+
+    fn header<'l>(letter: &'l Shown, name: &str) -> Option<&'l str> {
+        let mut headers = letter.3.iter().filter_map(|header| header.split_once('='));
+        headers
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value)
+    }
+
+    #[test]
+    fn whatever_the_row_a_letter_of_limited_size_can_be_made() {
+        let long = "é".repeat(2 << 20);
+        let many: Vec<_> = (0..50_000).map(|n| format!("\"h{n}\": \"x\"")).collect();
+        let many = format!(
+            "{{\"large\": \"{long}\", \"{long}\": 1, {}}}",
+            many.join(", ")
+        );
+        let bad_headers = format!("[\"{long}\"]");
+        for (name, value) in [
+            ("id", &long),
+            ("aggregatetype", &long),
+            ("aggregateid", &long),
+            ("payload", &long),
+            ("headers", &many),
+            ("headers", &bad_headers),
+        ] {
+            let values: Vec<_> = EVENT
+                .into_iter()
+                .filter(|(known, _)| *known != name)
+                .chain([(name, value.as_str())])
+                .collect();
+            let cut = letter(|_| {}, &values, Extent::CutWithoutPayload);
+            assert!(bytes(&cut) < 40 << 10, "{name}: {}", bytes(&cut));
+            assert!(cut.3.contains(&"walpost-position=POSITION".to_owned()));
+            let reference = letter(|_| {}, &values, Extent::Reference);
+            assert!(bytes(&reference) < 800, "{name}: {}", bytes(&reference));
+            assert_eq!(
+                reference.1,
+                text(r#"{"walpost-position":"POSITION"}"#),
+                "{name}"
+            );
+            assert_eq!(header(&reference, ERROR), Some("oversize"));
+        }
+    }
+
+    #[test]
+    fn letter_says_what_was_cut_and_how_long_it_was() {
+        let key = format!("x{}", "é".repeat(1000));
+        let headers = format!(
+            r#"{{"a": "{}", "b": "short", "{}": 1}}"#,
+            key,
+            "n".repeat(257)
+        );
+        let at = "2026-01-01 00:00:00+00";
+        let values: Vec<_> = EVENT
+            .into_iter()
+            .filter(|(name, _)| *name != "aggregateid")
+            .chain([("aggregateid", &*key), ("headers", &headers), ("at", at)])
+            .collect();
+        let with_timestamp = |s: &mut OutboxSettings| s.timestamp = Some("at".to_owned());
+        let cut = letter(with_timestamp, &values, Extent::Cut);
+        let kept = format!("x{}", "é".repeat(511));
+        assert_eq!((cut.0.as_deref(), &cut.1), (Some(&*kept), &text("hello")));
+        assert_eq!((cut.2, header(&cut, "a")), (None, Some(&*kept)));
+        assert_eq!(header(&cut, "b"), Some("short"));
+        assert_eq!(
+            header(&cut, TRUNCATED),
+            Some(
+                r#"{"key":2001,"timestamp":1767225600000,"headers":{"a":2001},"dropped_headers":1}"#
+            )
+        );
+        let whole = letter(with_timestamp, &values, Extent::Whole);
+        assert_eq!(
+            (whole.0, header(&cut, "walpost-payload-bytes")),
+            (text(&key), None)
+        );
+    }
+
+    #[test]
+    fn letter_of_a_small_event_is_not_cut() {
+        let plain = letter(|_| {}, &EVENT, Extent::Cut);
+        assert_eq!(plain, letter(|_| {}, &EVENT, Extent::Whole));
     }
 }

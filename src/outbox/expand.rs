@@ -20,8 +20,21 @@ const MEMBERS_FEW: usize = 16;
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
 /// What may be written, and looked at, for each byte of the text, and for a text of none. Objects of one array get the
 /// members of all of them: of a text of some megabytes it could be terabytes.
-const WORK_PER_BYTE: usize = 32;
-const WORK_LEAST: usize = 1 << 20;
+const WORK_PER_BYTE: usize = 16;
+const WORK_LEAST: usize = 2 << 20;
+const WORK_MAX: usize = 128 << 20;
+/// What the nodes of a text may take, in bytes: for each byte of the text, for a text of none, and for any text. The densest
+/// text, `[1],[1],...`, takes twelve for each of its bytes.
+const NODE_BYTES_PER_BYTE: usize = 16;
+const NODE_BYTES_LEAST: usize = 4 << 20;
+const NODE_BYTES_MAX: usize = 256 << 20;
+/// An array with so many items grows by a quarter and not to twice its length.
+const ITEMS_MANY: usize = 1 << 10;
+
+/// A limit for a text of `len` bytes.
+fn limit(len: usize, per_byte: usize, least: usize, max: usize) -> usize {
+    len.saturating_mul(per_byte).saturating_add(least).min(max)
+}
 
 /// What becomes of members that say nothing of their type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,8 +63,8 @@ enum Node {
     /// A whole number that is too large for Connect.
     Beyond,
     String(Range<usize>),
-    Array(Vec<Node>),
-    Object(Vec<(Range<usize>, Node)>),
+    Array(Box<[Node]>),
+    Object(Box<[(Range<usize>, Node)]>),
 }
 
 /// What is known of values in one place.
@@ -86,7 +99,7 @@ pub(super) struct Expanded<'e> {
 impl Expander {
     /// Reads the text. Nothing for what is not expanded: what is no JSON object, and objects in which values of one
     /// array have different types, a number is beyond Connect's, or an array's first value says nothing of its type; and
-    /// what would become many times as long. The schema is part of that where it is written.
+    /// what would become many times as long, or take too much memory to read. The schema is part of that where it is written.
     pub(super) fn read(
         &mut self,
         text: &str,
@@ -104,6 +117,12 @@ impl Expander {
             at: 0,
             depth: 0,
             texts: &mut self.texts,
+            bytes_left: limit(
+                text.len(),
+                NODE_BYTES_PER_BYTE,
+                NODE_BYTES_LEAST,
+                NODE_BYTES_MAX,
+            ),
         };
         let node = reader.value()?;
         reader.space();
@@ -115,10 +134,7 @@ impl Expander {
             return None;
         }
         let mut work = Work {
-            left: text
-                .len()
-                .saturating_mul(WORK_PER_BYTE)
-                .saturating_add(WORK_LEAST),
+            left: limit(text.len(), WORK_PER_BYTE, WORK_LEAST, WORK_MAX),
         };
         let shape = node.shape(texts, keep, &mut work)?;
         let expanded = Expanded {
@@ -161,9 +177,20 @@ struct Reader<'t> {
     at: usize,
     depth: usize,
     texts: &'t mut Vec<u8>,
+    /// Memory that nodes may still take.
+    bytes_left: usize,
 }
 
+/// Bytes of a member, while those whose names repeat are looked for.
+const MEMBER_BYTES: usize = 2 * size_of::<(Range<usize>, Node)>() + size_of::<(&[u8], usize)>();
+
 impl Reader<'_> {
+    /// Counts memory that is about to be taken; nothing where there may be no more.
+    fn spend(&mut self, bytes: usize) -> Option<()> {
+        self.bytes_left = self.bytes_left.checked_sub(bytes)?;
+        Some(())
+    }
+
     fn space(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
             self.at += 1;
@@ -211,14 +238,19 @@ impl Reader<'_> {
         let mut items = Vec::new();
         self.space();
         if self.take(b']').is_some() {
-            return Some(Node::Array(items));
+            return Some(Node::Array(Box::default()));
         }
         loop {
-            items.push(self.value()?);
+            self.spend(size_of::<Node>())?;
+            let item = self.value()?;
+            if items.len() == items.capacity() && items.len() >= ITEMS_MANY {
+                items.reserve_exact(items.len() / 4);
+            }
+            items.push(item);
             self.space();
             if self.take(b',').is_none() {
                 self.take(b']')?;
-                return Some(Node::Array(items));
+                return Some(Node::Array(items.into_boxed_slice()));
             }
         }
     }
@@ -228,19 +260,20 @@ impl Reader<'_> {
         let mut members: Vec<(Range<usize>, Node)> = Vec::new();
         self.space();
         if self.take(b'}').is_some() {
-            return Some(Node::Object(members));
+            return Some(Node::Object(Box::default()));
         }
         loop {
             self.space();
             let name = self.string()?;
             self.space();
             self.take(b':')?;
+            self.spend(MEMBER_BYTES)?;
             let value = self.value()?;
             members.push((name, value));
             self.space();
             if self.take(b',').is_none() {
                 self.take(b'}')?;
-                return Some(Node::Object(self.once(members)));
+                return Some(Node::Object(self.once(members).into_boxed_slice()));
             }
         }
     }
@@ -884,6 +917,27 @@ mod tests {
             assert_eq!(found.is_some(), is_expanded, "{}", &text[..60]);
             // Minutes, where each is compared with each.
             assert!(began.elapsed().as_secs() < 20, "{}", &text[..60]);
+        }
+    }
+
+    /// 16 MB of these took 682 MiB, and 60 MB took 2.4 GiB.
+    #[test]
+    fn what_takes_too_much_memory_to_read_is_not_expanded() {
+        let arrays =
+            |megabytes: usize| format!("{{\"a\":[{}[1]]}}", "[1],".repeat(megabytes << 18));
+        let digits = |megabytes: usize| format!("{{\"a\":[{}1]}}", "1,".repeat(megabytes << 19));
+        for (text, is_expanded) in [
+            (arrays(16), true),
+            (digits(16), true),
+            (arrays(60), false),
+            (digits(60), false),
+        ] {
+            assert_eq!(
+                expand(&text, Keep::default()).is_some(),
+                is_expanded,
+                "{}",
+                &text[..20]
+            );
         }
     }
 

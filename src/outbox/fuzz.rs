@@ -103,7 +103,7 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
 
     let topic = filled(topic, values).expect("legal").unwrap_or_default();
     assert_eq!(record.topic.as_bytes(), topic);
-    assert!(is_topic(&topic));
+    assert!(is_topic(&topic) && !is_reserved(&topic));
     assert_eq!(
         Ok(record.key),
         filled(&settings.key, values).as_ref().map(Option::as_deref)
@@ -134,6 +134,10 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
             let topic = filled(topic, values).expect("legal");
             assert!(!is_topic(&topic.unwrap_or_default()));
         }
+        RouteError::TopicReserved { .. } => {
+            let topic = filled(topic, values).expect("legal");
+            assert!(is_reserved(&topic.unwrap_or_default()));
+        }
         RouteError::Partition(_) => {
             assert!(values[SHARD].is_some());
             assert_eq!(partition(values), None);
@@ -153,6 +157,12 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
         }
         RouteError::NotText => panic!("nothing here becomes JSON"),
     }
+}
+
+/// Whether the topic is one of those that are always reserved.
+fn is_reserved(topic: &[u8]) -> bool {
+    let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
+    topic.starts_with(b"__") || own.contains(&topic)
 }
 
 /// A column's value, by its name; an error for what is no bytea.

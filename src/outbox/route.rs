@@ -137,7 +137,7 @@ impl Router {
             let name = &scratch[topic];
             if name.is_empty() || self.topic.as_bytes() != name {
                 self.topic.clear();
-                self.topic.push_str(topic_name(name)?);
+                self.topic.push_str(topic_name(name, mapping)?);
             }
             // Not before there is the topic that belongs to it.
             if let BoundTopic::Route { source, .. } = &mapping.topic {
@@ -273,11 +273,19 @@ fn partition(source: Source, row: &Row<'_>) -> Result<Option<i32>, RouteError> {
     }
 }
 
-fn topic_name(bytes: &[u8]) -> Result<&str, RouteError> {
-    std::str::from_utf8(bytes)
+fn topic_name<'b>(bytes: &'b [u8], mapping: &Mapping) -> Result<&'b str, RouteError> {
+    let name = std::str::from_utf8(bytes)
         .ok()
         .filter(|name| is_topic_name(name))
-        .ok_or_else(|| RouteError::TopicInvalid(String::from_utf8_lossy(bytes).into_owned()))
+        .ok_or_else(|| RouteError::TopicInvalid(String::from_utf8_lossy(bytes).into_owned()))?;
+    match mapping.topic_rule.reserved.find(name) {
+        None => Ok(name),
+        Some(usage) => Err(RouteError::TopicReserved {
+            topic: name.to_owned(),
+            usage,
+            setting: mapping.topic_rule.setting.clone(),
+        }),
+    }
 }
 
 /// Kafka lets a topic have this name.
@@ -292,6 +300,7 @@ pub(crate) fn is_topic_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::columns::{COLUMNS_MAX, TableColumn};
+    use super::super::reserved_topics::TopicUse;
     use super::super::settings::{
         DebeziumHeaders, Format, HeadersColumn, OutboxSettings, Route, Topic,
     };
@@ -666,6 +675,71 @@ mod tests {
                 &with(&[(column, value)]),
             );
             assert_eq!(record.expect("routes").2, Some(3000), "{column}");
+        }
+    }
+
+    #[test]
+    fn reserved_topic_is_refused_whatever_produced_it() {
+        let refused = |topic: Topic, values: &[(&str, &str)], name: &str, usage| {
+            let setting = match &topic {
+                Topic::Template(template) => format!("topic = \"{template}\""),
+                Topic::Route(route) => {
+                    format!("route = \"{}\"", Topic::Route(route.clone()))
+                }
+            };
+            let error = route(|s| s.topic = topic, &with(values));
+            let expected = RouteError::TopicReserved {
+                topic: name.to_owned(),
+                usage,
+                setting,
+            };
+            assert_eq!(error, Err(expected));
+        };
+        let checkpoints = "walpost-checkpoints";
+        let regex = Route::new("tenant", "(.*)", "wal$1").expect("a route");
+        let unmatched = Route::new("tenant", "[0-9]+", "x").expect("a route");
+        for (topic, tenant) in [
+            (template("{tenant}").into(), checkpoints),
+            (template("wal{tenant}").into(), "post-checkpoints"),
+            (template("walpost{local}-{tenant}").into(), "checkpoints"),
+            (Topic::Route(regex), "post-checkpoints"),
+            (Topic::Route(unmatched), checkpoints),
+        ] {
+            let values = [("tenant", tenant), ("local", "")];
+            refused(topic, &values, checkpoints, TopicUse::Checkpoints);
+        }
+        let tenant = |value| [("tenant", value)];
+        let letters = "walpost-dead-letters";
+        let topic = || template("{tenant}").into();
+        refused(topic(), &tenant(letters), letters, TopicUse::DeadLetters);
+        let offsets = "__consumer_offsets";
+        refused(topic(), &tenant(offsets), offsets, TopicUse::KafkaInternal);
+        let split = template("_{tenant}").into();
+        refused(split, &tenant("_x"), "__x", TopicUse::KafkaInternal);
+    }
+
+    #[test]
+    fn reserved_topic_is_refused_after_a_row_with_another_topic() {
+        let settings = OutboxSettings {
+            topic: template("{aggregatetype}").into(),
+            ..OutboxSettings::default()
+        };
+        let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
+        let mapping = Mapping::bind(&settings, "public.outbox", &columns).expect("binds");
+        let mut router = Router::default();
+        let mut topic = |value: &'static str| {
+            let mut row = [None; COLUMNS_MAX];
+            row[mapping.slot(0).expect("id")] = Some(&b"1"[..]);
+            row[mapping.slot(1).expect("aggregatetype")] = Some(value.as_bytes());
+            let routed = router.route(&mapping, &row, b"");
+            routed.map(|record| record.topic.to_owned())
+        };
+        for _ in 0..2 {
+            assert_eq!(topic("orders").as_deref(), Ok("orders"));
+            for _ in 0..2 {
+                let reserved = topic("walpost-checkpoints");
+                assert!(matches!(reserved, Err(RouteError::TopicReserved { .. })));
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! Why a row has no record.
 
+use super::reserved_topics::TopicUse;
+
 /// A row that can't become a record. Never holds a payload.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
@@ -15,6 +17,17 @@ pub enum RouteError {
          and not . or .. alone. Change topic so that it names another column"
     )]
     TopicInvalid(String),
+    /// The topic is Walpost's own, or Kafka's.
+    #[error(
+        "topic {topic:?} is reserved for {usage}: events must not be written to it. It results from {setting}. Correct what \
+         writes the column, or begin the name with a text of its own, as topic = \"outbox.event.{{aggregatetype}}\" does"
+    )]
+    TopicReserved {
+        topic: String,
+        usage: TopicUse,
+        /// The key and its value.
+        setting: String,
+    },
     /// The partition column's value is out of range.
     #[error(
         "the partition column has {0}, expected a number from 0 to 2147483647. Correct what writes it, or take partition out of the configuration"

@@ -5,6 +5,7 @@ use std::fmt;
 
 use regex::Regex;
 
+use super::reserved_topics::ReservedTopics;
 use super::template::{Part, Template, TemplateError};
 
 /// How records are made of rows. The defaults take a Debezium outbox table as it is.
@@ -42,6 +43,8 @@ pub struct OutboxSettings {
     pub timestamp: Option<String>,
     /// The column with the record's partition.
     pub partition: Option<String>,
+    /// Topics that no record may be written to.
+    pub reserved_topics: ReservedTopics,
 }
 
 /// Where a record goes.
@@ -58,6 +61,47 @@ impl Topic {
         match self {
             Self::Template(template) => template.constant(),
             Self::Route(_) => None,
+        }
+    }
+
+    /// The reserved topics that some row could have. A template that begins with a text of its own mostly leaves none, so
+    /// that rows are compared with nothing.
+    #[must_use]
+    pub(crate) fn reachable(&self, reserved: &ReservedTopics) -> ReservedTopics {
+        reserved.filter(
+            |name| self.can_be(name),
+            |prefix| self.can_begin_with(prefix),
+        )
+    }
+
+    /// Whether some row could have the topic `name`, as far as the text at both ends tells.
+    #[must_use]
+    fn can_be(&self, name: &str) -> bool {
+        let Self::Template(template) = self else {
+            return true;
+        };
+        let begins = match template.parts().first() {
+            Some(Part::Literal(text)) => name.starts_with(text.as_str()),
+            _ => true,
+        };
+        let ends = match template.parts().last() {
+            Some(Part::Literal(text)) => name.ends_with(text.as_str()),
+            _ => true,
+        };
+        begins && ends
+    }
+
+    /// Whether some row could have a topic that begins with `prefix`.
+    #[must_use]
+    fn can_begin_with(&self, prefix: &str) -> bool {
+        let Self::Template(template) = self else {
+            return true;
+        };
+        match template.parts().first() {
+            Some(Part::Literal(text)) => {
+                text.starts_with(prefix) || prefix.starts_with(text.as_str())
+            }
+            _ => true,
         }
     }
 
@@ -310,6 +354,24 @@ impl OutboxSettings {
         self.headers == default_headers()
     }
 
+    /// The setting, with its value, that puts the name of a row's table or schema into records; the topic first.
+    #[must_use]
+    pub(crate) fn setting_with_table_name(&self) -> Option<String> {
+        let topic = match &self.topic {
+            Topic::Template(template) => Some(("topic".to_owned(), template)),
+            Topic::Route(_) => None,
+        };
+        let headers = self.headers.iter();
+        let headers = headers.map(|(name, template)| (format!("header {name:?}"), template));
+        let mut settings = topic
+            .into_iter()
+            .chain([("key".to_owned(), &self.key)])
+            .chain(headers);
+        settings
+            .find(|(_, template)| template.names_table())
+            .map(|(setting, template)| format!("{setting} = \"{template}\""))
+    }
+
     /// What records are made of rows depends on more of the columns than their types.
     #[must_use]
     pub(crate) fn need_facts(&self) -> bool {
@@ -384,12 +446,14 @@ impl Default for OutboxSettings {
             headers_column: HeadersColumn::default(),
             timestamp: None,
             partition: None,
+            reserved_topics: ReservedTopics::default(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::reserved_topics::TopicUse;
     use super::*;
 
     fn with(headers: &[(&str, &str)]) -> OutboxSettings {
@@ -415,5 +479,39 @@ mod tests {
         check(&[("type", "{type}"), ("event", "{id}")], Some("event"));
         check(&[("type", "{type}"), ("event", "x{id}")], None);
         check(&[], None);
+    }
+
+    #[test]
+    fn topics_are_compared_only_with_names_that_they_can_result_in() {
+        let all = ReservedTopics::new([
+            ("b.checkpoints".to_owned(), TopicUse::Checkpoints),
+            ("b.dead".to_owned(), TopicUse::DeadLetters),
+        ]);
+        let check = |topic: Topic, name: &str, expected| {
+            let found = topic.reachable(&all).find(name);
+            assert_eq!(found, expected, "{topic} and {name}");
+        };
+        let template = |text: &str| -> Topic { text.parse().expect("a template") };
+        let checkpoints = Some(TopicUse::Checkpoints);
+        check(template("{a}"), "walpost-checkpoints", checkpoints);
+        check(template("{a}{b}"), "walpost-checkpoints", checkpoints);
+        check(template("wal{a}"), "walpost-checkpoints", checkpoints);
+        check(template("{a}points"), "walpost-checkpoints", checkpoints);
+        check(template("b.{a}"), "b.checkpoints", checkpoints);
+        check(template("{table.name}"), "walpost-checkpoints", checkpoints);
+        check(template("b.{a}"), "walpost-checkpoints", None);
+        check(template("{a}.v1"), "walpost-checkpoints", None);
+        let internal = Some(TopicUse::KafkaInternal);
+        for open in ["{a}", "_{a}", "__{a}", "__x{a}"] {
+            check(template(open), "__x", internal);
+        }
+        check(template("outbox.event.{a}"), "__x", None);
+        let route = Route::new("a", "(.*)", "x.$1").expect("a route");
+        check(
+            Topic::Route(route.clone()),
+            "b.dead",
+            Some(TopicUse::DeadLetters),
+        );
+        check(Topic::Route(route), "__x", internal);
     }
 }

@@ -64,6 +64,58 @@ impl Template {
         })
     }
 
+    /// Whether the result depends on which table a row is in.
+    pub(crate) fn names_table(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.any(|part| matches!(part, Part::TableSchema | Part::TableName))
+    }
+
+    /// The character in `text` that also separates the part at `index` from its neighbours, if there is one. With such a
+    /// character in it, another split of the result into the same parts is possible: `a.b` and `c` give the same topic as `a`
+    /// and `b.c`.
+    ///
+    /// A dot always counts, unless this is the only part that varies. Other letters, digits and `_` never do.
+    #[must_use]
+    pub(crate) fn separator_in(&self, index: usize, text: &str) -> Option<char> {
+        let is_literal = |part: &Part| matches!(part, Part::Literal(_));
+        if self.parts.iter().filter(|part| !is_literal(part)).count() < 2 {
+            return None;
+        }
+        let literal = |index: Option<usize>| match index.and_then(|index| self.parts.get(index)) {
+            Some(Part::Literal(text)) => text.as_str(),
+            _ => "",
+        };
+        let before = literal(index.checked_sub(1)).chars().next_back();
+        let after = literal(index.checked_add(1)).chars().next();
+        let separates = |c: &char| *c == '.' || *c == '-' && [before, after].contains(&Some(*c));
+        text.chars().find(separates)
+    }
+
+    /// The text of this template with `text_of` in the place of each column for which that returns a text.
+    ///
+    /// # Errors
+    /// Those of `text_of`, which receives the index of the part and the name of the column.
+    pub(crate) fn with_texts<E>(
+        &self,
+        text_of: impl Fn(usize, &str) -> Result<Option<String>, E>,
+    ) -> Result<String, E> {
+        let literal = |text: &str| text.replace('{', "{{").replace('}', "}}");
+        let mut written = String::new();
+        for (index, part) in self.parts.iter().enumerate() {
+            match part {
+                Part::Literal(text) => written.push_str(&literal(text)),
+                Part::Column(name) => match text_of(index, name)? {
+                    Some(text) => written.push_str(&literal(&text)),
+                    None => written.push_str(&format!("{{{name}}}")),
+                },
+                Part::Time(name) => written.push_str(&format!("{{{name}{RFC3339}}}")),
+                Part::TableSchema => written.push_str("{table.schema}"),
+                Part::TableName => written.push_str("{table.name}"),
+            }
+        }
+        Ok(written)
+    }
+
     /// The text of a template without columns.
     #[must_use]
     pub fn constant(&self) -> Option<&str> {
@@ -205,6 +257,39 @@ mod tests {
         assert_eq!(error("ab}"), TemplateError::Unopened("ab}".to_owned(), 2));
         assert_eq!(error("{}"), TemplateError::NoName("{}".to_owned(), 0));
         assert_eq!(error(""), TemplateError::Empty);
+    }
+
+    #[test]
+    fn finds_characters_with_which_a_text_could_be_split_differently() {
+        let separator = |template: &str, index: usize, text: &str| {
+            let template = template.parse::<Template>().expect(template);
+            template.separator_in(index, text)
+        };
+        let topic = "{table.schema}.{aggregatetype}";
+        assert_eq!(separator(topic, 0, "tenant_a-b"), None);
+        assert_eq!(separator(topic, 0, "a.b"), Some('.'));
+        assert_eq!(separator(topic, 2, "a.b"), Some('.'));
+        assert_eq!(separator("x-{a}-{b}", 1, "a-b"), Some('-'));
+        assert_eq!(separator("{a}-{b}", 2, "a-b"), Some('-'));
+        assert_eq!(separator("{a}_{b}", 0, "a_b"), None);
+        assert_eq!(separator("{a}_{b}", 0, "a.b"), Some('.'));
+        assert_eq!(separator("{a}{b}", 0, "a.b"), Some('.'));
+        assert_eq!(separator("outbox.{table.schema}", 1, "a.b"), None);
+    }
+
+    #[test]
+    fn replaces_only_the_columns_that_have_a_text() {
+        let written = "{{x}}{source.a}-{b}{c:rfc3339}{table.schema}{table.name}";
+        let template = written.parse::<Template>().expect("a template");
+        let filled = template.with_texts(|_, name| {
+            Ok::<_, ()>(name.strip_prefix("source.").map(|name| format!("{name}{{")))
+        });
+        let expected = "{{x}}a{{-{b}{c:rfc3339}{table.schema}{table.name}";
+        assert_eq!(filled.as_deref(), Ok(expected));
+        assert_eq!(
+            template.with_texts(|_, _| Ok::<_, ()>(None)).as_deref(),
+            Ok(written)
+        );
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
-    SnapshotRecord,
+    SnapshotRecord, TableGuard,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -38,6 +38,15 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
 
 /// A connection for questions.
 pub(crate) trait CatalogQueries: Send + Sync + 'static {
+    /// See [`TableGuard`].
+    type Guard: Send;
+
+    /// Locks and examines a table, so that the next statement can name it. Drop the guard when that statement is planned.
+    fn guard_table(
+        &self,
+        table: &TableName,
+    ) -> impl Future<Output = Result<Self::Guard, CatalogError>> + Send;
+
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
@@ -156,6 +165,12 @@ impl Database for Conninfo {
 }
 
 impl CatalogQueries for Catalog {
+    type Guard = TableGuard;
+
+    async fn guard_table(&self, table: &TableName) -> Result<TableGuard, CatalogError> {
+        Catalog::guard_table(self, table).await
+    }
+
     async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
         Catalog::look(self, target).await
     }

@@ -11,6 +11,7 @@ use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
 use self::error::CoreError;
 use self::source::{Meaning, Source};
+use self::table_names::TableNames;
 use self::table_source::TableSource;
 use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
@@ -42,6 +43,7 @@ pub(crate) mod message_source;
 mod older_rows;
 pub(crate) mod preview;
 mod source;
+pub(crate) mod table_names;
 pub(crate) mod table_source;
 
 /// Decodes, maps, routes and hands over, one frame at a time.
@@ -159,6 +161,13 @@ impl Core {
         }
     }
 
+    /// Takes the names that tables have in the catalog when a connection begins, by their OIDs.
+    pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
+        if let Source::Table(source) = &mut self.source {
+            source.name_tables(tables);
+        }
+    }
+
     /// Takes what the catalog says of the columns of the table with this OID.
     pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
         if let Source::Table(source) = &mut self.source {
@@ -271,6 +280,21 @@ impl Core {
         }
         if let (Some(letters), Some(before)) = (&mut self.delivery.dead_letters, dead_letters) {
             letters.go_on_counting(before);
+        }
+    }
+
+    /// Takes the names of tables out of a core that is given up, for the next one.
+    pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
+        match &mut self.source {
+            Source::Table(source) => Some(source.replace_names(TableNames::default())),
+            Source::Messages(_) => None,
+        }
+    }
+
+    /// Continues with the names that the core before this one knew.
+    pub(crate) fn keep_table_names(&mut self, names: Option<TableNames>) {
+        if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
+            source.replace_names(names);
         }
     }
 
@@ -454,12 +478,13 @@ impl Core {
         if let Source::Table(source) = &self.source {
             source.tell_rows_of(relation.oid, self.delivery.watermark.stats());
         }
+        let place = self.place();
         let is_outbox = match &mut self.source {
             Source::Table(source) => {
                 if source.lacks_facts(relation) {
                     return Ok(Step::NewTable(relation.oid));
                 }
-                source.relation(relation)?
+                source.relation(relation, &place)?
             }
             Source::Messages(_) => false,
         };

@@ -160,7 +160,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
     match error {
         CatalogError::Dial(error) => of_dial(error),
         CatalogError::Server(error) => of_server(error),
-        CatalogError::Lost(_) => Remedy::Reconnect,
+        CatalogError::Lost(_) | CatalogError::OtherServer => Remedy::Reconnect,
         CatalogError::NoJournal
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }

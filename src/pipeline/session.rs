@@ -31,7 +31,7 @@ use crate::model::time::unix_micros;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::replication::Connection;
-use crate::sink::{Preparation, Sink, SinkError};
+use crate::sink::{Preparation, Prepared, Sink, SinkError};
 
 pub(super) use self::startup::open;
 
@@ -40,6 +40,7 @@ pub(crate) mod error;
 mod keepalive;
 mod link;
 mod monitor;
+mod publication;
 mod startup;
 pub(super) mod state;
 
@@ -92,8 +93,8 @@ enum Wait {
 
 /// What the stream has waited for.
 enum Ended<'w> {
-    /// The topic is there, with so many partitions.
-    Topic(&'w str, usize),
+    /// It is certain whether the topic can be used.
+    Topic(&'w str, Prepared),
     Table(u32, Vec<ColumnFacts>),
 }
 
@@ -230,7 +231,7 @@ impl Session<'_> {
                 () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 ended = wait.ended() => {
                     match ended? {
-                        Ended::Topic(topic, partitions) => sink.prepared(topic, partitions)?,
+                        Ended::Topic(topic, prepared) => sink.prepared(topic, prepared)?,
                         Ended::Table(oid, facts) => core.describe_table(oid, facts),
                     }
                     wait = Wait::Nothing;
@@ -367,8 +368,8 @@ impl Wait {
     async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => {
-                let partitions = preparation.await?;
-                Ok(Ended::Topic(topic, partitions))
+                let prepared = preparation.await?;
+                Ok(Ended::Topic(topic, prepared))
             }
             Self::Table(oid, description) => Ok(Ended::Table(*oid, description.await?)),
             Self::Nothing | Self::Room => std::future::pending().await,

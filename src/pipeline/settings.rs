@@ -13,6 +13,7 @@ use crate::kafka::settings::{CheckpointSettings, ProducerSettings};
 use crate::kafka::topics::CreateTopics;
 use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
+use crate::outbox::reserved_topics::{DEFAULT_DEAD_LETTER_TOPIC, TopicUse};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::{CatalogError, Observed, ObservedTable};
 use crate::postgres::connect::conninfo::Conninfo;
@@ -88,6 +89,18 @@ impl PipelineSettings {
         }
     }
 
+    /// The topics that the pipeline keeps for itself, and what each is for.
+    pub(crate) fn own_topics(&self) -> impl Iterator<Item = (&str, TopicUse)> {
+        let checkpoints = match &self.delivery {
+            Delivery::AtLeastOnce => None,
+            Delivery::ExactlyOnce(checkpoints) => {
+                Some((checkpoints.topic.as_str(), TopicUse::Checkpoints))
+            }
+        };
+        let dead_letters = (self.dead_letters.topic.as_str(), TopicUse::DeadLetters);
+        checkpoints.into_iter().chain([dead_letters])
+    }
+
     /// Where the pipeline's checkpoints are; nothing where it has none.
     #[must_use]
     pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
@@ -117,7 +130,16 @@ impl PipelineSettings {
             },
             warns_of_compaction: self.outbox.has_unasked_tombstones(),
             constant_topic: self.outbox.topic.constant().map(str::to_owned),
+            dead_letter_topic: self.dead_letter_topic_for_unusable().map(str::to_owned),
         })
+    }
+
+    /// The topic for dead letters, if an event whose topic cannot be used becomes a dead letter. A topic that the
+    /// configuration names, and not the row, is for the operator to create.
+    fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
+        let is_row_s = self.outbox.topic.constant().is_none();
+        let becomes = self.dead_letters.unroutable == Undeliverable::DeadLetter;
+        (is_row_s && becomes).then_some(&*self.dead_letters.topic)
     }
 
     /// Holds what dropping the slot takes against what was observed, where the settings say
@@ -244,7 +266,7 @@ impl Default for DeadLetterSettings {
             oversize: Undeliverable::default(),
             unroutable: Undeliverable::default(),
             malformed: Undeliverable::default(),
-            topic: "walpost-dead-letters".to_owned(),
+            topic: DEFAULT_DEAD_LETTER_TOPIC.to_owned(),
         }
     }
 }

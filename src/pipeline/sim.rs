@@ -148,6 +148,12 @@ impl Database for SimDatabase {
 }
 
 impl CatalogQueries for SimDatabase {
+    type Guard = ();
+
+    async fn guard_table(&self, _: &TableName) -> Result<(), CatalogError> {
+        Ok(())
+    }
+
     async fn tables(
         &self,
         _: &[TableName],

@@ -451,7 +451,13 @@ impl Snapshot {
             let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN, None);
             catalog.write_journal(&entry).await?;
         }
+        let guard = match target.outbox.table() {
+            Some(table) => Some(catalog.guard_table(table).await?),
+            None => None,
+        };
+        // The server answers after planning.
         self.connection.copy_out(&statement).await?;
+        drop(guard);
         core.begin_snapshot(CopyFrom {
             snapshot_lsn: self.snapshot_lsn,
             mapping,

@@ -28,6 +28,7 @@ pub(crate) use self::observed::{
 };
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
+pub(crate) use self::table_guard::{SelectedRows, Statement, TableGuard, examine_sql};
 
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
@@ -36,28 +37,21 @@ pub(crate) mod failover;
 pub(crate) mod journal;
 mod limits;
 mod observed;
+mod own_table;
 pub(crate) mod peek;
 mod refusal;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
 mod snapshot_history;
 mod table;
+mod table_guard;
 mod vitals;
-
-/// What is to be done with a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Statement {
-    /// Rows are read, or partitions are made.
-    Select,
-    /// Rows are deleted.
-    Delete,
-}
 
 /// A connection for questions.
 pub(crate) struct Catalog {
     client: Client,
-    /// Who we are.
-    user: String,
+    /// How it was opened.
+    conninfo: Conninfo,
     /// Ends when the connection does.
     driver: JoinHandle<()>,
 }
@@ -110,6 +104,12 @@ pub enum CatalogError {
         /// What calls which function of whom.
         code: String,
     },
+    /// A second connection was accepted by another server.
+    #[error(
+        "a second connection to PostgreSQL reached another server than the first. Run the same command again; if it happens again, \
+         name one host only"
+    )]
+    OtherServer,
     /// It gave an answer that can't be read.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),
@@ -153,7 +153,7 @@ impl Catalog {
         });
         Ok(Self {
             client,
-            user: conninfo.user().to_owned(),
+            conninfo: conninfo.clone(),
             driver,
         })
     }
@@ -164,6 +164,10 @@ impl Catalog {
             // It can't fail but by a panic, and then it has ended too.
             let _ = (&mut self.driver).await;
         }
+    }
+
+    pub(super) fn conninfo(&self) -> &Conninfo {
+        &self.conninfo
     }
 
     /// The client, for SQL that is no question.
@@ -183,7 +187,7 @@ impl Catalog {
             && server.code == "42501"
             && !server.message.contains("row-level security")
         {
-            server.hint = Some(grant(&identifier(&self.user)));
+            server.hint = Some(grant(&identifier(self.conninfo.user())));
         }
         error
     }
@@ -204,42 +208,6 @@ impl Catalog {
         };
         let sql = sql_file::examine(target, words);
         Ok(self.client.batch_execute(&sql).await?)
-    }
-
-    /// Makes sure that a statement about the table, its partitions among them, runs no code of other roles
-    /// as us: also a plain SELECT evaluates what indexes and constraints call.
-    ///
-    /// # Errors
-    /// It would ([`CatalogError::CodeOfOthers`]), a policy applies to us, or the server can't be asked.
-    pub(crate) async fn examine_table(
-        &self,
-        table: &TableName,
-        statement: Statement,
-    ) -> Result<(), CatalogError> {
-        let target = Target {
-            outbox: Outbox::Table(table.clone()),
-            publication: String::new(),
-            slot: String::new(),
-        };
-        let words = match statement {
-            Statement::Select => "read",
-            Statement::Delete => "write",
-        };
-        self.client
-            .batch_execute(&sql_file::examine(&target, words))
-            .await?;
-        let found = "SELECT current_setting('walpost.code_of_others'), current_user::text, \
-             coalesce(row_security_active(to_regclass($1)), false)";
-        let row = self.client.query_one(found, &[&table.quoted()]).await?;
-        let (code, role) = (row.try_get::<_, String>(0)?, identifier(row.try_get(1)?));
-        let table = table.clone();
-        if row.try_get(2)? {
-            return Err(CatalogError::RowSecurity { table, role });
-        }
-        match code.is_empty() {
-            true => Ok(()),
-            false => Err(CatalogError::CodeOfOthers { table, role, code }),
-        }
     }
 
     /// Asks for everything that `target` names.

@@ -4,11 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use super::catalog::{Catalog, CatalogError};
-use super::sql_file::{PREREQUISITES, Variables};
+use super::sql_file::{self, PREREQUISITES, Variables};
 use super::target::{Outbox, Target};
 
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
+const GUARD: &str = include_str!("../../sql/guard.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const TABLES: &str = include_str!("../../sql/tables.sql");
 const ADD_OUTBOX: &str = include_str!("../../sql/add_outbox.sql");
@@ -130,6 +131,12 @@ impl Provision {
             makes: format!("prerequisites of slot {slot}"),
             sql: self.fill_in(PREREQUISITES),
         }];
+        if !outbox.is_messages() {
+            together.push(Script {
+                makes: "function walpost.lock_and_examine".to_owned(),
+                sql: self.fill_in(GUARD),
+            });
+        }
         together.extend(match outbox {
             Outbox::Table(_) | Outbox::OneOf { .. } => {
                 let table = if self.partitioned {
@@ -149,6 +156,13 @@ impl Provision {
                 sql: self.fill_in(PUBLISH),
             }),
         });
+        if let Some(table) = outbox.table() {
+            // The statements that follow name the table, and from here on the name leads to what was examined.
+            together.push(Script {
+                makes: format!("lock on {table}"),
+                sql: sql_file::examine(&self.target, "owners read"),
+            });
+        }
         for writer in &self.writers {
             together.push(Script {
                 makes: format!("privileges of role {writer} to send events"),
@@ -357,10 +371,10 @@ mod tests {
             "publication pub",
             "slot slot",
         ];
-        assert_eq!(made(&all)[1..], shared);
-        assert_eq!(made(&one)[1], "table tenant_1.outbox");
-        assert_eq!(made(&one)[2..7], shared);
-        assert_eq!(made(&one)[7..], ["tenant_1.outbox in publication pub"]);
+        assert_eq!(made(&all)[2..], shared);
+        assert_eq!(made(&one)[2], "table tenant_1.outbox");
+        assert_eq!(made(&one)[4..9], shared);
+        assert_eq!(made(&one)[9..], ["tenant_1.outbox in publication pub"]);
         for (provision, several) in [(&all, "'on'"), (&one, "'on'"), (&provision(), "'off'")] {
             let Scripts { together, .. } = provision.scripts();
             let set = format!("SET walpost.several = {several};");
@@ -447,7 +461,7 @@ mod tests {
                 "{name}: CREATE OR REPLACE heals it"
             );
         }
-        assert_eq!(functions, 5);
+        assert_eq!(functions, 6);
     }
 
     #[test]
@@ -463,6 +477,36 @@ mod tests {
                     let connects = text.contains("tokio_postgres::connect")
                         || text.contains("tokio_postgres::Config");
                     assert!(!connects, "{}", path.display());
+                }
+            }
+        }
+    }
+
+    /// Rows of a table are read by `table_guard`; the others are listed with what makes them safe.
+    #[test]
+    fn tables_are_named_in_statements_only_after_their_examination() {
+        let listed = [
+            "catalog/table_guard.rs",
+            // Under a guard.
+            "catalog/copy.rs",
+            "catalog/table.rs",
+            // In a transaction that examines the table.
+            "retention/rows.rs",
+            // Parsed, and never planned.
+            "replay/condition.rs",
+            "provision.rs",
+        ];
+        let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !listed.iter().any(|name| path.ends_with(name)) {
+                    let text = std::fs::read_to_string(&path).expect("a text");
+                    for named in ["FROM {}", "FROM ONLY {", "FROM {table"] {
+                        assert!(!text.contains(named), "{}: {named}", path.display());
+                    }
                 }
             }
         }
@@ -512,7 +556,9 @@ mod tests {
             together,
             [
                 "prerequisites of slot slot",
+                "function walpost.lock_and_examine",
                 "table \"My Shop\".\"out'box\"",
+                "lock on \"My Shop\".\"out'box\"",
                 "privileges of role it's a shop to send events",
                 "table walpost.journal",
                 "role carrier",
@@ -530,7 +576,7 @@ mod tests {
             writers: Vec::new(),
             ..provision()
         };
-        assert_eq!(made(&without)[0].len(), 4);
+        assert_eq!(made(&without)[0].len(), 6);
         assert_eq!(made(&as_messages())[0][1], "function walpost.publish");
     }
 }

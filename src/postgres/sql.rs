@@ -2,4 +2,4 @@
 
 pub(crate) use postgres_protocol::escape::{escape_identifier, escape_literal};
 pub(crate) use tokio_postgres::types::ToSql;
-pub(crate) use tokio_postgres::{Client, Error, Row};
+pub(crate) use tokio_postgres::{Client, Row, SimpleQueryRow};

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::ReplayError;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::sql::ToSql;
 use crate::postgres::table::TableName;
 use crate::retention;
@@ -115,12 +115,8 @@ async fn has_rows(
     condition: &str,
 ) -> Result<bool, ReplayError> {
     let rows = match condition {
-        "" => String::new(),
-        condition => format!(" WHERE {condition}"),
+        "" => " LIMIT 1".to_owned(),
+        condition => format!(" WHERE {condition} LIMIT 1"),
     };
-    catalog.examine_table(table, Statement::Select).await?;
-    let sql = format!("SELECT EXISTS (SELECT FROM {}{rows})", table.quoted());
-    let row = catalog.client().query_one(&sql, &[]).await;
-    let row = row.map_err(|error| catalog.denied_select(error, table))?;
-    Ok(row.try_get(0).map_err(CatalogError::from)?)
+    Ok(catalog.select_first("", table, &rows).await?.is_some())
 }

@@ -14,7 +14,7 @@ use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::{OutboxSettings, Topic};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::Catalog;
 use crate::postgres::table::TableName;
 
 /// How long transactions that are open in a topic are waited for.
@@ -75,16 +75,15 @@ async fn topics(
 ) -> Result<Vec<String>, ReplayError> {
     let topic = match &outbox.topic {
         Topic::Template(template) => expression(template, table),
-        Topic::Route(route) => format!("{}::text", escape_identifier(&route.column)),
+        Topic::Route(route) => text_of(&route.column),
     };
-    let sql = format!(
-        "SELECT DISTINCT {topic} AS topic FROM {} WHERE {topic} IS NOT NULL ORDER BY topic",
-        table.quoted()
-    );
-    let rows = catalog.client().query(&sql, &[]).await;
-    let rows = rows.map_err(|error| catalog.denied_select(error, table))?;
-    let names: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get(0)).collect();
-    let mut names = names.map_err(CatalogError::from)?;
+    let columns = format!("DISTINCT {topic} AS topic");
+    let rest = format!(" WHERE {topic} IS NOT NULL ORDER BY topic");
+    let mut rows = catalog.select(&columns, table, &rest).await?;
+    let mut names = Vec::new();
+    while let Some(row) = rows.next().await? {
+        names.extend(row.get(0).map(str::to_owned));
+    }
     if let Topic::Route(route) = &outbox.topic {
         names = names
             .iter()
@@ -93,15 +92,22 @@ async fn topics(
         names.sort_unstable();
         names.dedup();
     }
-    names.retain(|name| is_topic_name(name));
+    // No event is in a reserved topic.
+    names.retain(|name| is_topic_name(name) && outbox.reserved_topics.find(name).is_none());
     Ok(names)
+}
+
+/// A column's value as text, or null. Unlike a cast, `concat` calls the output function of the type alone.
+fn text_of(column: &str) -> String {
+    let column = escape_identifier(column);
+    format!("CASE num_nulls({column}) WHEN 0 THEN concat({column}) END")
 }
 
 /// The template's value as SQL; null where a column is.
 fn expression(template: &Template, table: &TableName) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),
-        Part::Column(name) | Part::Time(name) => format!("{}::text", escape_identifier(name)),
+        Part::Column(name) | Part::Time(name) => text_of(name),
         Part::TableSchema => escape_literal(&table.schema),
         Part::TableName => escape_literal(&table.name),
     });
@@ -156,7 +162,8 @@ mod tests {
         assert_eq!(sql("events"), "'events'");
         assert_eq!(
             sql("o'x.{kind}.{a\"b}"),
-            "'o''x.' || \"kind\"::text || '.' || \"a\"\"b\"::text"
+            "'o''x.' || CASE num_nulls(\"kind\") WHEN 0 THEN concat(\"kind\") END || '.' || \
+             CASE num_nulls(\"a\"\"b\") WHEN 0 THEN concat(\"a\"\"b\") END"
         );
         assert_eq!(
             sql("{table.schema}-{table.name}"),

@@ -246,15 +246,14 @@ async fn key_of(
     flag: &'static str,
 ) -> Result<Vec<String>, ReplayError> {
     table.expect("id", flag)?;
-    let sql = format!(
-        "SELECT {} FROM {} WHERE id = {} ORDER BY {} LIMIT 1",
-        table.order.texts(),
-        table.name.quoted(),
+    let rest = format!(
+        " WHERE id = {} ORDER BY {} LIMIT 1",
         escape_literal(id),
         table.order.sql(""),
     );
-    let row = catalog.client().query_opt(&sql, &[]).await;
-    let row = row.map_err(|error| match catalog.denied_select(error, table.name) {
+    let columns = table.order.selected();
+    let row = catalog.select_first(&columns, table.name, &rest).await;
+    let row = row.map_err(|error| match error {
         // Data exception: the column's type has no such value.
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {
             flag,

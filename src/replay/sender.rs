@@ -146,13 +146,13 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                 }
                 Step::NewTopic(topic) => {
                     let preparation = self.sink.prepare(&topic, Vec::new);
-                    let partitions = tokio::select! {
+                    let prepared = tokio::select! {
                         biased;
                         () = stopped(stop) => return Ok(Waited::Stop),
-                        partitions = preparation => partitions,
+                        prepared = preparation => prepared,
                     };
-                    let prepared = partitions.and_then(|count| self.sink.prepared(&topic, count));
-                    prepared.map_err(|error| ReplayError::Produce {
+                    let ready = prepared.and_then(|state| self.sink.prepared(&topic, state));
+                    ready.map_err(|error| ReplayError::Produce {
                         row: self.plan.mapping.describe(&copied.row),
                         error,
                     })?;

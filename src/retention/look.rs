@@ -3,11 +3,12 @@
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
 
+use super::RetentionError;
 use super::mark::Origin;
 use super::plan::{Bounds, Detached, Found, Partition};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
-use crate::postgres::table::TableName;
+use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
 /// The table, as far as keeping it goes.
@@ -93,6 +94,31 @@ pub(crate) async fn maintained(
 /// told us.
 pub(crate) async fn claim(client: &Client, table: &Maintained) -> Result<bool, CatalogError> {
     lock(client, "pg_try_advisory_lock", table).await
+}
+
+/// Which session has made [`claim`] fail.
+pub(crate) async fn claimed(
+    client: &Client,
+    table: &Maintained,
+) -> Result<RetentionError, CatalogError> {
+    let row = client
+        .query_opt(
+            "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+             JOIN pg_class c ON c.oid = $1 WHERE l.locktype = 'advisory' AND l.granted AND l.database = a.datid \
+             AND a.datname = current_database() AND l.classid = x'77616c70'::int::oid AND l.objid = $1 AND l.objsubid = 2 \
+             AND a.usename <> session_user AND NOT pg_has_role(a.usesysid, c.relowner, 'USAGE')",
+            &[&table.origin.table],
+        )
+        .await?;
+    let name = table.name.clone();
+    Ok(match row {
+        Some(row) => RetentionError::ClaimedByOther {
+            table: name,
+            pid: row.try_get(0)?,
+            role: identifier(row.try_get(1)?),
+        },
+        None => RetentionError::Claimed(name),
+    })
 }
 
 /// Lets others keep the table.

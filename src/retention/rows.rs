@@ -112,7 +112,11 @@ impl Pass<'_> {
         let table = self.outbox.name.clone();
         let mut deleted = 0;
         let (is_done, waits) = loop {
+            if !self.begin().await? {
+                break (false, None);
+            }
             let batch = read(self.client, self.outbox, before).await?;
+            self.commit().await?;
             if batch.places.is_empty() {
                 break (true, None);
             }
@@ -122,7 +126,11 @@ impl Pass<'_> {
                 Waited::For(wait) => break (false, Some(wait)),
                 Waited::Unknown => break (false, None),
             }
+            if !self.begin().await? {
+                break (false, None);
+            }
             let gone = delete(self.client, self.outbox, &batch).await?;
+            self.commit().await?;
             deleted += gone;
             if gone == 0 {
                 // Somebody else has locked them.

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver, no_transactions};
+use super::{
+    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver, no_transactions,
+};
 use crate::delivery::checkpoint::Checkpoint;
 use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
@@ -85,8 +87,8 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         })
     }
 
-    fn prepared(&mut self, topic: &str, partitions: usize) -> Result<(), SinkError> {
-        self.made()?.prepared(topic, partitions)
+    fn prepared(&mut self, topic: &str, prepared: Prepared) -> Result<(), SinkError> {
+        self.made()?.prepared(topic, prepared)
     }
 
     fn read_more(&mut self) {
@@ -155,7 +157,7 @@ mod tests {
             Ok(())
         }
 
-        fn prepared(&mut self, _: &str, _: usize) -> Result<(), SinkError> {
+        fn prepared(&mut self, _: &str, _: Prepared) -> Result<(), SinkError> {
             self.is_prepared = true;
             Ok(())
         }
@@ -202,7 +204,8 @@ mod tests {
             sink.tend();
             assert!(sink.sink.is_some());
             preparation.await.expect("a topic");
-            sink.prepared("t", 1).expect("a topic");
+            sink.prepared("t", Prepared::Usable { partitions: 1 })
+                .expect("a topic");
             at_rest.set(false);
             for _ in 0..3 {
                 assert_eq!(

@@ -13,8 +13,8 @@ use crate::outbox::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use crate::outbox::route::Router;
 use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::snapshot::{Rows, Snapshot};
-use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
+use crate::postgres::catalog::snapshot::Snapshot;
+use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable, SelectedRows};
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
 
@@ -26,7 +26,9 @@ const BATCH: u64 = 1024;
 /// How the rows are read.
 pub(super) struct Plan {
     table: TableName,
-    query: String,
+    /// See [`Catalog::select`].
+    columns: String,
+    rest: String,
     mapping: Mapping,
     /// For each value of the query its place in a row, but for the time, which is the last one.
     slots: Vec<usize>,
@@ -83,7 +85,7 @@ impl Plan {
                 "CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000)::int8 END"
             ));
         }
-        let mut query = format!("SELECT {} FROM {}", values.join(", "), table.quoted());
+        let mut rest = String::new();
         if let Some(time) = &time {
             let bound = |sign, at: Option<jiff::Timestamp>| {
                 at.map(|at| format!("{time} {sign} '{at}'::timestamptz"))
@@ -91,12 +93,13 @@ impl Plan {
             let bounds = [bound(">=", range.since), bound("<", range.until)];
             let bounds: Vec<_> = bounds.into_iter().flatten().collect();
             if !bounds.is_empty() {
-                query = format!("{query} WHERE {}", bounds.join(" AND "));
+                rest = format!(" WHERE {}", bounds.join(" AND "));
             }
         }
         Ok(Self {
             table: table.clone(),
-            query,
+            columns: values.join(", "),
+            rest,
             mapping,
             slots,
             has_time: time.is_some(),
@@ -113,7 +116,7 @@ impl Plan {
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let snapshot = Snapshot::take(catalog, &self.table).await?;
-        let rows = snapshot.rows(&self.query).await?;
+        let rows = snapshot.select(&self.columns, &self.rest).await?;
         let topics = self.route(rows, &mut progress, into, reporter).await?;
         let (before, after) = (snapshot.before, snapshot.after);
         snapshot.end().await?;
@@ -127,7 +130,7 @@ impl Plan {
 
     async fn route(
         &self,
-        mut rows: Rows,
+        mut rows: SelectedRows,
         progress: &mut Progress,
         into: &mut Spill,
         reporter: &mut Reporter<'_>,

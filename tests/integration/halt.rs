@@ -76,6 +76,24 @@ fn table_taken_out_of_the_publication_halts() {
         .expect_says(&["halted", "public.outbox", "ALTER PUBLICATION"]);
 }
 
+/// The publication's owner leaves out rows, which PostgreSQL can do from version 15 on.
+#[test]
+fn row_filter_that_the_publication_is_given_is_reported() {
+    let scene = Scene::new();
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    let publication = scene.slot();
+    let set = format!("ALTER PUBLICATION {publication} SET TABLE outbox");
+    scene.db.run(&format!("{set} WHERE (false)"));
+    let line = walpost.wait_for_log("leaves out rows that don't fulfil");
+    assert!(line.contains("ALTER PUBLICATION"), "{line}");
+    assert_eq!(http.get("/readyz").code, 503);
+    scene.db.run(&set);
+    walpost.wait_for_log("rows_left_out resolved");
+    walpost.terminate().expect_code(0);
+}
+
 for_each_outbox! {
     slot_dropped_and_made_anew_halts
     slot_moved_by_somebody_else_halts

@@ -206,6 +206,7 @@ fn sql_files_make_by_hand_what_init_makes() {
         let by_hand = Scene::bare_on(Server::shared(major), Broker::shared());
         for _ in 0..2 {
             for file in [
+                "guard.sql",
                 "outbox.sql",
                 "journal.sql",
                 "publication.sql",

@@ -43,6 +43,7 @@ macro_rules! on_each_version {
 mod functions;
 mod journal;
 mod outbox;
+mod races;
 mod roles;
 mod tables;
 

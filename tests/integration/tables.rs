@@ -61,6 +61,7 @@ in_both_modes! {
     tables_come_and_go_under_load_and_the_stream_goes_on
     rows_that_a_table_has_when_it_is_added_are_delivered_first
     one_table_is_verified_and_sent_again_and_its_dead_letters_name_it
+    schema_that_is_renamed_is_not_published_as_another_tenant
 }
 
 /// Of tables that have columns in another order, more of them, partitions and names that need quotes.
@@ -347,6 +348,148 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
         "CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox); INSERT INTO tenant_3.outbox TABLE tenant_2.outbox",
     );
     verify("tenant_3.outbox").expect_says(&["does not contain table tenant_3.outbox"]);
+    walpost.terminate().expect_code(0);
+}
+
+fn schema_that_is_renamed_is_not_published_as_another_tenant(exactly_once: bool) {
+    schema_is_renamed(MAJOR, exactly_once);
+}
+
+#[test]
+fn schema_that_is_renamed_is_not_published_as_another_tenant_on_every_version() {
+    for major in [14, 16, 17, 18] {
+        schema_is_renamed(major, false);
+    }
+}
+
+/// The owner of a schema gives it the name of a tenant that is gone, and writes.
+fn schema_is_renamed(major: u32, exactly_once: bool) {
+    let tables = ["tenant_1.outbox", "tenant_2.outbox"];
+    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    // Topics are shared by all tests.
+    let prefix = &scene.name.clone();
+    let topic = format!("{prefix}.{{table.schema}}.{{aggregatetype}}");
+    scene.use_settings(&format!(
+        "tables = [\"tenant_*.outbox\"]\ntopic = \"{topic}\"\n"
+    ));
+    scene.write_to(writer(&tables));
+    scene.init().finish().expect_code(0);
+    for table in tables {
+        add(&scene, table, "");
+    }
+    let scene = scene.in_mode(exactly_once);
+    for tenant in [1, 2] {
+        scene.topic(&format!("{prefix}.tenant_{tenant}.orders"), 1, &[]);
+    }
+    let insert = |table: &str, key: &str| {
+        let event = writer(&[table]).one(Event::new("orders", key, "{}"));
+        scene.db.run(&event);
+    };
+    let mut walpost = scene.start();
+    insert(tables[0], "first");
+    insert(tables[1], "second");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    scene
+        .db
+        .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
+    insert(tables[1], "forged");
+    // Before PostgreSQL 16 the new name arrives with the next connection.
+    wait_until("the renamed table to be noticed", || {
+        let has_arrived = scene.records().len() > 2;
+        if !has_arrived && walpost.is_running() {
+            scene.end_walsender();
+            insert(tables[1], "forged");
+        }
+        !walpost.is_running()
+            || scene
+                .records()
+                .iter()
+                .any(|record| record.topic.contains("tenant_2") && record.key() == "forged")
+    });
+    let finished = walpost.finish().expect_code(3);
+    finished.expect_says(&[
+        "halted",
+        "table tenant_2.outbox was called tenant_1.outbox",
+        "ALTER SCHEMA tenant_2 RENAME TO tenant_1",
+        "walpost skip --to",
+    ]);
+    let is_forged =
+        |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
+    assert_eq!(scene.records().iter().filter(is_forged).count(), 0);
+    // Whoever restarts it accepts the name.
+    let walpost = scene.start();
+    wait_until("the rows under the accepted name", || {
+        scene.records().iter().any(|record| is_forged(&record))
+    });
+    walpost.terminate().expect_code(0);
+}
+
+/// The owner of the publication leaves out a table, and puts it back.
+#[test]
+fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
+    let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    let publication = scene.slot();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} SET TABLE tenant_1.outbox, walpost.outbox_row"
+    ));
+    let line = walpost.wait_for_log("watchdog: tables were taken out of publication");
+    for text in [
+        "not delivered: tenant_2.outbox",
+        &format!("ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"),
+        "walpost replay --table tenant_2.outbox",
+    ] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    let readiness = http.get("/readyz");
+    assert_eq!(readiness.code, 503, "{}", readiness.body);
+    assert!(
+        readiness.body.contains("tenant_2.outbox"),
+        "{}",
+        readiness.body
+    );
+    let status = http.pipeline();
+    assert_eq!(status["problems"][0]["kind"], "rows_left_out", "{status}");
+    assert_eq!(status["summary"]["severity"], "critical", "{status}");
+    assert_eq!(status["summary"]["state"], "streaming", "{status}");
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"
+    ));
+    walpost.wait_for_log("rows_left_out resolved");
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    // A table that is dropped is not left out.
+    scene.db.run("DROP SCHEMA tenant_2 CASCADE");
+    walpost.terminate().expect_code(0);
+}
+
+/// As Prometheus and whoever looks at /metrics in a terminal get it.
+#[test]
+fn metrics_have_no_control_character_of_the_name_of_a_table() {
+    let scene = scene_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
+    let aggregate = scene.aggregate(1);
+    let table = "\"tenant_\u{1b}[2J\u{202e}\u{9b}\".outbox";
+    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    scene.db.run(&format!(
+        "CREATE SCHEMA \"tenant_\u{1b}[2J\u{202e}\u{9b}\"; CREATE TABLE {table} (LIKE tenant_1.outbox INCLUDING ALL);
+         SELECT walpost.add_outbox('{table}', '{}')",
+        scene.slot()
+    ));
+    scene
+        .db
+        .run(&writer(&[table]).one(Event::new(&aggregate, "k", "{}")));
+    let label = r#"table="\"tenant_\\u{1b}[2J\\u{202e}\\u{9b}\".outbox"} 1"#;
+    let mut text = String::new();
+    wait_until("the table's rows in /metrics", || {
+        text = http.get("/metrics").body;
+        text.contains("walpost_table_rows_total{")
+    });
+    assert!(text.contains(label), "{label} in {text}");
+    let is_evil = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+    assert!(!text.contains(is_evil), "{text:?}");
     walpost.terminate().expect_code(0);
 }
 

@@ -10,7 +10,7 @@ use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::outage::{Outage, Say};
 use crate::outbox::dead_letter::{
-    ERROR, ERROR_MESSAGE, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
+    ERROR, ERROR_MESSAGE, Extent, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
 };
 use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
@@ -41,7 +41,11 @@ impl Failure {
             | SinkError::RecordRefused {
                 is_oversize: true, ..
             } => Kind::Oversize,
-            SinkError::NoPartition { .. } => Kind::Unroutable,
+            SinkError::NoPartition { .. }
+            | SinkError::TopicMissing { .. }
+            | SinkError::TopicDenied { .. }
+            | SinkError::TopicNotCreated { .. }
+            | SinkError::RecordRefused { .. } => Kind::Unroutable,
             _ => return None,
         };
         Some(Self {
@@ -158,7 +162,7 @@ impl DeadLetters {
         let source = table.map_or((SOURCE_PREFIX, self.prefix.as_str()), |table| {
             (SOURCE_TABLE, table)
         });
-        let mut send = |whole| {
+        let mut send = |extent| {
             let about: [(&str, &[u8]); 4] = [
                 (ERROR, failure.kind.name().as_bytes()),
                 (ERROR_MESSAGE, failure.reason().as_bytes()),
@@ -166,26 +170,17 @@ impl DeadLetters {
                 (PIPELINE, self.pipeline.as_bytes()),
             ];
             let topic = &self.settings.topic;
-            let letter = self.writer.write(topic, remains, mark, &about, whole);
+            let letter = self.writer.write(topic, remains, mark, &about, extent);
             give(&letter, watermark, sink)
         };
-        // What was too large would be so with more headers.
-        let sent = match failure.kind {
-            Kind::Oversize => send(false)?,
-            Kind::Unroutable => match send(true)? {
-                Err(SinkError::TooLarge { .. })
-                    if self.settings.oversize == Undeliverable::DeadLetter =>
-                {
-                    send(false)?
-                }
-                sent => sent,
-            },
-            // It is no event: what is too large of it must not halt either.
-            Kind::Malformed => match send(true)? {
-                Err(SinkError::TooLarge { .. }) => send(false)?,
-                sent => sent,
-            },
-        };
+        let (first, smaller) = failure.kind.extents(self.settings.oversize);
+        let mut sent = send(first)?;
+        for &extent in smaller {
+            if !is_refused(&sent) {
+                break;
+            }
+            sent = send(extent)?;
+        }
         if sent == Ok(Step::Done) {
             self.count(failure, mark.1, remains);
         }
@@ -226,7 +221,35 @@ fn describe(remains: Remains<'_>) -> String {
     }
 }
 
+/// The sink does not take this record, and may take a smaller one.
+fn is_refused(sent: &Result<Step, SinkError>) -> bool {
+    matches!(
+        sent,
+        Err(SinkError::TooLarge { .. } | SinkError::RecordRefused { .. })
+    )
+}
+
 impl Kind {
+    /// How much of the event its dead letter has, and how much less if the sink does not take it.
+    fn extents(self, oversize: Undeliverable) -> (Extent, &'static [Extent]) {
+        const SMALLER: [Extent; 4] = [
+            Extent::Cut,
+            Extent::NoPayload,
+            Extent::CutWithoutPayload,
+            Extent::Reference,
+        ];
+        match (self, oversize) {
+            // What was too large would be so with more headers.
+            (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
+            // Its payload must not be left out.
+            (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
+            // A message that is no event must not halt for its size either.
+            (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
+                (Extent::Whole, &SMALLER)
+            }
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Oversize => "oversize",

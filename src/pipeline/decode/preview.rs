@@ -212,8 +212,9 @@ impl Preview {
     }
 
     fn relation(&mut self, relation: &Relation<'_>) {
+        let place = self.position.unwrap_or_default().to_string();
         let is_outbox = match &mut self.source {
-            Source::Table(source) => source.relation(relation),
+            Source::Table(source) => source.relation(relation, &place),
             Source::Messages(_) => Ok(false),
         };
         match is_outbox {

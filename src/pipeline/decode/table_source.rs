@@ -11,6 +11,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
+use crate::pipeline::decode::table_names::TableNames;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
@@ -25,6 +26,8 @@ pub(crate) struct TableSource {
     oids: Vec<u32>,
     /// In the order of their OIDs. Of one name there are several where the table was re-created.
     tables: Vec<Table>,
+    /// Names under which tables may be published, of an outbox of several.
+    names: TableNames,
     /// The publication whose older rows are read, of an outbox of several tables.
     publication: Option<String>,
     /// What these come in, once it is described.
@@ -65,6 +68,7 @@ impl Table {
 impl TableSource {
     pub(crate) fn new(outbox: Outbox, settings: OutboxSettings) -> Self {
         Self {
+            names: TableNames::new(&outbox, &settings),
             outbox,
             settings: Box::new(settings),
             facts: HashMap::new(),
@@ -89,6 +93,16 @@ impl TableSource {
     /// Takes what the catalog says of the columns of each table, by its OID.
     pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         self.facts = facts;
+    }
+
+    /// Takes the names that tables have in the catalog, by their OIDs.
+    pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
+        self.names.add(tables);
+    }
+
+    /// Replaces the names that are known, and returns them.
+    pub(crate) fn replace_names(&mut self, names: TableNames) -> TableNames {
+        std::mem::replace(&mut self.names, names)
     }
 
     /// Takes what the catalog says of the columns of one more table.
@@ -187,8 +201,12 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Takes the shape of the outbox; says whether the relation is that.
-    pub(crate) fn relation(&mut self, relation: &Relation<'_>) -> Result<bool, MappingError> {
+    /// Takes the shape of the outbox, which rows from position `at` on have; says whether the relation is that.
+    pub(crate) fn relation(
+        &mut self,
+        relation: &Relation<'_>,
+        at: &str,
+    ) -> Result<bool, MappingError> {
         if self.publication.is_some() && RowTable::is(relation) {
             self.row_table = Some(RowTable::of(relation)?);
             return Ok(true);
@@ -203,6 +221,7 @@ impl TableSource {
             return Ok(false);
         }
         let name = TableName::of(relation.namespace, relation.name);
+        self.names.check(relation.oid, &name, at)?;
         let columns: Vec<_> = relation
             .columns
             .iter()

@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use super::error::SlotError;
+use super::publication::WatchedPublication;
 use super::{UNRECORDED, VITALS};
 use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -59,6 +60,7 @@ pub(super) async fn monitor_until_lost(
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
+    publication: WatchedPublication,
     mut catalog: D::Catalog,
     walsender: i32,
     mut writer: Option<Writer>,
@@ -104,6 +106,7 @@ pub(super) async fn monitor_slot<D: Database>(
                 if let Some(problem) = observed.publication_problem(target) {
                     return MonitorEvent::Problem(problem);
                 }
+                publication.compare(&catalog, &watched, &observed).await;
             }
             Err(error) => debug!(%error, "catalog query failed"),
         }

@@ -3,6 +3,7 @@
 use tracing::warn;
 
 use super::error::SlotError;
+use super::publication::WatchedPublication;
 use crate::delivery::checkpoint::{Checkpoint, HistoryError};
 use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
@@ -36,6 +37,7 @@ pub(crate) struct SessionState {
     /// Whether PostgreSQL accepts who we are.
     pub(in crate::pipeline) access: Access,
     pub(super) watched: Watched,
+    pub(super) publication: WatchedPublication,
 }
 
 impl SessionState {
@@ -54,6 +56,7 @@ impl SessionState {
             adaptive_window: AdaptiveWindow::new(window),
             access: Access::default(),
             watched,
+            publication: WatchedPublication::default(),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::Record;
 use crate::outbox::headers::POSITION_HEADER;
-use crate::sink::{Answer, Commit, Preparation, Produced, Sink, SinkError, TakeOver};
+use crate::sink::{Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver};
 
 /// A producer. When it is dropped, what it still has may or may not arrive.
 pub(super) struct SimSink {
@@ -373,11 +373,13 @@ impl Sink for SimSink {
         let producer = Arc::clone(&self.producer);
         Box::pin(async move {
             producer.pause(100..5000).await;
-            Ok(PARTITIONS)
+            Ok(Prepared::Usable {
+                partitions: PARTITIONS,
+            })
         })
     }
 
-    fn prepared(&mut self, topic: &str, _partitions: usize) -> Result<(), SinkError> {
+    fn prepared(&mut self, topic: &str, _prepared: Prepared) -> Result<(), SinkError> {
         self.known.insert(topic.to_owned());
         Ok(())
     }

@@ -68,6 +68,11 @@ impl Watched {
         Ok(finding == Finding::Drop)
     }
 
+    /// The counters of the pipeline.
+    pub(crate) fn stats(&self) -> &PipelineStats {
+        &self.stats
+    }
+
     /// Why the session ends that has the slot.
     pub(crate) fn over(&self) -> WalBudgetError {
         WalBudgetError::OverBudget {

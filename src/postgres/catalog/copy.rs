@@ -177,8 +177,11 @@ impl Catalog {
     /// The server refuses.
     pub(crate) async fn copy(&self, query: &Query<'_>) -> Result<Reader, CopyError> {
         let (sql, slots) = query.sql();
+        let guard = self.guard_table(query.table).await?;
+        // The server answers after planning.
         let stream = self.client().copy_out(&sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, query.table))?;
+        drop(guard);
         Ok(Reader {
             stream: Box::pin(stream),
             lines: Lines::default(),

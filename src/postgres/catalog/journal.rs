@@ -2,19 +2,18 @@
 //! `sql/journal.sql` makes. Entries are added, never changed.
 //!
 //! A trigger or a view in its place would run as us, so each statement about it goes through
-//! `Catalog::of_journal`.
+//! `Catalog::run_on_own_table`.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::Value;
-use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+use tokio_postgres::SimpleQueryRow;
 
+use super::own_table::OwnTable;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
-use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
 /// What was done.
@@ -204,36 +203,13 @@ impl Catalog {
         rows.iter().map(written).collect()
     }
 
-    /// Runs a statement about the journal, after that was examined (`sql/examine.sql`). Parsing the
-    /// statement locks the table, so that it can't become another meanwhile, and runs nothing of it. All
-    /// is one message, and one transaction: cancel safe.
     async fn of_journal(
         &self,
         target: &Target,
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
-        // What an error leaves behind must not be in the way of the next.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let name = format!("walpost_journal_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let sql = format!(
-            "PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            sql_file::examine(target, "journal")
-        );
-        match self.client().simple_query(&sql).await {
-            Ok(messages) => {
-                let rows = messages.into_iter().filter_map(|message| match message {
-                    SimpleQueryMessage::Row(row) => Some(row),
-                    _ => None,
-                });
-                Ok(rows.collect())
-            }
-            Err(error) => {
-                // It was not prepared, where that is what failed.
-                let deallocate = format!("DEALLOCATE {name}");
-                let _ = self.client().batch_execute(&deallocate).await;
-                Err(self.journal_error(error))
-            }
-        }
+        let rows = self.run_on_own_table(OwnTable::Journal, target, "", statement);
+        rows.await.map_err(|error| self.journal_error(error))
     }
 
     /// With the command that fixes it, where one would.

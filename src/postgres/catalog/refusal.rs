@@ -23,7 +23,7 @@ impl Catalog {
             return;
         };
         if let (Ok(has_attribute), Ok(is_membership)) = (row.try_get(0), row.try_get(1))
-            && let Some(grant) = grant(&self.user, has_attribute, is_membership)
+            && let Some(grant) = grant(self.conninfo.user(), has_attribute, is_membership)
         {
             error.hint = Some(grant);
         }

@@ -4,12 +4,13 @@
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
+use tokio_postgres::SimpleQueryRow;
 use tracing::{debug, warn};
 
 use super::journal::{Action, DROP_SLOT_NAMES, Entry};
+use super::own_table::OwnTable;
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
-use crate::postgres::sql_file;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -149,22 +150,16 @@ impl Catalog {
                  SELECT, INSERT, UPDATE ON walpost.slot_state TO {role}"
             )));
         }
-        self.client()
-            .batch_execute(&sql_file::examine(&of.target, "slot_state"))
-            .await?;
-        let row = self
-            .client()
-            .query_opt(
-                "SELECT created_lsn, begun, confirmed_lsn FROM walpost.slot_state WHERE slot = $1 \
-                 AND version = $2 AND system_id = $3 AND timeline = $4::int8::int4 \
-                 AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
-                &[
-                    &of.target.slot,
-                    &VERSION,
-                    &of.system_id,
-                    &i64::from(of.timeline),
-                ],
-            )
+        let select = format!(
+            "SELECT created_lsn, begun, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {VERSION} \
+             AND system_id = {} AND timeline = {} \
+             AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            escape_literal(&of.target.slot),
+            escape_literal(&of.system_id),
+            of.timeline,
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::SlotState, &of.target, "", &select)
             .await
             .map_err(|error| {
                 self.with_grant(error, |role| {
@@ -173,19 +168,12 @@ impl Catalog {
                     )
                 })
             })?;
-        let Some(row) = row else {
-            return Ok(FoundState::State(None));
-        };
-        Ok(FoundState::State(Some(SlotState {
-            created: row.try_get(0)?,
-            begun: row.try_get(1)?,
-            confirmed: row.try_get(2)?,
-        })))
+        let state = rows.first().map(state).transpose()?;
+        Ok(FoundState::State(state))
     }
 
     /// Writes down that nothing beyond `confirmed` is confirmed of a slot; when this returns, that is on
-    /// the server's disk. The table was examined over this connection. One message, and one transaction:
-    /// cancel safe.
+    /// the server's disk. Cancel safe.
     ///
     /// # Errors
     /// The server can't be asked, or refuses.
@@ -233,9 +221,11 @@ impl Catalog {
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         // For a standby nobody has to wait: one that is promoted without the row has another timeline.
+        let settings = format!(
+            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; "
+        );
         let sql = format!(
-            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; \
-             INSERT INTO walpost.slot_state AS s \
+            "INSERT INTO walpost.slot_state AS s \
              (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
              SELECT {}, {}, {VERSION}, {}, oid, {}, {created}, \
              {begun}, '{confirmed}', now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
@@ -246,7 +236,9 @@ impl Catalog {
             escape_literal(&of.system_id),
             of.timeline,
         );
-        Ok(self.client().batch_execute(&sql).await?)
+        self.run_on_own_table(OwnTable::SlotState, &of.target, &settings, &sql)
+            .await?;
+        Ok(())
     }
 
     /// Writes down that a slot was made just now. Where there was another of its name, with what it had
@@ -354,4 +346,18 @@ impl Catalog {
             Err(error) => Err(error),
         }
     }
+}
+
+fn state(row: &SimpleQueryRow) -> Result<SlotState, CatalogError> {
+    let unexpected =
+        |column: &str| CatalogError::Unexpected(format!("walpost.slot_state.{column}"));
+    let lsn = |column: &str| -> Result<Option<Lsn>, CatalogError> {
+        let read = row.try_get(column)?.map(str::parse).transpose();
+        read.map_err(|_| unexpected(column))
+    };
+    Ok(SlotState {
+        created: lsn("created_lsn")?,
+        begun: row.try_get("begun")? == Some("t"),
+        confirmed: lsn("confirmed_lsn")?.ok_or_else(|| unexpected("confirmed_lsn"))?,
+    })
 }

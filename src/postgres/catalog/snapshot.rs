@@ -1,28 +1,19 @@
 //! The rows of a table as they are at one moment, in no order. Where all of an event is wanted, and in
 //! order, it is [`copy`] that reads them.
 
-use std::pin::Pin;
-
-use futures_util::TryStreamExt;
-use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
-
 use super::copy;
-use super::{Catalog, CatalogError, Statement};
+use super::{Catalog, CatalogError, SelectedRows};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
 /// A transaction that sees the database as it was when it began.
 pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
+    table: TableName,
     /// It has nothing that was committed at or after this.
     pub after: Lsn,
     /// What was committed before this it has, but for what was about to become visible.
     pub before: Lsn,
-}
-
-/// Rows that come one by one, so that a large table takes no memory.
-pub(crate) struct Rows {
-    stream: Pin<Box<SimpleQueryStream>>,
 }
 
 impl<'c> Snapshot<'c> {
@@ -34,7 +25,6 @@ impl<'c> Snapshot<'c> {
         catalog: &'c Catalog,
         table: &TableName,
     ) -> Result<Self, CatalogError> {
-        catalog.examine_table(table, Statement::Select).await?;
         let client = catalog.client();
         copy::prepare(client).await?;
         let before = inserted(catalog).await?;
@@ -45,21 +35,22 @@ impl<'c> Snapshot<'c> {
         let after = inserted(catalog).await?;
         Ok(Self {
             catalog,
+            table: table.clone(),
             after,
             before,
         })
     }
 
-    /// Rows of a query, whose values have the text forms that the log has. Simple queries give text
-    /// by the types' output functions, as pgoutput does; a cast to text does not always.
+    /// As [`Catalog::select`].
     ///
     /// # Errors
-    /// The server refuses the query.
-    pub(crate) async fn rows(&self, query: &str) -> Result<Rows, CatalogError> {
-        let stream = self.catalog.client().simple_query_raw(query).await?;
-        Ok(Rows {
-            stream: Box::pin(stream),
-        })
+    /// As [`Catalog::select`].
+    pub(crate) async fn select(
+        &self,
+        columns: &str,
+        rest: &str,
+    ) -> Result<SelectedRows, CatalogError> {
+        self.catalog.select(columns, &self.table, rest).await
     }
 
     /// Lets the snapshot go.
@@ -68,21 +59,6 @@ impl<'c> Snapshot<'c> {
     /// The connection is lost.
     pub(crate) async fn end(self) -> Result<(), CatalogError> {
         Ok(self.catalog.client().batch_execute("COMMIT").await?)
-    }
-}
-
-impl Rows {
-    /// The next row; nothing behind the last.
-    ///
-    /// # Errors
-    /// The server ends the query with an error, or the connection is lost.
-    pub(crate) async fn next(&mut self) -> Result<Option<SimpleQueryRow>, CatalogError> {
-        while let Some(message) = self.stream.try_next().await? {
-            if let SimpleQueryMessage::Row(row) = message {
-                return Ok(Some(row));
-            }
-        }
-        Ok(None)
     }
 }
 

@@ -89,10 +89,19 @@ impl Catalog {
                 rows: Rows::None,
             });
         }
+        let has_streamed = self.has_streamed(&target.slot).await?;
+        let rows = match record {
+            // How many rows there are makes no difference.
+            SnapshotRecord::NoJournal | SnapshotRecord::Nothing if has_streamed => Rows::None,
+            // Without a journal there is no function that examines the table either, so no row is read.
+            SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
+            SnapshotRecord::NoJournal => Rows::None,
+            _ => self.rows(table).await?,
+        };
         Ok(SnapshotHistory {
             record,
-            has_streamed: self.has_streamed(&target.slot).await?,
-            rows: self.rows(table).await?,
+            has_streamed,
+            rows,
         })
     }
 

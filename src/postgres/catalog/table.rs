@@ -4,7 +4,7 @@
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Row, SimpleQueryMessage};
 
-use super::{Catalog, CatalogError, Statement};
+use super::{Catalog, CatalogError};
 use crate::postgres::table::{TableName, identifier};
 
 /// The rows that are in the table.
@@ -143,12 +143,10 @@ impl RowOrder {
         self.expressions(direction).join(", ")
     }
 
-    /// The values as texts, for SELECT.
+    /// The columns, for SELECT.
     #[must_use]
-    pub(crate) fn texts(&self) -> String {
-        let names = self
-            .names()
-            .map(|name| format!("{}::text", escape_identifier(name)));
+    pub(crate) fn selected(&self) -> String {
+        let names = self.names().map(escape_identifier);
         names.collect::<Vec<_>>().join(", ")
     }
 
@@ -202,31 +200,35 @@ impl Catalog {
     /// # Errors
     /// The server can't be asked.
     pub(crate) async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
-        let quoted = table.quoted();
-        let found = self
-            .client()
-            .query_one(
-                "SELECT (SELECT coalesce(sum(pg_relation_size(part)), 0) FROM (SELECT $1::text::regclass AS part \
-                 UNION SELECT relid FROM pg_partition_tree($1::text::regclass)) AS parts) = 0",
-                &[&quoted],
-            )
-            .await?;
-        if found.try_get(0)? {
+        if !self.has_storage(table).await? {
             return Ok(Rows::None);
         }
         if let Some(grant) = self.select_grant(table).await? {
             return Ok(Rows::Denied { grant });
         }
-        self.examine_table(table, Statement::Select).await?;
-        if !self.is_there(&format!("FROM {quoted}"), &[]).await? {
+        if self.select_first("", table, " LIMIT 1").await?.is_none() {
             return Ok(Rows::None);
         }
         Ok(Rows::About(self.estimate(table).await?))
     }
 
-    /// How many rows the planner expects. The table was examined.
+    /// Whether the table or one of its partitions has pages; there can be rows only if so.
+    pub(super) async fn has_storage(&self, table: &TableName) -> Result<bool, CatalogError> {
+        let found = self
+            .client()
+            .query_one(
+                "SELECT coalesce(sum(pg_relation_size(part)), 0) > 0 FROM (SELECT $1::text::regclass AS part \
+                 UNION SELECT relid FROM pg_partition_tree($1::text::regclass)) AS parts",
+                &[&table.quoted()],
+            )
+            .await?;
+        Ok(found.try_get(0)?)
+    }
+
+    /// How many rows the planner expects.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
         let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", table.quoted());
+        let _guard = self.guard_table(table).await?;
         let answer = self.client().simple_query(&plan).await?;
         let text: String = answer
             .iter()
@@ -365,7 +367,7 @@ mod tests {
             "(\"created_at\", \"x\"\"y\") > ('2025-01-01 00:00:00+00', 'it''s')"
         );
         assert_eq!(order.sql(" DESC"), "\"created_at\" DESC, \"x\"\"y\" DESC");
-        assert_eq!(order.texts(), "\"created_at\"::text, \"x\"\"y\"::text");
+        assert_eq!(order.selected(), "\"created_at\", \"x\"\"y\"");
         let by_bytes = order.by_bytes();
         assert_eq!(by_bytes.sql(""), "\"created_at\", \"x\"\"y\" COLLATE \"C\"");
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use error::ConninfoError;
+pub(crate) use of_row::{is_host, is_port};
 pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
 
 use exposure::Exposures;
@@ -30,6 +31,7 @@ pub(in crate::postgres) mod exposure;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod keywords;
+mod of_row;
 mod passfile;
 mod require_auth;
 mod settings;
@@ -443,6 +445,28 @@ impl Conninfo {
             syntax::pairs(text).unwrap_or_else(|_| vec![(String::new(), text.to_owned())]);
         pairs.retain(|(name, _)| !is_password(name));
         pairs
+    }
+
+    /// The parameter that `marker` is part of, if a row may supply a value in its place.
+    #[must_use]
+    pub(crate) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
+        of_row::parameter_of(text, marker)
+    }
+
+    /// Checks a value that a row supplies for a part of `parameter`.
+    ///
+    /// # Errors
+    /// What was found and what was expected, to be put after the name of the column.
+    pub(crate) fn check_part_of_row(parameter: &str, value: &str) -> Result<(), String> {
+        of_row::check_part(parameter, value)
+    }
+
+    /// Checks a whole connection string that a row supplies.
+    ///
+    /// # Errors
+    /// What was found and what was expected, to be put after the name of the column.
+    pub(crate) fn check_of_row(text: &str) -> Result<(), String> {
+        of_row::check_whole(text)
     }
 
     /// Database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as

@@ -375,6 +375,7 @@ fn headers_of_dead_letters_are_in_their_table_and_no_others() {
         dead_letter::SOURCE_HEADERS,
         dead_letter::EVENT_ID,
         dead_letter::PAYLOAD_BYTES,
+        dead_letter::TRUNCATED,
         dead_letter::PIPELINE,
     ];
     assert_eq!(documented, known.map(String::from).into());

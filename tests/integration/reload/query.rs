@@ -212,3 +212,194 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     assert_eq!(walsender(&in_file), sender);
     process.walpost.terminate().expect_code(0);
 }
+
+/// The values of a row that is a pipeline, as JSON has them; others are given over these.
+fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
+    let mut row = serde_json::json!({
+        "name": scene.name,
+        "host": "127.0.0.1",
+        "port": scene.server.port.to_string(),
+        "dbname": scene.name,
+        "schema": "public",
+        "tenant": "shop",
+        "brokers": scene.broker.address(),
+    });
+    for (column, value) in values.as_object().unwrap() {
+        row[column] = value.clone();
+    }
+    row
+}
+
+/// A registry whose rows say more than the names of databases.
+fn registry(rows: &[serde_json::Value], template: &str) -> (Scene<'static>, String) {
+    let registry = Scene::bare();
+    registry
+        .db
+        .run("CREATE TABLE public.tenants (name text, host text, port text, dbname text, schema text, tenant text, brokers text)");
+    for row in rows {
+        add_row(&registry, row);
+    }
+    let source = format!(
+        "{}[[fleet.source]]\npostgres = \"{}\"\nquery = 'SELECT * FROM public.tenants'\nevery = '1s'\n[fleet.source.template]\n\
+         name = '{{name}}'\n{template}\n",
+        head(),
+        registry.conninfo()
+    );
+    (registry, source)
+}
+
+fn add_row(registry: &Scene, row: &serde_json::Value) {
+    registry.db.run(&format!(
+        "INSERT INTO public.tenants SELECT * FROM json_populate_record(NULL::public.tenants, '{}')",
+        row.to_string().replace('\'', "''")
+    ));
+}
+
+const BY_HOST: &str =
+    "postgres = 'postgresql://postgres:s3cr3t@{host}:{port}/{dbname}?sslmode=prefer'";
+
+/// Where a Unix-domain socket is named, the password would go to it in clear, whatever `sslmode` says.
+#[test]
+fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
+    let scene = Scene::new();
+    let good = row_of(&scene, serde_json::json!({}));
+    let (registry, source) = registry(&[good], BY_HOST);
+    let folder = reaper::folder("socket");
+    let socket = folder.join(format!(".s.PGSQL.{}", scene.server.port));
+    let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    // Connections that were accepted are kept for the next look.
+    let accepted = std::cell::RefCell::new(Vec::new());
+    let is_untouched = || {
+        accepted.borrow_mut().extend(listener.accept());
+        accepted.borrow().is_empty()
+    };
+
+    let config = reaper::folder("config");
+    replace(&config.join("walpost.toml"), &source);
+    let mut process = Process::start_in(config, 1);
+    let http = process.walpost.http();
+    let sender = walsender(&scene);
+    let host = folder.display().to_string();
+    let evil = serde_json::json!({ "name": "evil", "host": host });
+    add_row(&registry, &row_of(&scene, evil));
+    wait_until("the row to be read", || {
+        process.walpost.logged(FAILED) > 0 || !is_untouched()
+    });
+    assert!(is_untouched(), "the row's socket was connected to");
+    let line = process.walpost.wait_for_log(FAILED);
+    for text in [
+        "row of pipeline \"evil\"",
+        "column host has",
+        &host,
+        "expected a host name",
+    ] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    wait_until_failed(&http, 1.0);
+    assert_eq!(walsender(&scene), sender);
+    let file = process.file();
+    process.walpost.terminate().expect_code(0);
+
+    let mut again = Invocation::new(["run", "--config"]).arg(&file).start();
+    again.wait_for_log("streaming");
+    again.wait_for_log("pipelines are missing");
+    assert!(is_untouched(), "the row's socket was connected to");
+    again.terminate().expect_code(0);
+}
+
+#[test]
+fn value_of_a_row_that_changes_what_surrounds_it_is_refused() {
+    const WITH_TABLES: &str = "postgres = 'postgresql://postgres@{host}:{port}/{dbname}'\ntables = ['{schema}.outbox']\n\
+        topic = '{source.tenant}.{aggregatetype}'\nkafka = { 'bootstrap.servers' = '{brokers}' }";
+    const WITH_URL: &str = "postgres = '{host}'";
+    let scene = Scene::bare();
+    let attacks = [
+        (WITH_TABLES, "host", "@abstract", "column host"),
+        (WITH_TABLES, "host", "db,/tmp", "column host"),
+        (WITH_TABLES, "host", "db?sslmode=disable", "column host"),
+        (WITH_TABLES, "host", "", "column host"),
+        (WITH_TABLES, "port", "1,2", "column port"),
+        (WITH_TABLES, "dbname", "", "column dbname"),
+        (WITH_TABLES, "schema", "*", "column schema"),
+        (WITH_TABLES, "schema", "a?", "column schema"),
+        (WITH_TABLES, "schema", "other.outbox", "column schema"),
+        (WITH_TABLES, "schema", "\"*\"", "column schema"),
+        (WITH_TABLES, "tenant", "shop.orders", "column tenant"),
+        (WITH_TABLES, "tenant", "{table.schema}", "column tenant"),
+        (
+            WITH_TABLES,
+            "brokers",
+            "plaintext://evil:1",
+            "column brokers",
+        ),
+        (WITH_URL, "host", "host=/tmp user=u", "column host"),
+        (
+            WITH_URL,
+            "host",
+            "host=db user=u passfile=/etc/shadow",
+            "passfile",
+        ),
+        (
+            WITH_URL,
+            "host",
+            "host=db user=u options=-cfsync=off",
+            "options",
+        ),
+    ];
+    let file = reaper::folder("config").join("walpost.toml");
+    for (template, column, value, says) in attacks {
+        let row = row_of(&scene, serde_json::json!({ column: value }));
+        let (_registry, source) = registry(&[row], template);
+        replace(&file, &source);
+        let check = Invocation::new(["check", "--config"]).arg(&file).finish();
+        let found = format!("{}\n{}", check.stdout, check.stderr);
+        assert!(
+            found.contains(says),
+            "{column} = {value}: {says} in {found}"
+        );
+        assert!(found.contains(&scene.name), "the row in {found}");
+    }
+    for (template, says) in [
+        ("postgres = 'postgresql://u@h/d?sslmode={host}'", "{host}"),
+        (
+            "kafka = { 'ssl.ca.location' = '{host}' }",
+            "ssl.ca.location",
+        ),
+    ] {
+        let (_registry, source) = registry(&[], template);
+        replace(&file, &source);
+        let check = Invocation::new(["check", "--config"]).arg(&file).finish();
+        check
+            .expect_code(2)
+            .expect_says(&[says, "the same for each row"]);
+    }
+}
+
+#[test]
+fn answer_of_a_registry_is_bounded_in_rows_and_bytes() {
+    let registry = Scene::bare();
+    let file = reaper::folder("config").join("walpost.toml");
+    for (query, says) in [
+        (
+            "SELECT generate_series(1, 1000000000) AS name",
+            "more than 10000 rows",
+        ),
+        (
+            "SELECT repeat(generate_series(1, 1000000000)::text, 100000) AS name",
+            "of memory",
+        ),
+    ] {
+        let text = format!(
+            "{}[[fleet.source]]\npostgres = \"{}\"\nquery = \"{query}\"\ntemplate = {{ name = 't{{name}}' }}\n",
+            head(),
+            registry.conninfo()
+        );
+        replace(&file, &text);
+        let mut check = Invocation::new(["check", "--config"]).arg(&file).start();
+        let most = check.most_memory();
+        let found = check.finish().expect_code(3);
+        found.expect_says(&[says]);
+        assert!(most < 200 << 20, "{most} bytes of memory");
+    }
+}

@@ -112,6 +112,53 @@ fn an_event_that_no_record_can_be_made_of_keeps_its_payload() {
 }
 
 #[test]
+fn an_event_whose_topic_can_not_be_used_keeps_its_payload() {
+    let denied = SinkError::TopicDenied {
+        topic: "t".to_owned(),
+        reason: "not authorized".to_owned(),
+        grant: String::new(),
+    };
+    let missing = SinkError::TopicMissing {
+        topic: "t".to_owned(),
+        brokers: String::new(),
+    };
+    let not_created = SinkError::TopicNotCreated {
+        topic: "t".to_owned(),
+        brokers: String::new(),
+        reason: "policy violation".to_owned(),
+    };
+    let refused = SinkError::RecordRefused {
+        topic: "t".to_owned(),
+        bytes: 1,
+        reason: "invalid timestamp".to_owned(),
+        at: Position {
+            commit: Lsn(0x200),
+            index: 0,
+        },
+        is_oversize: false,
+    };
+    for (error, words) in [
+        (denied, "not authorized"),
+        (missing, "does not exist"),
+        (not_created, "policy violation"),
+        (refused, "invalid timestamp"),
+    ] {
+        let mut scene = Scene::new().with_dead_letters(false, true);
+        scene.sink.answers = vec![Err(error)];
+        scene.done(&insert("a"));
+        scene.done(&insert("b"));
+        assert_eq!(
+            scene.taken(),
+            [
+                "walpost-dead-letters key a 00000000/00000200:0000000000",
+                "outbox.event.order key b 00000000/00000200:0000000001",
+            ]
+        );
+        assert_eq!(scene.counts(), (0, 1), "{words}");
+    }
+}
+
+#[test]
 fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     let halts = |mut scene: Scene, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
         scene.sink.answers = answer.into_iter().collect();
@@ -129,34 +176,44 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     let other = insert("a");
     let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
     halts(only(true, true), &other, None);
-    let denied = SinkError::TopicDenied {
-        topic: "t".to_owned(),
-        reason: String::new(),
-        grant: String::new(),
-    };
-    halts(only(true, true), &insert("a"), Some(Err(denied)));
+    let broken = SinkError::Broken("no thread".to_owned());
+    let mut scene = only(true, true);
+    scene.sink.answers = vec![Err(broken)];
+    scene
+        .send(&insert("a"))
+        .expect_err("it is not about the event");
+    assert!(scene.taken().is_empty());
 }
 
 #[test]
-fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
-    let large = |oversize| {
+fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
+    let after = |refusals: usize, oversize: bool| {
         let mut scene = Scene::new().with_dead_letters(oversize, true);
-        scene.sink.answers = vec![too_large(), too_large()];
+        scene.sink.answers = (0..refusals).map(|_| too_large()).collect();
         scene
     };
-    let mut scene = large(true);
-    scene.sink.answers.pop();
-    scene.done(&lost("a"));
-    assert_eq!(
-        scene.taken(),
-        ["walpost-dead-letters key - 00000000/00000200:0000000000"]
-    );
-    assert_eq!(scene.header("walpost-error"), Some("unroutable"));
-    assert_eq!(scene.header("walpost-payload-bytes"), Some("1"));
+    let position = "00000000/00000200:0000000000";
+    for (refusals, rest) in [
+        (0, format!("key a {position}")),
+        (1, format!("key a {position}")),
+        (2, format!("key - {position}")),
+        (3, format!("key - {position}")),
+        (
+            4,
+            format!(r#"- {{"walpost-position":"{position}"}} {position}"#),
+        ),
+    ] {
+        let mut scene = after(refusals, true);
+        scene.done(&lost("a"));
+        assert_eq!(scene.taken(), [format!("walpost-dead-letters {rest}")]);
+        assert_eq!(scene.header("walpost-error"), Some("unroutable"));
+        let payload_bytes = (refusals >= 2).then_some("1");
+        assert_eq!(scene.header("walpost-payload-bytes"), payload_bytes);
+    }
 
-    // Its headers alone are too large; or the payload may not be left out.
-    for oversize in [true, false] {
-        let mut scene = large(oversize);
+    // The sink takes nothing, or the payload may not be left out.
+    for (refusals, oversize) in [(5, true), (2, false)] {
+        let mut scene = after(refusals, oversize);
         let error = scene.send(&lost("a")).expect_err("halts");
         assert_eq!(of_core(&error), Remedy::Halt);
         let text = error.to_string();
@@ -170,14 +227,8 @@ fn a_dead_letter_that_is_too_large_gives_up_its_payload_or_halts() {
         }
         assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
         assert_eq!(scene.counts(), (0, 0));
+        assert!(scene.taken().is_empty(), "{:?}", scene.taken());
     }
-
-    // Without its payload the sink would take it, but what is too large is to halt.
-    let mut scene = large(false);
-    scene.sink.answers.pop();
-    let error = scene.send(&lost("a")).expect_err("halts");
-    assert_eq!(of_core(&error), Remedy::Halt);
-    assert!(scene.taken().is_empty(), "{:?}", scene.taken());
 }
 
 #[test]
@@ -217,7 +268,7 @@ fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
     assert_eq!(scene.header("walpost-event-id"), None);
     assert_eq!(scene.header("walpost-error"), Some("malformed"));
     // However large it is: nobody has to see to it before the pipeline goes on.
-    scene.sink.answers = vec![too_large()];
+    scene.sink.answers = vec![too_large(), too_large()];
     scene.done(&logical(true, "ours", b"\x03?"));
     let letter = scene.taken().pop().expect("a letter");
     assert_eq!(

@@ -69,17 +69,25 @@ impl<C: CatalogQueries> Checked<C> {
             }
             start.session_state.has_reminded = true;
         }
+        let (publication, watched) = (
+            &start.session_state.publication,
+            &start.session_state.watched,
+        );
+        publication.compare(&catalog, watched, &observed).await;
         // As the table is now; rows say again what it was like when they were written.
         settings.check_columns(&observed)?;
         let mut facts = HashMap::new();
         if let Some(table) = &observed.table {
             facts.insert(table.oid, table.facts.clone());
         }
+        let mut names = Vec::new();
         for (name, table) in published(&catalog, &observed).await? {
             settings.mapping_of(&name, Some(&table))?;
             facts.insert(table.oid, table.facts);
+            names.push((table.oid, name));
         }
         start.core.describe_columns(facts);
+        start.core.name_tables(names);
         if let Some(pid) = observed.slot.as_ref().and_then(|slot| slot.active_pid) {
             start.session_state.access.granted();
             let slot = target.slot.clone();

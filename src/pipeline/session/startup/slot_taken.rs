@@ -76,6 +76,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         slot_monitor.spawn(monitor_slot(
             start.database.clone(),
             start.session_state.watched.clone(),
+            start.session_state.publication.clone(),
             self.catalog,
             self.link.walsender,
             writer,

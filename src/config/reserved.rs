@@ -1,0 +1,114 @@
+//! The topics that any pipeline of the process keeps for itself are reserved in all of its pipelines: a row of one must not
+//! forge a checkpoint of another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Definition;
+use super::error::ConfigError;
+use super::file::{FilePipeline, Origin};
+use super::reader::Reader;
+use crate::outbox::reserved_topics::{ReservedTopics, TopicUse};
+use crate::outbox::settings::OutboxSettings;
+use crate::outbox::template::Template;
+use crate::pipeline::settings::PipelineSettings;
+use crate::supervisor::definitions::Defined;
+
+/// Topics that pipelines keep for themselves, and the fixed topics of their events.
+#[derive(Default)]
+pub(super) struct NamedTopics {
+    own: BTreeMap<String, TopicUse>,
+    fixed: BTreeSet<String>,
+}
+
+impl NamedTopics {
+    /// Those that the files name, whether or not the pipelines were asked for.
+    pub(super) fn of_files(pipelines: &[FilePipeline]) -> Self {
+        let pipelines = pipelines.iter();
+        pipelines
+            .filter(|pipeline| !pipeline.origin.is_row())
+            .fold(Self::default(), Self::with)
+    }
+
+    /// Those of all pipelines.
+    pub(super) fn of_all(pipelines: &[FilePipeline]) -> Self {
+        pipelines.iter().fold(Self::default(), Self::with)
+    }
+
+    fn with(mut self, pipeline: &FilePipeline) -> Self {
+        let checkpoints = pipeline.checkpoint.as_ref().and_then(|of| of.topic.clone());
+        let checkpoints = checkpoints.map(|topic| (topic, TopicUse::Checkpoints));
+        let dead_letters = pipeline.dead_letter_topic.clone();
+        let dead_letters = dead_letters.map(|topic| (topic, TopicUse::DeadLetters));
+        self.own.extend(checkpoints.into_iter().chain(dead_letters));
+        let template = pipeline.topic.as_deref().map(str::parse::<Template>);
+        let fixed = template.and_then(Result::ok);
+        let fixed = fixed.as_ref().and_then(Template::constant);
+        self.fixed.extend(fixed.map(str::to_owned));
+        self
+    }
+
+    /// Why a pipeline that a row defines can't be one beside those of the files.
+    pub(super) fn conflict(&self, of_row: &PipelineSettings) -> Option<String> {
+        let mut own = of_row.own_topics();
+        if let Some((topic, usage)) = own.find(|(topic, _)| self.fixed.contains(*topic)) {
+            return Some(format!(
+                "topic {topic:?}, which is for {usage}, is the topic of another pipeline's events; name another"
+            ));
+        }
+        let fixed = of_row.outbox.topic.constant()?;
+        let usage = self.own.get(fixed)?;
+        Some(reserved(fixed, *usage))
+    }
+}
+
+/// Reserves `named` and what the pipelines keep for themselves in each of them.
+///
+/// # Errors
+/// The fixed topic of a pipeline is one of them.
+pub(super) fn reserve(
+    named: NamedTopics,
+    defined: &mut [Defined<Definition>],
+) -> Result<(), ConfigError> {
+    let mut own = named.own;
+    for of in &*defined {
+        let topics = of.settings.own_topics();
+        own.extend(topics.map(|(topic, usage)| (topic.to_owned(), usage)));
+    }
+    let all = ReservedTopics::new(own);
+    for of in defined {
+        let outbox = &mut of.settings.outbox;
+        outbox.reserved_topics = all.clone();
+        // A pipeline starts again only if its own rows could name what is reserved now.
+        of.definition.reserved = outbox.topic.reachable(&all);
+        // What a row names can't refuse the pipelines of a file: its events are unroutable then.
+        if !of.definition.pipeline.origin.is_row() {
+            let reader = Reader {
+                pipeline: of.settings.name.clone(),
+            };
+            refuse_fixed(&reader, &of.settings.outbox)?;
+        }
+    }
+    Ok(())
+}
+
+/// # Errors
+/// All events would go to a reserved topic.
+pub(super) fn refuse_fixed(reader: &Reader, outbox: &OutboxSettings) -> Result<(), ConfigError> {
+    let Some(topic) = outbox.topic.constant() else {
+        return Ok(());
+    };
+    match outbox.reserved_topics.find(topic) {
+        None => Ok(()),
+        Some(usage) => Err(reader.error("topic", reserved(topic, usage))),
+    }
+}
+
+fn reserved(topic: &str, usage: TopicUse) -> String {
+    format!("topic {topic:?} is reserved for {usage}; name another")
+}
+
+impl Origin {
+    fn is_row(&self) -> bool {
+        matches!(self, Self::Row { .. })
+    }
+}

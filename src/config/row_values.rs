@@ -1,0 +1,416 @@
+//! Texts of a template with the values of a row in them.
+//!
+//! Whoever writes a row chooses a host or a name, and nothing of what surrounds it: each place of a template has a rule for the
+//! values that may stand in it, and a row with another value is refused.
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use toml::{Table, Value};
+
+use crate::outbox::route::is_topic_name;
+use crate::outbox::template::{Template, TemplateError};
+use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
+use crate::postgres::table::TableName;
+use crate::postgres::text_rows::TextRow;
+
+/// The prefix of a column of the query in places where braces hold columns of the outbox.
+const PREFIX: &str = "source.";
+
+/// Properties of Kafka that a row may have a value for.
+const KAFKA: [&str; 6] = [
+    "bootstrap.servers",
+    "client.id",
+    "client.rack",
+    "metadata.broker.list",
+    "sasl.password",
+    "sasl.username",
+];
+
+/// A place in a template, by the rule for the values that may stand in it.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'k> {
+    /// A connection string of PostgreSQL.
+    Postgres,
+    /// The name of a table, or a pattern over such names.
+    Table,
+    /// A template for topics, whose other braces hold columns of the outbox.
+    Topic,
+    /// A template for keys or headers, whose other braces hold columns of the outbox.
+    Record,
+    /// The name of a topic.
+    TopicName,
+    /// A property of Kafka.
+    Kafka(&'k str),
+    /// A value whose syntax is checked when the pipeline is defined.
+    Other,
+}
+
+impl<'k> Place<'k> {
+    /// The place that a key of a pipeline is.
+    pub(super) fn new(key: &'k str) -> Self {
+        match key {
+            "postgres" => Self::Postgres,
+            "table" | "tables" => Self::Table,
+            "topic" => Self::Topic,
+            "headers" | "key" => Self::Record,
+            "dead_letter_topic" => Self::TopicName,
+            _ => Self::Other,
+        }
+    }
+
+    /// The place of `inner` in the table that the pipeline has at `key`.
+    fn within(self, key: &str, inner: &'k str) -> Self {
+        match (key, inner) {
+            ("kafka", property) => Self::Kafka(property),
+            ("checkpoint", "topic") => Self::TopicName,
+            _ => self,
+        }
+    }
+}
+
+/// Fills the texts in the value of a template's key.
+///
+/// # Errors
+/// The row lacks a column, or has a value that may not stand in its place. The message names the column.
+pub(super) fn fill(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
+    fill_at(Place::new(key), key, value, row)
+}
+
+fn fill_at(place: Place<'_>, key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
+    match value {
+        Value::String(text) => {
+            *text = place
+                .filled(text, row)
+                .map_err(|reason| format!("template: {key}: {reason}"))?;
+        }
+        Value::Array(values) => {
+            for value in values {
+                fill_at(place, key, value, row)?;
+            }
+        }
+        Value::Table(table) => {
+            for (inner, value) in table.iter_mut() {
+                fill_at(place.within(key, inner), key, value, row)?;
+            }
+        }
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) | Value::Datetime(_) => {}
+    }
+    Ok(())
+}
+
+/// Checks that no place of the template is one where every row would be refused.
+///
+/// # Errors
+/// There is one. The message names it.
+pub(super) fn check(template: &Table) -> Result<(), String> {
+    if let Some(text) = template.get("postgres").and_then(Value::as_str)
+        && whole(text).is_none()
+        && let Ok(segments) = segments(text)
+    {
+        parameters(&segments).map_err(|reason| format!("template: postgres: {reason}"))?;
+    }
+    let kafka = template.get("kafka").and_then(Value::as_table);
+    for (property, value) in kafka.into_iter().flatten() {
+        let has_values = |text: &str| {
+            let segments = segments(text).unwrap_or_default();
+            segments.iter().any(|of| matches!(of, Segment::Column(_)))
+        };
+        if value.as_str().is_some_and(has_values) {
+            check_property(property).map_err(|reason| format!("template: kafka: {reason}"))?;
+        }
+    }
+    Ok(())
+}
+
+impl Place<'_> {
+    /// The text with the values of the row.
+    pub(super) fn filled(self, text: &str, row: &TextRow) -> Result<String, String> {
+        match self {
+            Self::Postgres => postgres(text, row),
+            Self::Table => table(text, row),
+            Self::Topic | Self::Record => of_records(self, text, row),
+            Self::TopicName => checked(text, row, check_topic),
+            Self::Kafka(property) => kafka(property, text, row),
+            Self::Other => checked(text, row, |_| Ok(())),
+        }
+    }
+}
+
+/// A part of a text: `{{` and `}}` are the braces themselves.
+enum Segment<'t> {
+    Text(String),
+    /// `{name}`, the value of a column.
+    Column(&'t str),
+}
+
+fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
+    let mut segments = Vec::new();
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let (before, brace) = rest.split_at(at);
+        plain.push_str(before);
+        let doubled = ["{{", "}}"].iter().find(|two| brace.starts_with(**two));
+        if let Some(two) = doubled {
+            plain.push_str(&two[..1]);
+            rest = &brace[2..];
+            continue;
+        }
+        let (name, after) = brace[1..]
+            .split_once('}')
+            .filter(|(name, _)| brace.starts_with('{') && !name.contains('{'))
+            .ok_or("a brace without the other one; write {{ or }} for the character itself")?;
+        segments.push(Segment::Text(std::mem::take(&mut plain)));
+        segments.push(Segment::Column(name));
+        rest = after;
+    }
+    plain.push_str(rest);
+    segments.push(Segment::Text(plain));
+    Ok(segments)
+}
+
+/// The column whose value is the whole text.
+fn whole(text: &str) -> Option<&str> {
+    let name = text.strip_prefix('{')?.strip_suffix('}')?;
+    (!name.contains(['{', '}'])).then_some(name)
+}
+
+/// The text with values that `check` accepts.
+fn checked(
+    text: &str,
+    row: &TextRow,
+    check: impl Fn(&str) -> Result<(), String>,
+) -> Result<String, String> {
+    let mut filled = String::with_capacity(text.len());
+    for segment in segments(text)? {
+        match segment {
+            Segment::Text(text) => filled.push_str(&text),
+            Segment::Column(name) => filled.push_str(accepted(name, row, &check)?),
+        }
+    }
+    Ok(filled)
+}
+
+/// The value of a column, which `check` accepts; the error names the column.
+fn accepted<'r>(
+    name: &str,
+    row: &'r TextRow,
+    check: impl Fn(&str) -> Result<(), String>,
+) -> Result<&'r str, String> {
+    let value = value(name, row)?;
+    check(value).map_err(|reason| format!("column {} {reason}", column(name)))?;
+    Ok(value)
+}
+
+/// The name of a column, which may be written `source.NAME` too.
+fn column(name: &str) -> &str {
+    name.strip_prefix(PREFIX).unwrap_or(name)
+}
+
+fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
+    let column = column(name);
+    match row.get(column) {
+        Some(Some(value)) => Ok(value),
+        Some(None) => Err(format!("column {column} is NULL")),
+        None => {
+            let names: Vec<_> = row.keys().map(String::as_str).collect();
+            Err(format!(
+                "the query has no column {column}; it has {}",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+/// Values say which server, database and user, and nothing else of the connection.
+fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
+    if let Some(name) = whole(text) {
+        let url = accepted(name, row, Conninfo::check_of_row)?;
+        return Ok(url.to_owned());
+    }
+    let segments = segments(text)?;
+    let mut parameters = parameters(&segments)?.into_iter();
+    let mut filled = String::with_capacity(text.len());
+    for segment in segments {
+        match segment {
+            Segment::Text(text) => filled.push_str(&text),
+            Segment::Column(name) => {
+                let parameter = parameters.next().unwrap_or_default();
+                let check = |value: &str| Conninfo::check_part_of_row(parameter, value);
+                let value = accepted(name, row, check)?;
+                filled.extend(utf8_percent_encode(value, NON_ALPHANUMERIC));
+            }
+        }
+    }
+    Ok(filled)
+}
+
+/// The parameter of the connection that each column's value is a part of.
+fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
+    let marker = |index: usize| format!("walpost{index}value");
+    let mut marked = String::new();
+    let mut columns = Vec::new();
+    for segment in segments {
+        match segment {
+            Segment::Text(text) => marked.push_str(text),
+            Segment::Column(name) => {
+                marked.push_str(&marker(columns.len()));
+                columns.push(*name);
+            }
+        }
+    }
+    let is_url = ["postgres://", "postgresql://"];
+    if !columns.is_empty() && !is_url.iter().any(|scheme| marked.starts_with(scheme)) {
+        return Err(
+            "values are filled into a URL, like \"postgresql://walpost@{host}/{dbname}\", or one is the whole text: \"{url}\""
+                .to_owned(),
+        );
+    }
+    let columns = columns.iter().enumerate();
+    let parameter = |(index, name): (usize, &&str)| {
+        Conninfo::parameter_of(&marked, &marker(index)).ok_or_else(|| {
+            format!(
+                "{{{name}}} has the place of something that is the same for each row: a row may supply the host, hostaddr, port, \
+                 user, password, dbname or application_name. Write anything else in the template"
+            )
+        })
+    };
+    columns.map(parameter).collect()
+}
+
+/// Values are names, or parts of one: never a pattern, and never more than one name.
+fn table(text: &str, row: &TextRow) -> Result<String, String> {
+    if let Some(name) = whole(text) {
+        let table = value(name, row)?.parse::<TableName>();
+        return table.map(|table| table.to_string()).map_err(|error| {
+            format!(
+                "column {}: {error}. Patterns are written in the template",
+                column(name)
+            )
+        });
+    }
+    let mut filled = String::with_capacity(text.len());
+    let mut in_quotes = false;
+    for segment in segments(text)? {
+        match segment {
+            Segment::Text(text) => {
+                in_quotes ^= !text.matches('"').count().is_multiple_of(2);
+                filled.push_str(&text);
+            }
+            Segment::Column(name) => {
+                let check = |value: &str| check_identifier(in_quotes, value);
+                filled.push_str(accepted(name, row, check)?);
+            }
+        }
+    }
+    Ok(filled)
+}
+
+fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
+    let is_plain = |char: char| char.is_alphanumeric() || matches!(char, '_' | '$');
+    let (fits, expected) = match in_quotes {
+        true => (!value.contains(['"', '\0']), "a name without double quotes"),
+        false => (
+            value.chars().all(is_plain),
+            "a name of letters, digits, _ and $. If it needs other characters, put it in double quotes in the template",
+        ),
+    };
+    match fits && !value.is_empty() {
+        true => Ok(()),
+        false => Err(format!("has {value:?}, expected {expected}")),
+    }
+}
+
+/// Columns of the query are replaced, and columns of the outbox stay.
+fn of_records(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
+    if !text.contains("{source.") {
+        return Ok(text.to_owned());
+    }
+    let template: Template = text
+        .parse()
+        .map_err(|error: TemplateError| error.to_string())?;
+    template.with_texts(|index, name| {
+        if !name.starts_with(PREFIX) {
+            return Ok(None);
+        }
+        let check = |value: &str| match place {
+            Place::Topic => check_part_of_topic(&template, index, value),
+            _ => Ok(()),
+        };
+        accepted(name, row, check).map(|value| Some(value.to_owned()))
+    })
+}
+
+fn check_part_of_topic(template: &Template, index: usize, value: &str) -> Result<(), String> {
+    check_topic(value)?;
+    match template.separator_in(index, value) {
+        None => Ok(()),
+        Some(separator) => Err(format!(
+            "has {value:?}, expected a name without {separator:?}, which separates it from the rest of the topic: another \
+             pipeline's events could have the same topic"
+        )),
+    }
+}
+
+/// Accepts a part of the name of a topic.
+fn check_topic(value: &str) -> Result<(), String> {
+    // A single or a double dot is a part of a name, though not a name.
+    match is_topic_name(&format!("{value}_")) && !value.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "has {value:?}, expected characters of a-z A-Z 0-9 . _ - for the name of a topic"
+        )),
+    }
+}
+
+fn check_property(property: &str) -> Result<(), String> {
+    match KAFKA.contains(&property) {
+        true => Ok(()),
+        false => Err(format!(
+            "{property} is the same for each row: write it in the template. A row may supply values for {}",
+            KAFKA.join(", ")
+        )),
+    }
+}
+
+fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
+    let is_list = matches!(property, "bootstrap.servers" | "metadata.broker.list");
+    let name = whole(text);
+    checked(text, row, |value| {
+        check_property(property)?;
+        match is_list {
+            true if name.is_some() => check_brokers(value),
+            true => check_broker_part(value),
+            false if value.is_empty() => Err("is empty".to_owned()),
+            false => Ok(()),
+        }
+    })
+}
+
+/// Accepts a host, or the number of a port.
+fn check_broker_part(value: &str) -> Result<(), String> {
+    match is_host(value) || is_port(value) {
+        true => Ok(()),
+        false => Err(format!(
+            "has {value:?}, expected the host or the port of a broker"
+        )),
+    }
+}
+
+/// Accepts a list of brokers, without a protocol before any of them.
+fn check_brokers(value: &str) -> Result<(), String> {
+    let is_broker = |broker: &str| {
+        let (host, port) = match broker.strip_prefix('[') {
+            Some(rest) => rest.split_once(']').unwrap_or(("", "")),
+            None => broker
+                .find(':')
+                .map_or((broker, ""), |at| broker.split_at(at)),
+        };
+        is_host(host) && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
+    };
+    match value.split(',').all(is_broker) {
+        true => Ok(()),
+        false => Err(format!(
+            "has {value:?}, expected HOST:PORT, or several of them separated by commas"
+        )),
+    }
+}

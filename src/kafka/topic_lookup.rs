@@ -1,0 +1,248 @@
+//! Whether a topic that a row names can be used, for pipelines in which its event otherwise becomes a dead letter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::producer::{BaseProducer, Producer};
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::context::Context;
+use super::native::{self, Description};
+use super::topics::{Creation, METADATA, PAUSE, PAUSE_MAX, Refusals, Topics};
+use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason, UnusableTopics};
+use crate::sink::{Prepared, SinkError};
+
+/// At most so many topics are looked up with one request.
+const NAMES_MAX: usize = 1000;
+
+/// A lookup that ends with [`Prepared::Unusable`] where [`Topics::prepare`] ends with an error about the topic.
+pub(super) struct TopicLookup {
+    topics: Topics,
+    producer: Arc<BaseProducer<Context>>,
+    unusable: Arc<UnusableTopics>,
+}
+
+/// What the brokers say about a topic.
+enum Found {
+    Usable,
+    /// It exists, and cannot be used yet.
+    NotReady,
+    Unusable(Reason),
+}
+
+/// A topic that is not usable so far.
+struct Pending {
+    topic: String,
+    /// How long the brokers have to say so before it is certain.
+    certain_after: Duration,
+    since: Option<Instant>,
+    creation: Creation,
+    has_tried_auto_creation: bool,
+}
+
+impl TopicLookup {
+    pub(super) fn new(
+        topics: Topics,
+        producer: Arc<BaseProducer<Context>>,
+        unusable: Arc<UnusableTopics>,
+    ) -> Self {
+        Self {
+            topics,
+            producer,
+            unusable,
+        }
+    }
+
+    /// Resolves when it is certain whether `topic` can be used. A topic is unusable if the brokers have said so in all of
+    /// their answers for long enough; an answer that does not arrive is not one of these. `others` are looked up
+    /// with the same requests, so that rows with a new topic each don't have to wait for each of them.
+    ///
+    /// # Errors
+    /// Those that are not about this topic.
+    pub(super) async fn prepare(
+        self,
+        topic: String,
+        mut others: Vec<String>,
+    ) -> Result<Prepared, SinkError> {
+        let now = Instant::now().into_std();
+        others.retain(|other| {
+            self.unusable.applies_to(other) && self.unusable.reason(other, now).is_none()
+        });
+        others.truncate(NAMES_MAX - 1);
+        let mut names = others.clone();
+        names.push(topic.clone());
+        let mut pending = Pending {
+            topic,
+            certain_after: self.unusable.certain_after(now),
+            since: None,
+            creation: Creation::new(others),
+            has_tried_auto_creation: false,
+        };
+        let mut refusals = Refusals::default();
+        let mut pause = PAUSE;
+        loop {
+            match self.describe(&names).await {
+                Ok(found) => {
+                    self.producer.client().context().answered();
+                    if let Some(prepared) = self.judge(&mut pending, found).await? {
+                        return Ok(prepared);
+                    }
+                }
+                Err(code) if is_without_answer(code) => {
+                    refusals.note(&self.producer, &self.topics)?
+                }
+                Err(code) => {
+                    debug!(topic = pending.topic, %code, "failed to look up several topics at once");
+                    return self.open(pending.topic).await;
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn describe(&self, names: &[String]) -> Result<Vec<(String, Description)>, Code> {
+        let (producer, names) = (Arc::clone(&self.producer), names.to_vec());
+        let described =
+            spawn_blocking(move || native::describe_topics(producer.client(), &names, METADATA));
+        described.await.unwrap_or(Err(Code::OperationTimedOut))
+    }
+
+    /// What follows from one answer; nothing if the brokers have to be asked again.
+    async fn judge(
+        &self,
+        pending: &mut Pending,
+        found: Vec<(String, Description)>,
+    ) -> Result<Option<Prepared>, SinkError> {
+        let of_topic = found.iter().find(|(name, _)| *name == pending.topic);
+        let reason = match of_topic.map(|(_, description)| read(description)) {
+            Some(Found::Usable) => {
+                if pending.has_tried_auto_creation {
+                    let now = Instant::now().into_std();
+                    self.unusable.tried_auto_creation(true, now);
+                }
+                let topic = pending.topic.clone();
+                return self.open(topic).await.map(Some);
+            }
+            Some(Found::Unusable(reason)) => reason,
+            Some(Found::NotReady) | None => return Ok(None),
+        };
+        let now = Instant::now();
+        let waited = now.duration_since(*pending.since.get_or_insert(now));
+        match (&reason, self.topics.create()) {
+            (Reason::Missing, Some(create)) => {
+                let (topic, creation) = (&pending.topic, &mut pending.creation);
+                let created = creation.tend(&self.topics, topic, create, waited).await?;
+                for (name, reason) in std::mem::take(&mut creation.refused) {
+                    self.unusable.insert(&name, reason, now.into_std());
+                }
+                match created {
+                    Ok(()) => return Ok(None),
+                    Err(reason) => self.unusable.insert(topic, reason, now.into_std()),
+                }
+            }
+            _ if waited >= pending.certain_after => self.note(pending, found),
+            (Reason::Missing, None) => {
+                self.try_auto_creation(pending).await;
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        }
+        self.unusable.waited(waited);
+        Ok(Some(Prepared::Unusable))
+    }
+
+    /// Keeps an answer that is certain.
+    fn note(&self, pending: &Pending, found: Vec<(String, Description)>) {
+        let now = Instant::now().into_std();
+        if pending.has_tried_auto_creation {
+            self.unusable.tried_auto_creation(false, now);
+        }
+        let (mut of_topic, mut of_others) = (None, Vec::new());
+        for (name, description) in found {
+            match read(&description) {
+                Found::Unusable(reason) if name == pending.topic => of_topic = Some(reason),
+                // Those are created when it is their turn.
+                Found::Unusable(Reason::Missing) if self.topics.creates() => {}
+                Found::Unusable(reason) => of_others.push((name, reason)),
+                Found::Usable | Found::NotReady => {}
+            }
+        }
+        for (name, reason) in of_others {
+            self.unusable.insert(&name, reason, now);
+        }
+        // Last, so that none of the others can take its place.
+        if let Some(reason) = of_topic {
+            self.unusable.insert(&pending.topic, reason, now);
+        }
+    }
+
+    /// Requests the topic's metadata as a producer does, for brokers that create topics by themselves. With a client of
+    /// its own: one keeps each name that it has asked for.
+    async fn try_auto_creation(&self, pending: &mut Pending) {
+        let now = Instant::now().into_std();
+        if pending.has_tried_auto_creation || !self.unusable.tries_auto_creation(now) {
+            return;
+        }
+        pending.has_tried_auto_creation = true;
+        let Ok(admin) = self.topics.admin().await else {
+            return;
+        };
+        let topic = pending.topic.clone();
+        let asked = spawn_blocking(move || {
+            // The next lookup shows the result.
+            let _ = admin.inner().fetch_metadata(Some(&topic), METADATA);
+        });
+        let _ = asked.await;
+    }
+
+    /// Prepares a topic that exists.
+    async fn open(&self, topic: String) -> Result<Prepared, SinkError> {
+        let (topics, producer) = (self.topics.clone(), Arc::clone(&self.producer));
+        let prepared = topics
+            .prepare(producer, topic.clone(), None, Vec::new())
+            .await;
+        // It was deleted since, or hidden.
+        let reason = match prepared {
+            Err(SinkError::TopicMissing { .. }) => Reason::Missing,
+            Err(SinkError::TopicDenied { reason, .. }) => Reason::Denied(reason),
+            Err(SinkError::TopicNotCreated { reason, .. }) => Reason::NotCreated(reason),
+            prepared => return prepared,
+        };
+        let now = Instant::now().into_std();
+        self.unusable.insert(&topic, reason, now);
+        Ok(Prepared::Unusable)
+    }
+}
+
+fn read(description: &Description) -> Found {
+    let denied = |reason: &str| Found::Unusable(Reason::Denied(reason.to_owned()));
+    match description {
+        Ok(0) => Found::NotReady,
+        Ok(_) => Found::Usable,
+        Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Found::Unusable(Reason::Missing),
+        Err(Code::TopicAuthorizationFailed) => denied(NOT_AUTHORIZED),
+        Err(Code::InvalidTopic) => denied(NAME_NOT_ACCEPTED),
+        Err(_) => Found::NotReady,
+    }
+}
+
+/// No broker has answered, or not in time.
+fn is_without_answer(code: Code) -> bool {
+    matches!(
+        code,
+        Code::AllBrokersDown
+            | Code::Authentication
+            | Code::BrokerTransportFailure
+            | Code::OperationTimedOut
+            | Code::RequestTimedOut
+            | Code::WaitingForCoordinator
+            | Code::NetworkException
+            | Code::Resolve
+            | Code::SSL
+            | Code::SaslAuthenticationFailed
+    )
+}

@@ -1,0 +1,259 @@
+//! Topics that rows name and that cannot be used, so that their events become dead letters.
+//!
+//! Whoever can insert a row chooses its topic, so names are unbounded in number and each can be new. What is kept here
+//! is therefore bounded in memory and in time, and so is the time that the pipeline spends on waiting for such topics.
+//! Pure: the time is passed in.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A broker's answer is used for at least this long, and for at most twice as long.
+const ANSWER_LIFETIME: Duration = Duration::from_secs(5);
+/// At most twice as many answers are kept.
+const ANSWERS_MAX: usize = 5000;
+/// A topic that was just created can be unknown to some brokers for a moment. A topic is taken for missing when the
+/// brokers have said so for this long.
+const CERTAIN_AFTER: Duration = Duration::from_secs(2);
+/// The same if the wait budget is used up. Long enough for a second answer.
+const CERTAIN_AFTER_MIN: Duration = Duration::from_millis(20);
+/// At most a tenth of the time is spent on waiting for topics that turn out to be missing, after this much.
+const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
+const WAIT_BUDGET_PART: u32 = 10;
+/// Brokers that did not create a missing topic when asked for it are given another chance after this long.
+const AUTO_CREATION_RETRY: Duration = Duration::from_secs(60);
+
+/// Why a topic cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    Missing,
+    /// The brokers refuse access to it, or its name.
+    Denied(String),
+    /// The brokers refuse to create it.
+    NotCreated(String),
+    /// The principal may not create it.
+    CreationDenied(String),
+}
+
+/// Brokers answer so, too, for a topic that does not exist, where the principal may not know that.
+pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
+pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
+
+/// What the brokers said about topics that cannot be used.
+#[derive(Debug)]
+pub(super) struct UnusableTopics {
+    /// The exception: without this topic nothing can be delivered.
+    dead_letter_topic: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    recent: HashMap<Box<str>, Reason>,
+    earlier: HashMap<Box<str>, Reason>,
+    /// When `recent` was empty.
+    recent_since: Instant,
+    budget: WaitBudget,
+    auto_creation: AutoCreation,
+}
+
+/// Whether brokers create a topic when its metadata is requested (`auto.create.topics.enable`).
+#[derive(Debug)]
+enum AutoCreation {
+    Unknown,
+    Works,
+    FailedAt(Instant),
+}
+
+impl UnusableTopics {
+    /// None are known. `dead_letter_topic` is never one of them.
+    pub(super) fn new(dead_letter_topic: &str) -> Self {
+        let now = Instant::now();
+        Self {
+            dead_letter_topic: dead_letter_topic.to_owned(),
+            state: Mutex::new(State {
+                recent: HashMap::new(),
+                earlier: HashMap::new(),
+                recent_since: now,
+                budget: WaitBudget {
+                    available: WAIT_BUDGET_MAX,
+                    at: now,
+                },
+                auto_creation: AutoCreation::Unknown,
+            }),
+        }
+    }
+
+    /// Whether an event for this topic can become a dead letter because of the topic.
+    pub(super) fn applies_to(&self, topic: &str) -> bool {
+        topic != self.dead_letter_topic
+    }
+
+    /// Why the topic cannot be used, if that was found out recently.
+    pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<Reason> {
+        let mut state = self.state();
+        state.expire(now);
+        let found = state.recent.get(topic);
+        found.or_else(|| state.earlier.get(topic)).cloned()
+    }
+
+    pub(super) fn insert(&self, topic: &str, reason: Reason, now: Instant) {
+        if !self.applies_to(topic) {
+            return;
+        }
+        let mut state = self.state();
+        state.expire(now);
+        if state.recent.len() >= ANSWERS_MAX {
+            state.earlier = std::mem::take(&mut state.recent);
+            state.recent_since = now;
+        }
+        state.recent.insert(topic.into(), reason);
+    }
+
+    /// How long the brokers have to say that a topic is missing before it is taken for missing.
+    pub(super) fn certain_after(&self, now: Instant) -> Duration {
+        self.state().budget.grant(now)
+    }
+
+    /// So much time was spent on waiting for a topic that cannot be used.
+    pub(super) fn waited(&self, time: Duration) {
+        self.state().budget.spend(time);
+    }
+
+    /// Whether it is worth asking the brokers for a missing topic in a way that makes them create it.
+    pub(super) fn tries_auto_creation(&self, now: Instant) -> bool {
+        match self.state().auto_creation {
+            AutoCreation::Unknown | AutoCreation::Works => true,
+            AutoCreation::FailedAt(at) => now.duration_since(at) >= AUTO_CREATION_RETRY,
+        }
+    }
+
+    /// The result of such an attempt.
+    pub(super) fn tried_auto_creation(&self, is_created: bool, now: Instant) {
+        let state = &mut self.state().auto_creation;
+        match (is_created, &state) {
+            (true, _) => *state = AutoCreation::Works,
+            // It is for this name that they did not.
+            (false, AutoCreation::Works) => {}
+            (false, _) => *state = AutoCreation::FailedAt(now),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn expire(&mut self, now: Instant) {
+        let age = now.duration_since(self.recent_since);
+        if age < ANSWER_LIFETIME {
+            return;
+        }
+        self.earlier = std::mem::take(&mut self.recent);
+        if age >= ANSWER_LIFETIME * 2 {
+            self.earlier = HashMap::new();
+        }
+        self.recent_since = now;
+    }
+}
+
+/// The time that may be spent on waiting for topics that turn out to be missing.
+#[derive(Debug)]
+struct WaitBudget {
+    available: Duration,
+    at: Instant,
+}
+
+impl WaitBudget {
+    fn grant(&mut self, now: Instant) -> Duration {
+        let passed = now.duration_since(self.at);
+        self.at = now;
+        self.available = (self.available + passed / WAIT_BUDGET_PART).min(WAIT_BUDGET_MAX);
+        self.available.clamp(CERTAIN_AFTER_MIN, CERTAIN_AFTER)
+    }
+
+    fn spend(&mut self, time: Duration) {
+        self.available = self.available.saturating_sub(time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_expires_within_twice_its_lifetime() {
+        let topics = UnusableTopics::new("dead");
+        let now = Instant::now();
+        topics.insert("a", Reason::Missing, now);
+        let known = |after| topics.reason("a", now + after).is_some();
+        assert!(known(ANSWER_LIFETIME - Duration::from_millis(1)));
+        assert!(known(ANSWER_LIFETIME + Duration::from_millis(1)));
+        assert!(!known(ANSWER_LIFETIME * 2 + Duration::from_millis(2)));
+
+        topics.insert("a", Reason::Missing, now + ANSWER_LIFETIME * 10);
+        let later = now + ANSWER_LIFETIME * 12 + Duration::from_millis(1);
+        assert_eq!(
+            topics.reason("a", later),
+            None,
+            "nothing was asked meanwhile"
+        );
+    }
+
+    #[test]
+    fn any_number_of_names_takes_bounded_memory_and_the_last_one_is_kept() {
+        let topics = UnusableTopics::new("dead");
+        let now = Instant::now();
+        for number in 0..ANSWERS_MAX * 5 {
+            let name = format!("t{number}");
+            topics.insert(&name, Reason::Missing, now);
+            assert_eq!(topics.reason(&name, now), Some(Reason::Missing));
+            let state = topics.state();
+            assert!(state.recent.len() + state.earlier.len() <= 2 * ANSWERS_MAX);
+        }
+    }
+
+    #[test]
+    fn topic_for_dead_letters_is_never_unusable() {
+        let topics = UnusableTopics::new("dead");
+        let now = Instant::now();
+        topics.insert("dead", Reason::Missing, now);
+        assert_eq!(topics.reason("dead", now), None);
+        assert!(!topics.applies_to("dead"));
+    }
+
+    #[test]
+    fn waiting_for_missing_topics_takes_at_most_a_tenth_of_the_time() {
+        let topics = UnusableTopics::new("dead");
+        let began = Instant::now();
+        assert_eq!(topics.certain_after(began), CERTAIN_AFTER);
+        let (mut now, mut waited) = (began, Duration::ZERO);
+        while now < began + Duration::from_secs(1000) {
+            let wait = topics.certain_after(now);
+            topics.waited(wait);
+            waited += wait;
+            // As soon as one is certain, the next row names another topic.
+            now += wait + Duration::from_millis(300);
+        }
+        assert!(waited < Duration::from_secs(1000 / 10 + 80), "{waited:?}");
+        now += Duration::from_secs(1000);
+        assert_eq!(topics.certain_after(now), CERTAIN_AFTER);
+    }
+
+    #[test]
+    fn brokers_that_do_not_create_topics_are_asked_to_once_a_minute() {
+        let topics = UnusableTopics::new("dead");
+        let now = Instant::now();
+        assert!(topics.tries_auto_creation(now));
+        topics.tried_auto_creation(false, now);
+        assert!(!topics.tries_auto_creation(now));
+        assert!(topics.tries_auto_creation(now + AUTO_CREATION_RETRY));
+        topics.tried_auto_creation(true, now);
+        topics.tried_auto_creation(false, now);
+        assert!(
+            topics.tries_auto_creation(now),
+            "one refused name proves nothing"
+        );
+    }
+}

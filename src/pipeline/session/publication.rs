@@ -1,0 +1,170 @@
+//! What a publication leaves out since somebody changed it while the pipeline ran. Where nothing would be left of the outbox
+//! the pipeline halts ([`Observed::publication_problem`]); what is noticed here leaves out a part of it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing::debug;
+
+use crate::pipeline::database::CatalogQueries;
+use crate::pipeline::wal_budget::slot_monitor::Watched;
+use crate::postgres::catalog::{Observed, ObservedPublication, some_of};
+use crate::postgres::table::{TableName, identifier};
+use crate::postgres::target::{Outbox, Target};
+
+/// What the publication contained since the pipeline started; clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct WatchedPublication(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    /// Every table that it has contained.
+    tables: HashSet<TableName>,
+    /// Its row filter at the start.
+    filter: Option<Option<String>>,
+}
+
+impl WatchedPublication {
+    /// Compares the publication with what it contained before, and records in the counters what it leaves out now.
+    pub(super) async fn compare(
+        &self,
+        catalog: &impl CatalogQueries,
+        watched: &Watched,
+        observed: &Observed,
+    ) {
+        let Some(publication) = &observed.publication else {
+            return;
+        };
+        let unpublished = match &watched.target.outbox {
+            Outbox::Tables(patterns) => {
+                match catalog.unpublished(patterns, &publication.tables).await {
+                    Ok(tables) => tables,
+                    Err(error) => return debug!(%error, "catalog query failed"),
+                }
+            }
+            Outbox::Table(_) | Outbox::OneOf { .. } | Outbox::Messages { .. } => Vec::new(),
+        };
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = seen.left_out(&watched.target, publication, &unpublished);
+        watched.stats().record_left_out(found);
+    }
+}
+
+impl Seen {
+    /// What `publication` leaves out, and the command that changes that; `unpublished` are tables that exist and that it lacks.
+    fn left_out(
+        &mut self,
+        target: &Target,
+        publication: &ObservedPublication,
+        unpublished: &[TableName],
+    ) -> Option<(String, String)> {
+        self.tables.extend(publication.tables.iter().cloned());
+        let filter_before = self
+            .filter
+            .get_or_insert_with(|| publication.row_filter.clone());
+        let name = identifier(&target.publication);
+        let lost = unpublished
+            .iter()
+            .filter(|table| self.tables.contains(*table));
+        let lost: Vec<_> = lost.map(TableName::to_string).collect();
+        if let Some(first) = lost.first() {
+            return Some((
+                format!(
+                    "tables were taken out of publication {:?} while the pipeline ran, and their events are not delivered: {}",
+                    target.publication,
+                    some_of(&lost)
+                ),
+                format!(
+                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; walpost replay --table \
+                     {first} --from TIME. If it is meant, restart the pipeline"
+                ),
+            ));
+        }
+        let filter = publication.row_filter.as_ref()?;
+        // With several tables it is unknown which one's filter this is.
+        let is_new = match target.outbox.is_several() {
+            true => filter_before.is_none(),
+            false => filter_before.as_ref() != Some(filter),
+        };
+        is_new.then(|| {
+            let all = match target.outbox.table() {
+                Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
+                None => "drop the table from it, and add it again without WHERE".to_owned(),
+            };
+            (
+                format!(
+                    "publication {:?} was changed while the pipeline ran, and leaves out rows that don't fulfil {filter}",
+                    target.publication
+                ),
+                format!("To have all: {all}. If it is meant, restart the pipeline"),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::table_pattern::TablePatterns;
+
+    fn table(text: &str) -> TableName {
+        text.parse().expect("a table")
+    }
+
+    fn target(outbox: Outbox) -> Target {
+        Target {
+            outbox,
+            publication: "tenants".to_owned(),
+            slot: "slot".to_owned(),
+        }
+    }
+
+    fn several() -> Target {
+        let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
+        target(Outbox::Tables(patterns))
+    }
+
+    fn with(tables: &[&str], filter: Option<&str>) -> ObservedPublication {
+        ObservedPublication {
+            tables: tables.iter().map(|name| table(name)).collect(),
+            row_filter: filter.map(str::to_owned),
+            ..ObservedPublication::default()
+        }
+    }
+
+    #[test]
+    fn reports_tables_that_the_publication_contained_before() {
+        let mut seen = Seen::default();
+        let unpublished = [table("tenant_a.outbox"), table("tenant_c.outbox")];
+        let both = with(&["tenant_a.outbox", "tenant_b.outbox"], None);
+        assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
+        let one = with(&["tenant_b.outbox"], None);
+        let (what, remedy) = seen
+            .left_out(&several(), &one, &unpublished)
+            .expect("a table is missing");
+        assert!(what.ends_with("not delivered: tenant_a.outbox"), "{what}");
+        let command = "ALTER PUBLICATION tenants ADD TABLE tenant_a.outbox";
+        assert!(remedy.contains(command), "{remedy}");
+        assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
+        // A table that was dropped is not among those that exist.
+        assert_eq!(seen.left_out(&several(), &one, &[]), None);
+    }
+
+    #[test]
+    fn reports_row_filters_that_were_added_or_changed() {
+        let single = target(Outbox::Table(table("public.outbox")));
+        let mut seen = Seen::default();
+        let first = with(&[], Some("(a)"));
+        assert_eq!(seen.left_out(&single, &first, &[]), None);
+        let changed = with(&[], Some("(false)"));
+        let (what, remedy) = seen.left_out(&single, &changed, &[]).expect("changed");
+        assert!(what.contains("(false)"), "{what}");
+        let command = "ALTER PUBLICATION tenants SET TABLE public.outbox";
+        assert!(remedy.contains(command), "{remedy}");
+        assert_eq!(seen.left_out(&single, &with(&[], None), &[]), None);
+
+        let mut seen = Seen::default();
+        assert_eq!(seen.left_out(&several(), &with(&[], None), &[]), None);
+        assert!(seen.left_out(&several(), &first, &[]).is_some());
+    }
+}

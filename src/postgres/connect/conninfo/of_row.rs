@@ -1,0 +1,228 @@
+//! What a row of a registry may say about a connection: which server, database and user, and how strictly that server is
+//! checked. Sockets, files of this host and ways to log in are the operator's to choose, because they decide where the
+//! operator's own passwords go.
+
+use std::net::IpAddr;
+
+use super::syntax;
+
+/// The longest host name (RFC 1035, section 2.3.4).
+const HOST_BYTES_MAX: usize = 253;
+
+/// Parameters whose value a row may supply in a place of a URL.
+const IN_PLACE: [&str; 7] = [
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "password",
+    "port",
+    "user",
+];
+
+/// Parameters that a connection string from a row may have beside those in [`IN_PLACE`].
+const IN_WHOLE: [&str; 16] = [
+    "channel_binding",
+    "client_encoding",
+    "connect_timeout",
+    "fallback_application_name",
+    "gssencmode",
+    "keepalives",
+    "keepalives_count",
+    "keepalives_idle",
+    "keepalives_interval",
+    "load_balance_hosts",
+    "ssl_max_protocol_version",
+    "ssl_min_protocol_version",
+    "sslmode",
+    "sslsni",
+    "target_session_attrs",
+    "tcp_user_timeout",
+];
+
+/// What to write in place of a host that is none.
+const HOST_EXPECTED: &str = "a host name or an IP address. Name the folder of a Unix-domain socket in the template: \
+                             postgresql://walpost@/{dbname}?host=/var/run/postgresql";
+
+/// For each occurrence of a marker in a connection string, the parameter that it is part of.
+pub(super) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
+    let pairs = syntax::pairs(text).ok()?;
+    let (name, _) = pairs.iter().find(|(_, value)| value.contains(marker))?;
+    IN_PLACE.into_iter().find(|known| known == name)
+}
+
+/// Checks a value that a row supplies for a part of `parameter`.
+pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
+    let expected = match parameter {
+        "host" if !is_host(value) => HOST_EXPECTED,
+        "hostaddr" if value.parse::<IpAddr>().is_err() => "an IP address",
+        "port" if !is_port(value) => "a number from 1 to 65535",
+        // An empty value is one that is not set, so that another one takes its place.
+        "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
+        _ if value.is_empty() => "a text that is not empty",
+        _ if value.contains('\0') => "a text without a zero byte",
+        _ => return Ok(()),
+    };
+    let shown: String = value.chars().take(HOST_BYTES_MAX).collect();
+    Err(format!("has {shown:?}, expected {expected}"))
+}
+
+/// Checks a whole connection string that a row supplies. Errors don't repeat values, which can be passwords.
+pub(super) fn check_whole(text: &str) -> Result<(), String> {
+    // What is no connection string is refused with a better error when it is read.
+    let Ok(pairs) = syntax::pairs(text) else {
+        return Ok(());
+    };
+    let is_known = |name: &str| super::keywords::KEYWORDS.iter().any(|of| of.name == name);
+    let mut names_host = false;
+    for (name, value) in &pairs {
+        let name = name.as_str();
+        if !IN_PLACE.contains(&name) && !IN_WHOLE.contains(&name) {
+            match is_known(name) {
+                true => {
+                    return Err(format!(
+                        "has {name}, which a row may not set. Leave it out, or set its environment variable"
+                    ));
+                }
+                false => continue,
+            }
+        }
+        if !matches!(name, "host" | "hostaddr") {
+            continue;
+        }
+        names_host |= !value.is_empty();
+        if let Some(wrong) = value.split(',').find(|host| !is_host(host)) {
+            return Err(format!("has the host {wrong:?}, expected {HOST_EXPECTED}"));
+        }
+    }
+    match names_host {
+        true => Ok(()),
+        false => Err(format!("names no host, expected {HOST_EXPECTED}")),
+    }
+}
+
+/// Whether `text` is nothing but the name or the address of one host: no path, abstract socket, port, list or parameter.
+pub(crate) fn is_host(text: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    text.parse::<IpAddr>().is_ok()
+        || text.len() <= HOST_BYTES_MAX
+            && text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_')
+            && text.bytes().all(is_name)
+}
+
+/// Whether `text` is a port's number in decimal digits.
+pub(crate) fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keywords::{KEYWORDS, Rule};
+    use super::*;
+
+    /// Parameters that have an effect and that no row may set.
+    const OPERATORS_ONLY: [&str; 9] = [
+        "options",
+        "passfile",
+        "require_auth",
+        "sslcert",
+        "sslcertmode",
+        "sslcrl",
+        "sslkey",
+        "sslpassword",
+        "sslrootcert",
+    ];
+
+    #[test]
+    fn decides_for_every_parameter_whether_a_row_may_set_it() {
+        for keyword in KEYWORDS {
+            let lists = [&IN_PLACE[..], &IN_WHOLE, &OPERATORS_ONLY];
+            let listed = lists.iter().filter(|list| list.contains(&keyword.name));
+            let expected = match keyword.rule {
+                Rule::Used => 1..=1,
+                Rule::Ignored | Rule::Only(_) | Rule::Refused(_) => 0..=1,
+            };
+            let name = keyword.name;
+            assert!(expected.contains(&listed.count()), "put {name} into a list");
+        }
+    }
+
+    #[test]
+    fn accepts_host_names_and_addresses_and_nothing_else_as_a_host() {
+        for host in [
+            "db",
+            "db-1.example.com",
+            "my_db",
+            "10.0.0.1",
+            "::1",
+            "2001:db8::1",
+        ] {
+            assert!(is_host(host), "{host}");
+        }
+        for host in [
+            "",
+            "/tmp/x",
+            "@abstract",
+            ".",
+            "..",
+            "-x",
+            "a,b",
+            "a:5433",
+            "a/b",
+            "a?sslmode=disable",
+            "a&b",
+            "a#b",
+            "%2Ftmp",
+            "a b",
+            "a\0b",
+            "a\nb",
+            "[::1]",
+            "fe80::1%eth0",
+            "u@h",
+            "\u{ff0f}tmp",
+        ] {
+            assert!(!is_host(host), "{host:?}");
+        }
+        assert!(!is_host(&"a".repeat(HOST_BYTES_MAX + 1)));
+    }
+
+    #[test]
+    fn accepts_ports_in_decimal_digits_only() {
+        assert!(is_port("5432") && is_port("65535"));
+        for port in ["", "0", "65536", "+5432", " 5432", "5432,5433", "0x10"] {
+            assert!(!is_port(port), "{port:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_connection_strings_that_name_sockets_files_or_ways_to_log_in() {
+        for text in [
+            "postgresql://u:secret@db.example.com:5432/shop?sslmode=verify-full",
+            "host=db,10.0.0.1 user=u password=secret",
+            "postgresql://[::1]/shop",
+            "hostaddr=10.0.0.1 user=u",
+        ] {
+            assert_eq!(check_whole(text), Ok(()), "{text}");
+        }
+        for (text, part) in [
+            ("postgresql://u:secret@%2Ftmp%2Fx/shop", "\"/tmp/x\""),
+            ("postgresql://u:secret@/shop?host=/tmp/x", "\"/tmp/x\""),
+            ("postgresql://u:secret@db,%2Ftmp/shop", "\"/tmp\""),
+            ("postgresql://u:secret@db%2C%2Ftmp/shop", "\"/tmp\""),
+            ("host='@x' password=secret", "\"@x\""),
+            ("host=db host=/tmp password=secret", "\"/tmp\""),
+            ("postgresql://u:secret@/shop", "names no host"),
+            ("host=db passfile=/etc/shadow password=secret", "passfile"),
+            (
+                "host=db require_auth=password password=secret",
+                "require_auth",
+            ),
+            ("host=db options='-c a=b' password=secret", "options"),
+            ("host=db sslrootcert=/tmp/ca password=secret", "sslrootcert"),
+            ("host=db service=x password=secret", "service"),
+        ] {
+            let error = check_whole(text).expect_err(text);
+            assert!(error.contains(part) && !error.contains("secret"), "{error}");
+        }
+    }
+}

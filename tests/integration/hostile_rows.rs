@@ -1,0 +1,388 @@
+//! Rows of a role that has nothing but INSERT on an outbox: with dead letters switched on, none of them stops the events of
+//! others.
+
+use std::time::{Duration, Instant};
+
+use crate::support::event::Outbox;
+use crate::support::kafka::{Broker, SASL_USER, sasl_password};
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::session::Session;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost};
+
+const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregateid text, payload text, headers json,
+    at timestamptz, shard int)";
+
+in_both_modes! {
+    rows_of_a_role_with_nothing_but_insert_stop_nobody
+    topic_of_the_row_alone_stops_nobody
+    event_waits_while_brokers_do_not_answer_whether_its_topic_exists
+}
+
+/// A session of a role that may insert into the outbox and do nothing else.
+fn attacker(scene: &Scene) -> Session {
+    let role = format!("{}_attacker", scene.name);
+    scene.db.run(&format!(
+        "CREATE ROLE {role} LOGIN; GRANT INSERT ON outbox TO {role}"
+    ));
+    scene.server.session_as(&role, &scene.name)
+}
+
+fn drop_attacker(scene: &Scene, session: Session) {
+    drop(session);
+    let role = format!("{}_attacker", scene.name);
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+fn dead_letter_topic(scene: &Scene) -> String {
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 3, &[]);
+    topic
+}
+
+/// Walpost with every setting for dead letters on.
+fn start(scene: &Scene, dead: &str, more: &str) -> Walpost {
+    let mode = if scene.is_exactly_once() {
+        "exactly-once"
+    } else {
+        "at-least-once"
+    };
+    scene.start_with_file(&format!(
+        "on_unroutable = 'dead-letter'\non_oversize = 'dead-letter'\ndead_letter_topic = '{dead}'\n\
+         delivery = '{mode}'\n{more}"
+    ))
+}
+
+/// The events of another tenant, by their payloads.
+fn payloads<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
+    let of_topic = records.iter().filter(|record| record.topic == topic);
+    of_topic.map(Record::text).collect()
+}
+
+/// The errors that the dead letters of this topic are about.
+fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
+    let of_topic = records.iter().filter(|record| record.topic == topic);
+    of_topic
+        .map(|record| record.header("walpost-error-message"))
+        .collect()
+}
+
+/// Inserts each row, and after it one of another tenant, whose events are all delivered.
+fn withstands(scene: &Scene, more: &str, good: &str, topic: &str, rows: &[&str]) -> Vec<Record> {
+    let dead = dead_letter_topic(scene);
+    let attacker = attacker(scene);
+    let walpost = start(scene, &dead, more);
+    for (number, row) in rows.iter().enumerate() {
+        attacker.run(&format!("INSERT INTO outbox VALUES {row}"));
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ('good', '{good}', 'k', '{number}', NULL, NULL, 0)"
+        ));
+    }
+    let records = scene.wait_for_records(rows.len() * 2);
+    scene.wait_until_confirmed();
+    let expected: Vec<_> = (0..rows.len()).map(|number| number.to_string()).collect();
+    assert_eq!(payloads(&records, topic), expected);
+    assert_eq!(errors(&records, &dead).len(), rows.len());
+    walpost.terminate().expect_code(0);
+    drop_attacker(scene, attacker);
+    records
+}
+
+fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let row = |values: &str| values.replace("GOOD", &format!("'{aggregate}'"));
+    let rows = [
+        "('1', 'nobody.made.this', 'k', 'p', NULL, NULL, 0)",
+        "('2', NULL, 'k', 'p', NULL, NULL, 0)",
+        "('3', '', 'k', 'p', NULL, NULL, 0)",
+        "('4', repeat('t', 300), 'k', 'p', NULL, NULL, 0)",
+        "('5', repeat('t', 236), 'k', 'p', NULL, NULL, 0)",
+        "('6', repeat('t', 5242880), 'k', 'p', NULL, NULL, 0)",
+        // More than Kafka may be sent, in each part.
+        "('7', GOOD, repeat('k', 5242880), 'p', NULL, NULL, 0)",
+        "('8', GOOD, repeat('ü', 20971520), 'p', NULL, NULL, 0)",
+        "(repeat('i', 5242880), GOOD, 'k', 'p', NULL, NULL, 0)",
+        "('10', GOOD, 'k', repeat('p', 5242880), NULL, NULL, 0)",
+        "('11', GOOD, 'k', 'p', json_build_object('h', repeat('h', 5242880)), NULL, 0)",
+        "('12', GOOD, 'k', 'p', json_build_object(repeat('h', 5242880), 1), NULL, 0)",
+        "('13', GOOD, 'k', 'p', (SELECT json_object_agg('header ' || i, i) FROM generate_series(1, 100000) i), NULL, 0)",
+        "('14', 'no topic', repeat('k', 5242880), repeat('p', 5242880), json_build_array(repeat('h', 5242880)), NULL, 0)",
+        // Headers that are none.
+        r#"('15', GOOD, 'k', 'p', '{"\u0000": 1}', NULL, 0)"#,
+        r#"('16', GOOD, 'k', 'p', '{"walpost-position": "0/0"}', NULL, 0)"#,
+        "('17', GOOD, 'k', 'p', '[1]', NULL, 0)",
+        // Times and partitions that are none, or not for this topic.
+        "('18', GOOD, 'k', 'p', NULL, 'infinity', 0)",
+        "('19', GOOD, 'k', 'p', NULL, '1900-01-01', 0)",
+        "('20', GOOD, 'k', 'p', NULL, '9999-12-31', 0)",
+        "('21', NULL, 'k', 'p', NULL, '9999-12-31', 0)",
+        "('22', GOOD, 'k', 'p', NULL, NULL, -1)",
+        "('23', GOOD, 'k', 'p', NULL, NULL, 2147483647)",
+    ]
+    .map(row);
+    let topic = format!("outbox.event.{aggregate}");
+    let rows: Vec<_> = rows.iter().map(String::as_str).collect();
+    let more = "timestamp = 'at'\npartition = 'shard'\nmax_row_bytes = '64MiB'";
+    let records = withstands(&scene, more, &aggregate, &topic, &rows);
+    let letter = |id: &str| {
+        let found = records.iter().find(|record| {
+            record.header_names().contains(&"walpost-error") && record.header("id") == id
+        });
+        found.unwrap_or_else(|| panic!("no letter of {id}"))
+    };
+    assert!(
+        letter("1")
+            .header("walpost-error-message")
+            .contains("does not exist")
+    );
+    assert_eq!(letter("1").text(), "p");
+    let cut = letter("8");
+    assert_eq!(cut.key(), "ü".repeat(512), "cut between characters");
+    assert_eq!(cut.header("walpost-truncated"), r#"{"key":41943040}"#);
+    let many = letter("13").header("walpost-truncated");
+    assert!(many.contains("dropped_headers"), "{many}");
+}
+
+fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let topic = format!("outbox.event.{}", scene.aggregate(1));
+    let rows = [
+        "('1', '', 'k', 'p', NULL, NULL, 0)",
+        "('2', '.', 'k', 'p', NULL, NULL, 0)",
+        "('3', '..', 'k', 'p', NULL, NULL, 0)",
+        "('4', '...', 'k', 'p', NULL, NULL, 0)",
+        "('5', repeat('t', 249), 'k', 'p', NULL, NULL, 0)",
+        "('6', repeat('t', 250), 'k', 'p', NULL, NULL, 0)",
+        "('7', 'nobody.made.this', 'k', 'p', NULL, NULL, 0)",
+        "('8', E'a\\nb', 'k', 'p', NULL, NULL, 0)",
+    ];
+    withstands(&scene, "topic = '{aggregatetype}'", &topic, &topic, &rows);
+}
+
+/// Each row has a topic of its own: waiting for each of them would take hours.
+#[test]
+fn thousands_of_missing_topics_do_not_hold_up_others() {
+    const ROWS: usize = 5000;
+    let scene = Scene::with_table(TABLE);
+    let aggregate = scene.aggregate(1);
+    let topic = format!("outbox.event.{aggregate}");
+    let dead = dead_letter_topic(&scene);
+    let attacker = attacker(&scene);
+    let walpost = start(&scene, &dead, "");
+    let good = |number: usize| {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ('good', '{aggregate}', 'k', '{number}', NULL, NULL, 0)"
+        ));
+    };
+    good(0);
+    scene.wait_until_confirmed();
+    let memory = walpost.resident_bytes();
+    let began = Instant::now();
+    attacker.run(&format!(
+        "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
+             INSERT INTO outbox VALUES (i, gen_random_uuid() || repeat('x', 190), 'k', 'p', NULL, NULL, 0);
+             COMMIT;
+         END LOOP; END $$"
+    ));
+    good(1);
+    scene.wait_until_confirmed();
+    let took = began.elapsed();
+    let records = scene.wait_for_records(ROWS + 2);
+    assert_eq!(payloads(&records, &topic), ["0", "1"]);
+    assert_eq!(errors(&records, &dead).len(), ROWS);
+    // The first is waited for, and the others are looked up with it or shortly after.
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    let grown = walpost.resident_bytes().saturating_sub(memory);
+    assert!(grown < 64 << 20, "{grown} bytes");
+    walpost.terminate().expect_code(0);
+    drop_attacker(&scene, attacker);
+}
+
+#[test]
+fn topic_that_is_created_later_is_used_without_a_restart() {
+    let scene = Scene::with_table(TABLE);
+    let dead = dead_letter_topic(&scene);
+    let aggregate = format!("{}.later", scene.name);
+    let walpost = start(&scene, &dead, "");
+    let insert = || {
+        scene.db.run(&format!(
+            "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', 'p', NULL, NULL, 0)"
+        ));
+        scene.wait_until_confirmed();
+    };
+    insert();
+    assert_eq!(errors(&scene.records(), &dead).len(), 1);
+    let topic = format!("outbox.event.{aggregate}");
+    scene.topic(&topic, 1, &[]);
+    wait_until("the topic to be used", || {
+        insert();
+        !payloads(&scene.records(), &topic).is_empty()
+    });
+    walpost.terminate().expect_code(0);
+}
+
+/// No answer is not the answer that there is no such topic.
+fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once: bool) {
+    let broker = Broker::lent();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let [first, second] = [scene.aggregate(1), scene.aggregate(1)];
+    let dead = dead_letter_topic(&scene);
+    let mut walpost = start(&scene, &dead, "");
+    scene.insert(&first, "k");
+    scene.wait_until_confirmed();
+    broker.freeze();
+    scene.insert(&second, "k");
+    // Longer than a missing topic is waited for.
+    walpost.wait_for_log("Kafka is unreachable");
+    broker.thaw();
+    scene.wait_until_confirmed();
+    assert_eq!(errors(&scene.records(), &dead), Vec::<&str>::new());
+    walpost.terminate().expect_code(0);
+    scene.judge(&[], scene.resends(0));
+}
+
+#[test]
+fn topic_that_the_principal_may_not_use_stops_nobody() {
+    static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
+    let scene = Scene::on(Server::shared(MAJOR), &BROKER);
+    let [allowed, denied] = [scene.aggregate(1), scene.aggregate(1)];
+    let dead = dead_letter_topic(&scene);
+    let acls = |rights: &str| {
+        let rights = format!("--add --allow-principal User:{SASL_USER} {rights}");
+        let rights: Vec<_> = rights.split_whitespace().collect();
+        BROKER.tool("org.apache.kafka.tools.AclCommand", &rights);
+    };
+    acls(&format!(
+        "--operation Write --topic outbox.event.{allowed} --topic {dead}"
+    ));
+    let run = Invocation::new(["run", "--pipeline", &scene.name])
+        .args(["--postgres", &scene.conninfo()])
+        .args(["--kafka", &BROKER.sasl_address()])
+        .args(["-X", "security.protocol=sasl_plaintext"])
+        .args(["-X", "sasl.mechanism=PLAIN"])
+        .args(["-X", &format!("sasl.username={SASL_USER}")])
+        .args([
+            "--on-unroutable",
+            "dead-letter",
+            "--dead-letter-topic",
+            &dead,
+        ])
+        .env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password());
+    let walpost = run.start_streaming();
+    for aggregate in [&allowed, &denied, &allowed] {
+        scene.insert(aggregate, "k");
+    }
+    scene.wait_until_confirmed();
+    let records = scene.records();
+    let good = format!("outbox.event.{allowed}");
+    assert_eq!(payloads(&records, &good).len(), 2);
+    let errors = errors(&records, &dead);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.contains("kafka-acls.sh")),
+        "{errors:?}"
+    );
+    walpost.terminate().expect_code(0);
+}
+
+/// Kafka refuses a name that differs from another one in `.` and `_` alone, since metrics would have both under one name.
+#[test]
+fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
+    let scene = Scene::with_table(TABLE);
+    let aggregate = format!("{}.a", scene.name);
+    let topic = format!("outbox.event.{aggregate}");
+    let dead = dead_letter_topic(&scene);
+    let attacker = attacker(&scene);
+    let more = "create_topics = { partitions = 1, replication = 1 }";
+    let walpost = start(&scene, &dead, more);
+    let insert = |session: &Session, aggregate: &str, payload: &str| {
+        session.run(&format!(
+            "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', '{payload}', NULL, NULL, 0)"
+        ));
+    };
+    insert(&scene.db, &aggregate, "0");
+    // The brokers refuse the second of two names that collide, and one request can ask for both.
+    scene.wait_until_confirmed();
+    insert(&attacker, &aggregate.replace('.', "_"), "p");
+    insert(&scene.db, &aggregate, "1");
+    scene.wait_until_confirmed();
+    scene.expect_topic(&topic);
+    let records = scene.records();
+    assert_eq!(payloads(&records, &topic), ["0", "1"]);
+    let errors = errors(&records, &dead);
+    assert!(
+        matches!(errors[..], [error] if error.contains("could not be created")),
+        "{errors:?}"
+    );
+    walpost.terminate().expect_code(0);
+    drop_attacker(&scene, attacker);
+}
+
+/// The topic is the configuration's, and its absence the operator's to mend.
+#[test]
+fn missing_topic_that_the_configuration_names_halts() {
+    let scene = Scene::with_table(TABLE);
+    let dead = dead_letter_topic(&scene);
+    let walpost = start(&scene, &dead, "topic = 'nobody.made.this'");
+    scene
+        .db
+        .run("INSERT INTO outbox VALUES ('1', 'a', 'k', 'p', NULL, NULL, 0)");
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["nobody.made.this", "does not exist"]);
+}
+
+#[test]
+fn columns_of_the_outbox_that_init_makes_are_bounded() {
+    for partitioned in [false, true] {
+        let scene = Scene::bare();
+        let mut init = scene.init();
+        if partitioned {
+            init = init.arg("--partitioned");
+        }
+        init.finish().expect_code(0);
+        let attacker = attacker(&scene);
+        let insert = |kind: usize, id: usize, name: usize| {
+            attacker.try_run(&format!(
+                "INSERT INTO outbox (aggregatetype, aggregateid, type)
+                 VALUES (repeat('x', {kind}), repeat('x', {id}), repeat('x', {name}))"
+            ))
+        };
+        insert(249, 1024, 1024).unwrap();
+        for (kind, id, name) in [(250, 1, 1), (1, 1025, 1), (1, 1, 1025)] {
+            let refused = insert(kind, id, name).unwrap_err();
+            assert_eq!(
+                refused.as_db_error().unwrap().constraint(),
+                Some("walpost_event_names")
+            );
+        }
+        drop_attacker(&scene, attacker);
+    }
+}
+
+#[test]
+fn parts_of_a_published_event_are_bounded() {
+    for major in [14, MAJOR, 18] {
+        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let publish = |kind: usize, id: usize, name: usize| {
+            scene.db.try_run(&format!(
+                "SELECT walpost.publish(repeat('x', {kind}), repeat('x', {id}), repeat('x', {name}), '1')"
+            ))
+        };
+        publish(249, 1024, 1024).unwrap();
+        for (kind, id, name) in [(250, 1, 1), (1, 1025, 1), (1, 1, 1025)] {
+            let refused = publish(kind, id, name).unwrap_err();
+            let refused = refused.as_db_error().unwrap().message();
+            assert!(
+                refused.contains("at most 249, 1024 and 1024 are allowed"),
+                "{refused}"
+            );
+        }
+    }
+}

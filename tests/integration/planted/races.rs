@@ -1,0 +1,189 @@
+//! Objects that appear between the moment when Walpost examines a table and the moment when it uses the table.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::Shop;
+use crate::support::event::Outbox;
+use crate::support::postgres::MAJOR;
+use crate::support::wait::wait_until;
+
+on_each_version! {
+    indexes_and_statistics_that_come_and_go_are_never_evaluated
+    triggers_that_come_and_go_never_see_a_delete
+    schemas_that_swap_names_never_get_code_run
+}
+
+/// Statements that a role repeats over a connection of its own until this is dropped.
+struct Repeated {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Repeated {
+    /// Each of `statements` is run by itself. One that fails is skipped: a lock can be taken, or the object be there already.
+    fn start(shop: &Shop, statements: &[String]) -> Self {
+        let session = shop
+            .scene
+            .server
+            .session_as(&shop.mallory, &shop.scene.name);
+        session.run("SET lock_timeout = '50ms'; SET client_min_messages = error");
+        let statements = statements.to_vec();
+        let (stop, rounds) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let (is_over, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                for statement in &statements {
+                    let _ = session.try_run(statement);
+                }
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let repeated = Self {
+            stop,
+            rounds,
+            thread: Some(thread),
+        };
+        wait_until("the first rounds", || {
+            repeated.rounds.load(Ordering::Relaxed) > 2
+        });
+        repeated
+    }
+}
+
+impl Drop for Repeated {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread is a failure of the test that is over anyway.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
+    for attack in [
+        [
+            "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
+            "DROP INDEX public.i",
+        ],
+        [
+            "CREATE STATISTICS public.s ON (plot.note('statistics')), id FROM public.outbox",
+            "DROP STATISTICS public.s",
+        ],
+    ] {
+        let shop = Shop::theirs(major);
+        let attack_goes_on = Repeated::start(&shop, &attack.map(str::to_owned));
+        for _ in 0..4 {
+            shop.init().finish();
+            shop.expect_nothing_ran("init");
+            for role in [&*shop.walpost, "postgres"] {
+                for words in [
+                    &["check"][..],
+                    &["verify"],
+                    &["replay", "--all", "--yes"],
+                    &["maintain", "--retention=24h", "--delete-rows"],
+                ] {
+                    shop.command_as(role, words).finish();
+                    shop.expect_nothing_ran(words[0]);
+                }
+            }
+        }
+        drop(attack_goes_on);
+        shop.command(&["verify", "--kafka", &shop.scene.broker.address()])
+            .finish();
+    }
+}
+
+fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
+    let shop = Shop::theirs(major);
+    let scene = &shop.scene;
+    // Rows that a pass deletes: older than the retention, and marked as delivered before.
+    scene.db.run(&format!(
+        "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
+        shop.mallory, shop.walpost
+    ));
+    let aggregate = scene.aggregate(1);
+    let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
+    let attack = [
+        "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
+        "DROP TRIGGER t ON public.outbox",
+    ];
+    let attack_goes_on = Repeated::start(&shop, &attack.map(str::to_owned));
+    let rows = "SELECT count(*) FROM public.outbox";
+    for _ in 0..6 {
+        scene.insert(&aggregate, "k");
+        scene.wait_until_confirmed();
+        for _ in 0..3 {
+            shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
+                .finish();
+            shop.expect_nothing_ran("maintain");
+        }
+    }
+    drop(attack_goes_on);
+    let _ = shop.theirs.try_run(attack[1]);
+    // Nothing but the trigger was in the way.
+    wait_until("the rows to be deleted", || {
+        shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
+            .finish();
+        scene.db.number(rows) == 0
+    });
+    shop.expect_nothing_ran("maintain");
+    walpost.terminate().expect_code(0);
+}
+
+fn schemas_that_swap_names_never_get_code_run(major: u32) {
+    let mut shop = Shop::bare(Outbox::Table, major);
+    shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    shop.init().finish().expect_code(0);
+    let columns =
+        "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb";
+    for _ in 0..4 {
+        shop.theirs.run(&format!(
+            "CREATE SCHEMA tenant_m; CREATE TABLE tenant_m.outbox ({columns});
+             CREATE SCHEMA aside; CREATE TABLE aside.outbox ({columns});
+             INSERT INTO tenant_m.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{{}}');
+             INSERT INTO aside.outbox VALUES (gen_random_uuid(), 'order', 'k', 't', '{{}}');
+             CREATE INDEX i ON aside.outbox (id) WHERE plot.note('index')"
+        ));
+        let swap = "ALTER SCHEMA tenant_m RENAME TO between; ALTER SCHEMA aside RENAME TO tenant_m;
+                    ALTER SCHEMA between RENAME TO aside";
+        let attack_goes_on = Repeated::start(&shop, &[swap.to_owned()]);
+        for _ in 0..5 {
+            shop.init().args(["--table", "tenant_m.outbox"]).finish();
+            shop.expect_nothing_ran("init --table");
+            let add = format!(
+                "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
+                shop.scene.slot()
+            );
+            let _ = shop.scene.db.try_run(&add);
+            shop.expect_nothing_ran("add_outbox");
+        }
+        drop(attack_goes_on);
+        shop.theirs.run("DROP SCHEMA tenant_m, aside CASCADE");
+    }
+}
+
+#[test]
+fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
+    let shop = Shop::new(Outbox::Table, MAJOR);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let mut walpost = shop.command(&["run"]).start_streaming();
+    scene.insert(&scene.aggregate(1), "k");
+    scene.wait_until_confirmed();
+    // As if the application's role owned what is Walpost's.
+    scene.db.run(&format!(
+        "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
+    ));
+    shop.theirs.run(
+        "CREATE TRIGGER t AFTER INSERT OR UPDATE ON walpost.slot_state FOR EACH ROW EXECUTE FUNCTION plot.row()",
+    );
+    scene.insert(&scene.aggregate(1), "k");
+    walpost.wait_for_log("walpost.slot_state");
+    shop.expect_nothing_ran("run");
+}
