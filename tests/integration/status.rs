@@ -205,7 +205,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
     drop(nowhere);
     for (address, columns, expected) in [
         (http.address(), 40, "PIPELINE"),
-        (&silent, 50, "no response"),
+        (&silent, 60, "no response"),
     ] {
         let file = reaper::folder("terminal").join("shown");
         let watch = status(&scene, address)
