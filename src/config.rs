@@ -131,8 +131,8 @@ fn everything(
             tracing::warn!("{exposed}");
         }
     }
-    for (path, file) in &files {
-        trust::check(path, file)?;
+    for (_, file) in &files {
+        trust::check(file)?;
     }
     let mut files = files.into_iter().map(|(_, file)| file);
     let mut all = files.next().unwrap_or_default();

@@ -59,6 +59,23 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     }
 }
 
+/// The text as one word of a shell, in quotes.
+#[must_use]
+pub(crate) fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// The text as one word of a shell, in quotes only if it needs them. Whoever creates a file chooses its name, and commands
+/// in errors are pasted into a shell.
+#[must_use]
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
+    match !text.is_empty() && text.bytes().all(is_plain) {
+        true => text.to_owned(),
+        false => shell_quoted(text),
+    }
+}
+
 /// JSON that means the same and holds nothing to be obeyed. A serializer escapes C0 alone. Line
 /// feeds stay: in JSON they stand between values, and never inside of one.
 #[must_use]
@@ -151,5 +168,28 @@ mod tests {
             let read: serde_json::Value = serde_json::from_str(line).expect("JSON");
             assert_eq!(read, value);
         }
+    }
+
+    #[test]
+    fn text_is_one_word_of_a_shell() {
+        for text in [
+            "/etc/walpost/a.toml",
+            "",
+            "a b",
+            "$(id)",
+            "it's",
+            "`id`;id",
+            "a\nb",
+            "~",
+            "é",
+        ] {
+            let word = shell_word(text);
+            let printed = std::process::Command::new("/bin/sh")
+                .args(["-c", &format!("printf %s {word}")])
+                .output()
+                .expect("a shell");
+            assert_eq!(String::from_utf8_lossy(&printed.stdout), text, "{word}");
+        }
+        assert_eq!(shell_word("/etc/walpost/a.toml"), "/etc/walpost/a.toml");
     }
 }

@@ -1,27 +1,46 @@
-//! A program that the configuration names, and that prints a secret: a password or a token.
+//! Runs a program that the configuration names and that prints a secret: a password or a token.
 //!
-//! It is run without a shell, and not for ever. What it prints is given to who asked and goes nowhere else. What it says on
-//! standard error is for the person who wrote it, and is told where it fails. Imports nothing of ours.
+//! No shell is involved, and the run time is limited. What the program prints is returned to the caller and goes nowhere else.
+//! What it writes to standard error is discarded: it may contain the secret, in whatever encoding, or the credentials that the
+//! program itself uses, and errors are shown in the log and on the unauthenticated status page.
+//!
+//! The program and every folder on the way to it are examined before each execution, since Walpost may run for months after
+//! it has read its configuration.
+#![expect(
+    unsafe_code,
+    reason = "a new process is prepared between fork and exec, where only system calls are allowed"
+)]
 
+use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
 use std::fmt;
+use std::fs;
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::AsFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{
+    Pid, Signal, WaitOptions, geteuid, getpid, kill_process, kill_process_group,
+    set_child_subreaper, setsid, waitpid,
+};
 
-/// How long it may take.
+use crate::trusted_path::{self, PathError};
+
+/// The time a program has to print its secret and end.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-/// What a secret can have at most, in bytes.
-const OUTPUT_BYTES_MAX: usize = 64 << 10;
-/// How much of standard error is told, in bytes: the end, where the reason most often is.
-const SAID_BYTES_MAX: usize = 400;
-/// How soon it is seen that it has ended and somebody else still has its output open.
-const LOOK: Duration = Duration::from_millis(50);
+/// The longest secret, in bytes.
+const MAX_SECRET_BYTES: usize = 64 << 10;
+/// How often Walpost checks whether a program has ended while another process keeps its output open.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the descendants of a program that is killed have to disappear; only those of another user do not.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A program and its arguments.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,32 +49,42 @@ pub(crate) struct Program {
     arguments: Vec<String>,
 }
 
-/// It gave nothing.
+/// The program printed no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// There is no process.
+    /// Another user could have written it.
+    #[error("was not run: {0}")]
+    Untrusted(Box<PathError>),
+    /// The operating system did not start it.
     #[error("can't be started: {0}")]
     Start(String),
-    /// It was ended by us.
-    #[error("has not ended within {} s, and was killed{said}", limit.as_secs())]
+    /// It was killed when its time was up.
+    #[error("has not ended within {} s, and was killed. {}", limit.as_secs(), hint())]
     Slow {
+        /// The time it had.
         limit: Duration,
-        /// See [`ProgramError::Failed`].
-        said: String,
     },
     /// Its exit code is not 0.
-    #[error("has ended with {status}{said}")]
+    #[error("has ended with {status}. {}", hint())]
     Failed {
+        /// How it has ended.
         status: ExitStatus,
-        /// What it has written to standard error, as it goes on after the status.
-        said: String,
     },
     /// There is nothing on standard output.
-    #[error("has printed nothing{0}")]
-    Nothing(String),
-    /// What it prints is no secret.
-    #[error("has printed more than {OUTPUT_BYTES_MAX} bytes, expected a password or a token")]
+    #[error("has printed nothing. {}", hint())]
+    Nothing,
+    /// The output is too long to be a secret.
+    #[error("has printed more than {MAX_SECRET_BYTES} bytes, expected a password or a token")]
     TooMuch,
+}
+
+/// Where to find the reason of a failure.
+fn hint() -> String {
+    format!(
+        "What it writes to standard error is not shown, as it can contain secrets: run the program by hand as uid {}, or have \
+         it write to a file",
+        geteuid().as_raw()
+    )
 }
 
 impl fmt::Debug for Program {
@@ -66,10 +95,10 @@ impl fmt::Debug for Program {
 }
 
 impl Program {
-    /// Of a program and its arguments, as the configuration has them.
+    /// A program and its arguments, as in the configuration.
     ///
     /// # Errors
-    /// There is no program that can be started so; the message says what was expected.
+    /// The first element is not an absolute path; the message says what was expected.
     pub(crate) fn new(argv: &[String]) -> Result<Self, String> {
         let Some((path, arguments)) = argv.split_first() else {
             return Err(
@@ -91,58 +120,103 @@ impl Program {
         })
     }
 
-    /// Where it is. Its arguments are shown to nobody: they can be secrets.
+    /// The program without its arguments, which can be secrets.
     #[must_use]
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Runs it, and gives what it has printed. Blocks for as long as `limit`.
+    /// Runs the program and returns what it prints. Blocks for at most `limit`, and [`KILL_TIMEOUT`] if it has to be killed.
     ///
     /// # Errors
-    /// It can't be started, takes too long, fails, or prints nothing or too much.
+    /// [`ProgramError`]; no variant contains any of its output.
     pub(crate) fn run(&self, limit: Duration) -> Result<Vec<u8>, ProgramError> {
+        trusted_path::check_program(Path::new(&self.path)).map_err(|error| match error {
+            PathError::Io { reason, .. } => ProgramError::Start(reason),
+            error => ProgramError::Untrusted(error.into()),
+        })?;
         let until = Instant::now() + limit;
-        let mut child = Command::new(&self.path)
-            .args(&self.arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // What it has started itself is ended with it.
-            .process_group(0)
-            .spawn()
-            .map_err(|error| ProgramError::Start(error.to_string()))?;
-        let mut output = Pipe::new(child.stdout.take());
-        let mut said = Pipe::new(child.stderr.take());
-        let ended = until_ended(&mut child, &mut output, &mut said, until);
-        let status = match ended {
+        let start_error = |error: io::Error| ProgramError::Start(error.to_string());
+        let mut child = self.spawn().map_err(start_error)?;
+        let mut output = Output::new(child.stdout.take());
+        let status = match wait_for_exit(&mut child, &mut output, until) {
             Ok(Some(status)) => status,
             ended => {
                 kill(&mut child);
-                let said = said.told(&output.bytes);
                 return Err(match ended {
-                    Err(error) => ProgramError::Start(error.to_string()),
-                    Ok(_) => ProgramError::Slow { limit, said },
+                    Err(error) => start_error(error),
+                    Ok(_) => ProgramError::Slow { limit },
                 });
             }
         };
-        let said = said.told(&output.bytes);
         if !status.success() {
-            return Err(ProgramError::Failed { status, said });
+            return Err(ProgramError::Failed { status });
         }
         match output.bytes.len() {
-            0 => Err(ProgramError::Nothing(said)),
-            1..=OUTPUT_BYTES_MAX => Ok(output.bytes),
+            0 => Err(ProgramError::Nothing),
+            1..=MAX_SECRET_BYTES => Ok(output.bytes),
             _ => Err(ProgramError::TooMuch),
         }
     }
+
+    fn spawn(&self) -> io::Result<Child> {
+        #[expect(clippy::disallowed_methods, reason = "`run` has checked the program")]
+        let mut command = Command::new(&self.path);
+        command
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        // SAFETY: `isolate` makes system calls only. It neither allocates nor takes a lock, which another thread could have
+        // held at the time of the fork.
+        unsafe { command.pre_exec(isolate) };
+        command.spawn()
+    }
 }
 
-/// Reads what it prints until it has ended; nothing where it has not by then.
-fn until_ended(
+/// Prepares the new process for the program.
+///
+/// It gets a session of its own, without a terminal to ask on. It adopts those of its descendants whose parent ends, so that
+/// [`kill`] finds them below it whatever session or process group they have moved to. And it inherits no descriptor but the
+/// standard streams: librdkafka and other C libraries open theirs without `O_CLOEXEC`.
+fn isolate() -> io::Result<()> {
+    setsid()?;
+    set_child_subreaper(Some(getpid()))?;
+    close_descriptors_on_exec()?;
+    Ok(())
+}
+
+/// Marks every descriptor above standard error. Reads their numbers from the kernel, since close_range(2) is newer than some
+/// kernels and seccomp filters that Walpost runs under.
+fn close_descriptors_on_exec() -> Result<(), Errno> {
+    const FOLDER: &CStr = c"/proc/self/fd";
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = openat(CWD, FOLDER, flags, Mode::empty())?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut entries = RawDir::new(&folder, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let Some(number) = parse_descriptor(entry.file_name().to_bytes()) else {
+            // `.` and `..`
+            continue;
+        };
+        if number > 2 {
+            // SAFETY: the descriptor is open, as no other thread exists in this process, and is borrowed for this call alone.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+            fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
+        }
+    }
+    Ok(())
+}
+
+fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Reads what the program prints until it ends; `None` if that takes too long.
+fn wait_for_exit(
     child: &mut Child,
-    output: &mut Pipe<impl Read + AsFd>,
-    said: &mut Pipe<impl Read + AsFd>,
+    output: &mut Output<impl Read + AsFd>,
     until: Instant,
 ) -> io::Result<Option<ExitStatus>> {
     let mut pause = Duration::from_millis(1);
@@ -151,16 +225,16 @@ fn until_ended(
         if left.is_zero() {
             return Ok(None);
         }
-        match (&output.from, &said.from) {
-            (None, None) => {
+        match output.pipe {
+            None => {
                 std::thread::sleep(pause.min(left));
-                pause = (pause * 2).min(LOOK);
+                pause = (pause * 2).min(EXIT_POLL_INTERVAL);
             }
-            _ => _ = wait(output, said, left.min(LOOK))?,
+            Some(_) => _ = output.wait(left.min(EXIT_POLL_INTERVAL))?,
         }
         if let Some(status) = child.try_wait()? {
-            // What it has written is there. Who has inherited its output from it can have that open for ever.
-            while wait(output, said, Duration::ZERO)? {
+            // The pipe holds everything that it wrote. A process that inherited the pipe may keep it open indefinitely.
+            while output.wait(Duration::ZERO)? {
                 if Instant::now() >= until {
                     break;
                 }
@@ -170,113 +244,131 @@ fn until_ended(
     }
 }
 
-/// Waits for something to read, and reads it; says whether there was something.
-fn wait(
-    output: &mut Pipe<impl Read + AsFd>,
-    said: &mut Pipe<impl Read + AsFd>,
-    limit: Duration,
-) -> io::Result<bool> {
-    let mut are_ready = [false; 2];
-    {
-        let fds = [
-            output.from.as_ref().map(AsFd::as_fd),
-            said.from.as_ref().map(AsFd::as_fd),
-        ];
-        let mut asked: Vec<_> = fds
-            .iter()
-            .flatten()
-            .map(|fd| PollFd::new(fd, PollFlags::IN))
-            .collect();
-        if asked.is_empty() {
-            return Ok(false);
-        }
-        let limit = rustix::event::Timespec::try_from(limit).map_err(io::Error::other)?;
-        match poll(&mut asked, Some(&limit)) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
-        let mut answers = asked.iter().map(|fd| !fd.revents().is_empty());
-        for (ready, fd) in are_ready.iter_mut().zip(&fds) {
-            *ready = fd.is_some() && answers.next().unwrap_or_default();
-        }
-    }
-    let [output_is_ready, said_is_ready] = are_ready;
-    if output_is_ready {
-        output.read(OUTPUT_BYTES_MAX)?;
-    }
-    if said_is_ready {
-        said.read(SAID_BYTES_MAX)?;
-    }
-    Ok(output_is_ready || said_is_ready)
-}
-
+/// Kills the program and every process that it started, also those that have left its session. What another user runs on its
+/// behalf, as sudo does, survives: Walpost may not signal it.
 fn kill(child: &mut Child) {
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    if let Some(group) = group {
-        // It can have ended meanwhile.
-        let _ = kill_process_group(group, Signal::KILL);
+    let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
+        return;
+    };
+    // All errors mean that a process has ended in the meantime, or belongs to another user.
+    // While the program is stopped, it starts nothing more, and its descendants cannot become those of init.
+    let _ = kill_process(root, Signal::STOP);
+    let until = Instant::now() + KILL_TIMEOUT;
+    let mut killed = HashSet::new();
+    // A process that starts while /proc is being read can be missed once.
+    let mut quiet_passes = 0;
+    while quiet_passes < 2 && Instant::now() < until {
+        let descendants = descendants(root);
+        for pid in &descendants {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        if descendants.is_empty() {
+            quiet_passes += 1;
+        } else {
+            quiet_passes = 0;
+            killed.extend(descendants);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
+    let _ = kill_process_group(root, Signal::KILL);
+    let _ = kill_process(root, Signal::KILL);
     let _ = child.wait();
+    // Of a container whose first process is Walpost, nobody else collects them.
+    if getpid() == Pid::INIT {
+        for pid in killed {
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
 }
 
-/// What comes from the program.
-struct Pipe<R> {
-    /// Nothing once it has closed it.
-    from: Option<R>,
+/// The processes below `root` that have not ended.
+fn descendants(root: Pid) -> HashSet<Pid> {
+    let processes = running_processes();
+    let mut found = HashSet::new();
+    let mut parents = vec![root];
+    while let Some(parent) = parents.pop() {
+        let children = processes.iter().filter(|(_, of)| **of == parent);
+        let new = children.filter_map(|(pid, _)| found.insert(*pid).then_some(*pid));
+        parents.extend(new.collect::<Vec<_>>());
+    }
+    found
+}
+
+/// The parent of each process that has not ended.
+fn running_processes() -> HashMap<Pid, Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return HashMap::new();
+    };
+    let process = |entry: io::Result<fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        let pid = Pid::from_raw(name.to_str()?.parse().ok()?)?;
+        let path = Path::new("/proc").join(name).join("stat");
+        #[expect(clippy::disallowed_methods, reason = "the kernel writes it")]
+        let stat = fs::read(path).ok()?;
+        Some((pid, parent(&stat)?))
+    };
+    entries.filter_map(process).collect()
+}
+
+/// The parent in /proc/PID/stat, unless the process is a zombie: proc_pid_stat(5). The command before it can contain anything.
+fn parent(stat: &[u8]) -> Option<Pid> {
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = stat[end + 1..].split(|byte| *byte == b' ').skip(1);
+    let state = fields.next()?;
+    let parent = std::str::from_utf8(fields.next()?).ok()?;
+    let parent = Pid::from_raw(parent.parse().ok()?)?;
+    (!matches!(state, b"Z" | b"X")).then_some(parent)
+}
+
+/// What the program prints.
+struct Output<R> {
+    /// `None` once the program has closed it.
+    pipe: Option<R>,
     bytes: Vec<u8>,
 }
 
-impl<R: Read> Pipe<R> {
-    fn new(from: Option<R>) -> Self {
+impl<R: Read + AsFd> Output<R> {
+    fn new(pipe: Option<R>) -> Self {
         let bytes = Vec::new();
-        Self { from, bytes }
+        Self { pipe, bytes }
     }
 
-    /// Reads what is there. Of more than `bytes_max` bytes the end is kept, and one byte more than that tells of it.
-    fn read(&mut self, bytes_max: usize) -> io::Result<()> {
-        let Some(from) = &mut self.from else {
+    /// Waits until there is something to read, and reads it; returns whether there was.
+    fn wait(&mut self, limit: Duration) -> io::Result<bool> {
+        let Some(pipe) = &self.pipe else {
+            return Ok(false);
+        };
+        let limit = rustix::event::Timespec::try_from(limit).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&limit)) {
+            Ok(0) | Err(Errno::INTR) => Ok(false),
+            Ok(_) => self.read().map(|()| true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads what is available. One byte more than a secret can have is kept, to recognize one that is too long.
+    fn read(&mut self) -> io::Result<()> {
+        let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
         let mut bytes = [0; 4096];
-        match from.read(&mut bytes) {
-            Ok(0) => self.from = None,
+        match pipe.read(&mut bytes) {
+            Ok(0) => self.pipe = None,
             Ok(count) => {
-                self.bytes.extend_from_slice(&bytes[..count]);
-                let surplus = self.bytes.len().saturating_sub(bytes_max + 1);
-                self.bytes.drain(..surplus);
+                let room = (MAX_SECRET_BYTES + 1).saturating_sub(self.bytes.len());
+                self.bytes.extend_from_slice(&bytes[..count.min(room)]);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
-
-    /// What was said, as it goes on after a message; nothing of it where the secret is in it.
-    fn told(&self, output: &[u8]) -> String {
-        let secret = output.trim_ascii();
-        let repeats = |secret: &[u8]| {
-            !secret.is_empty()
-                && self
-                    .bytes
-                    .windows(secret.len())
-                    .any(|window| window == secret)
-        };
-        let lines = secret.split(|byte| *byte == b'\n');
-        let text = String::from_utf8_lossy(&self.bytes);
-        match text.trim() {
-            "" => String::new(),
-            _ if lines.into_iter().any(|line| repeats(line.trim_ascii())) => {
-                ". What it said on standard error repeats what it has printed, and is not shown"
-                    .to_owned()
-            }
-            text => format!(". It said: {text}"),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn shell(script: &str) -> Program {
@@ -290,71 +382,111 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    #[test]
-    fn what_it_prints_is_given_and_what_it_says_is_told_where_it_fails() {
-        assert_eq!(
-            run("echo secret; echo noise >&2"),
-            Ok("secret\n".to_owned())
-        );
-        let error = run("echo part; echo no such role >&2; exit 3").expect_err("it fails");
-        assert_eq!(
-            error,
-            "has ended with exit status: 3. It said: no such role"
-        );
-        let error = run("echo nobody is logged in >&2").expect_err("nothing");
-        assert_eq!(error, "has printed nothing. It said: nobody is logged in");
-        let error = run("kill -9 $$").expect_err("killed");
-        assert!(error.contains("signal: 9"), "{error}");
+    /// A process that has ended, or that nobody has waited for yet.
+    fn has_ended(pid: &str) -> bool {
+        let state = fs::read_to_string(format!("/proc/{pid}/stat"));
+        state.map_or(true, |state| state.contains(") Z "))
     }
 
-    #[test]
-    fn secret_that_it_repeats_on_standard_error_is_not_told() {
-        for script in [
-            "echo hunter2; echo got hunter2 >&2; exit 1",
-            "echo '{'; echo hunter2; echo '}'; echo 'got { hunter2 }' >&2; exit 1",
-        ] {
-            let error = run(script).expect_err("it fails");
-            assert!(!error.contains("hunter2"), "{error}");
-            assert!(error.contains("is not shown"), "{error}");
-        }
-    }
-
-    #[test]
-    fn end_of_much_that_is_said_is_told_and_too_much_that_is_printed_is_refused() {
-        let error =
-            run("i=0; while [ $i -lt 3000 ]; do echo line $i >&2; i=$((i+1)); done; exit 1");
-        let error = error.expect_err("it fails");
-        assert!(error.ends_with("line 2999"), "{error}");
-        assert!(error.len() < 2 * SAID_BYTES_MAX, "{error}");
-        let error = run("head -c 300000 /dev/zero").expect_err("too much");
-        assert!(error.contains("more than 65536 bytes"), "{error}");
-    }
-
-    #[test]
-    fn program_that_does_not_end_is_killed_with_what_it_has_started() {
+    fn wait_until(what: &str, is_so: impl Fn() -> bool) {
         let began = Instant::now();
-        let limit = Duration::from_millis(200);
-        let ran = shell("echo waiting >&2; sleep 1000 & echo $! >&2; wait").run(limit);
-        let Err(ProgramError::Slow { said, .. }) = ran else {
-            panic!("{ran:?}");
-        };
-        assert!(began.elapsed() < Duration::from_secs(20));
-        let child = said.rsplit(char::is_whitespace).next().expect("a number");
-        let is_there = || {
-            let state = std::fs::read_to_string(format!("/proc/{child}/stat"));
-            state.is_ok_and(|state| !state.contains(") Z "))
-        };
-        while is_there() {
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "{child} is there"
-            );
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn output_that_another_process_has_open_is_not_waited_for() {
+    fn returns_output_and_names_the_failure() {
+        assert_eq!(
+            run("echo secret; echo noise >&2"),
+            Ok("secret\n".to_owned())
+        );
+        let error = run("echo part; exit 3").expect_err("it fails");
+        assert!(
+            error.starts_with("has ended with exit status: 3. "),
+            "{error}"
+        );
+        assert!(error.contains("run the program by hand"), "{error}");
+        let error = run("true").expect_err("nothing");
+        assert!(error.starts_with("has printed nothing. "), "{error}");
+        let error = run("kill -9 $$").expect_err("killed");
+        assert!(error.contains("signal: 9"), "{error}");
+    }
+
+    #[test]
+    fn errors_contain_nothing_of_output_and_standard_error() {
+        let long = "0123456789abcdef".repeat(40);
+        for script in [
+            "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
+            "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
+            "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
+            // Its end alone, which is longer than what errors showed of standard error once.
+            format!("echo hunter2{long}; echo {long} >&2; exit 1"),
+            // What the program itself logs in with.
+            "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),
+        ] {
+            let error = run(&script).expect_err("it fails");
+            for part in ["hunter2", "aHVudGVy", "2retnuh", "89abcdef"] {
+                assert!(!error.contains(part), "{script}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn rejects_output_that_is_too_long() {
+        let error = run("head -c 300000 /dev/zero").expect_err("too much");
+        assert!(error.contains("more than 65536 bytes"), "{error}");
+    }
+
+    #[test]
+    fn kills_everything_that_a_slow_program_has_started() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("pids");
+        // A child, one in its own session, and one whose parents have ended, with a child of its own.
+        let script = format!(
+            "exec 9>>{}; sleep 1000 & echo $! >&9; setsid sh -c 'echo $$ >&9; sleep 1000' & \
+             (setsid env -i sh -c 'echo $$ >&9; sleep 1000 & echo $! >&9; wait' &) & wait",
+            file.display()
+        );
+        let lines = || fs::read_to_string(&file).unwrap_or_default();
+        let program = shell(&script);
+        let running = std::thread::spawn(move || {
+            let limit = Duration::from_secs(5);
+            program.run(limit)
+        });
+        wait_until("all to be started", || lines().lines().count() == 4);
+        let ran = running.join().expect("no panic");
+        assert!(matches!(ran, Err(ProgramError::Slow { .. })), "{ran:?}");
+        for pid in lines().lines() {
+            wait_until("a descendant to end", || has_ended(pid));
+        }
+    }
+
+    #[test]
+    fn passes_on_no_descriptor_but_the_standard_streams() {
+        // As librdkafka opens its pipes: without `O_CLOEXEC`.
+        let file = fs::File::open("/dev/null").expect("a device");
+        fcntl_setfd(&file, FdFlags::empty()).expect("a descriptor");
+        let listed = run("ls -l /proc/self/fd").expect("a list");
+        let targets: Vec<_> = listed
+            .lines()
+            .filter_map(|line| line.split(" -> ").nth(1))
+            .collect();
+        // The fourth one is ls's own.
+        assert_eq!(targets.len(), 4, "{listed}");
+        drop(file);
+    }
+
+    #[test]
+    fn has_no_terminal_to_ask_on() {
+        let sessions = run("cut -d ' ' -f 1,6 /proc/$$/stat").expect("a process");
+        let (pid, session) = sessions.trim().split_once(' ').expect("two numbers");
+        assert_eq!(pid, session);
+    }
+
+    #[test]
+    fn does_not_wait_for_output_that_another_process_keeps_open() {
         let began = Instant::now();
         assert_eq!(run("sleep 5 & echo secret"), Ok("secret\n".to_owned()));
         assert!(began.elapsed() < Duration::from_secs(4));
@@ -374,5 +506,42 @@ mod tests {
         let missing = Program::new(&["/nonexistent/program".to_owned()]).expect("a program");
         let error = missing.run(LIMIT).expect_err("there is none").to_string();
         assert!(error.contains("can't be started: No such file"), "{error}");
+    }
+
+    /// `current -> releases/1`, where others can write the folder of the link.
+    #[test]
+    fn examines_the_program_before_each_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir_all(path("releases/1")).expect("a folder");
+        fs::create_dir(path("app")).expect("a folder");
+        let script = path("releases/1/password");
+        fs::write(&script, "#!/bin/sh\necho secret\n").expect("a program");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a mode");
+        std::os::unix::fs::symlink("../releases/1", path("app/current")).expect("a link");
+        let argv = [path("app/current/password").display().to_string()];
+        let program = Program::new(&argv).expect("a program");
+        assert_eq!(program.run(LIMIT), Ok(b"secret\n".to_vec()));
+        fs::set_permissions(path("app"), fs::Permissions::from_mode(0o777)).expect("a mode");
+        let error = program.run(LIMIT).expect_err("anybody can replace it");
+        assert!(matches!(error, ProgramError::Untrusted(_)), "{error}");
+        assert!(error.to_string().contains("chmod go-w"), "{error}");
+    }
+
+    #[test]
+    fn reads_the_parent_of_a_process_with_any_name() {
+        let of = |stat: &str| parent(stat.as_bytes()).map(Pid::as_raw_nonzero);
+        assert_eq!(of("7 (a) S 1 7 7").map(|pid| pid.get()), Some(1));
+        assert_eq!(of("7 (a) Z 1) S 5 7 7").map(|pid| pid.get()), Some(5));
+        for stat in [
+            "7 (a) Z 1 7 7",
+            "7 (a) S 0 0 0",
+            "7 (a",
+            "7 (a)",
+            "7 (a) S",
+            "",
+        ] {
+            assert_eq!(of(stat), None, "{stat}");
+        }
     }
 }

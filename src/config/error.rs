@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::kafka::properties::PropertyError;
 use crate::postgres::connect::conninfo::ConninfoError;
+use crate::trusted_path::PathError;
 
 /// A configuration that can't be used. Exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +15,7 @@ pub(crate) enum ConfigError {
         /// The file.
         path: PathBuf,
         /// Why.
-        error: std::io::Error,
+        error: PathError,
     },
     /// The file is not what it should be.
     #[error("configuration file {}, line {line}: {reason}", path.display())]
@@ -100,32 +101,17 @@ pub(crate) enum ConfigError {
         "flags or WALPOST_* variables for one pipeline are given, but the configuration file has several: {0}. Choose one with --pipeline NAME, or put the values into the file"
     )]
     Several(String),
-    /// The file has a program in it, and somebody else could have written that.
-    #[error(
-        "{whose}: {key}: {place} can be written by others ({found}), who could have programs run with all rights of walpost. \
-         Nothing was run. See what is in it, and then: {remedy}"
-    )]
-    Writable {
-        /// What names the program.
-        whose: String,
-        /// The key.
-        key: &'static str,
-        /// What others can write.
-        place: String,
-        /// Its owner and mode.
-        found: String,
-        /// The command that keeps them from it.
-        remedy: String,
-    },
-    /// A program can't be looked at.
-    #[error("{whose}: {key}: {reason}")]
+    /// A program is missing, or must not be run.
+    #[error("{owner}: {key}: {}: {error}", program.display())]
     Program {
-        /// What names it.
-        whose: String,
+        /// What names the program.
+        owner: String,
         /// The key.
         key: &'static str,
-        /// What is wrong.
-        reason: String,
+        /// The program.
+        program: PathBuf,
+        /// What is wrong with it.
+        error: Box<PathError>,
     },
     /// An environment variable or flag for Kafka that can't be read.
     #[error("{0}")]

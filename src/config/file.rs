@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{OnTableError, Undeliverable};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::connect::conninfo::Conninfo;
+use crate::trusted_path::{self, PathError};
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -554,13 +556,14 @@ pub(super) fn beside(file: &Path, path: &Path) -> PathBuf {
 
 /// The files of a folder that have pipelines. Editors leave others there for a while.
 fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
-    let unreadable = |error| ConfigError::Unreadable {
+    let unreadable = |error: PathError| ConfigError::Unreadable {
         path: directory.to_owned(),
         error,
     };
+    trusted_path::check_folder(directory).map_err(unreadable)?;
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
+    for entry in std::fs::read_dir(directory).map_err(|error| unreadable(error.into()))? {
+        let path = entry.map_err(|error| unreadable(error.into()))?.path();
         let is_hidden = path
             .file_name()
             .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
@@ -576,9 +579,14 @@ fn read_as<T>(
     path: &Path,
     parse: impl Fn(&str) -> Result<T, (usize, String)>,
 ) -> Result<T, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
+    let unreadable = |error: PathError| ConfigError::Unreadable {
         path: path.to_owned(),
         error,
+    };
+    let bytes = trusted_path::read(path).map_err(unreadable)?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let error = io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
+        unreadable(error.into())
     })?;
     parse(&text).map_err(|(line, reason)| ConfigError::File {
         path: path.to_owned(),
@@ -587,29 +595,17 @@ fn read_as<T>(
     })
 }
 
-/// What to say of a file with passwords that others may read. A file of somebody else, as root's that
-/// a group of ours may read, has its group for that.
+/// A warning for a file with passwords that other users can read.
 pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
-    use std::os::unix::fs::MetadataExt;
-
     let secrets = file.secrets();
-    let found = std::fs::metadata(path).ok()?;
-    let own = std::fs::metadata("/proc/self").map(|process| process.uid());
-    let is_ours = own.map_or(true, |own| own == found.uid());
-    let (forbidden, remedy) = if is_ours {
-        (0o077, "0600")
-    } else {
-        (0o007, "0640")
-    };
-    let mode = found.mode() & 0o777;
-    if secrets.is_empty() || mode & forbidden == 0 {
+    if secrets.is_empty() {
         return None;
     }
+    let (mode, remedy) = trusted_path::exposure(path)?;
     Some(format!(
-        "configuration file {}: others can read the passwords in it ({}), its mode is {mode:04o}: chmod {remedy} {}",
+        "configuration file {}: others can read the passwords in it ({}), its mode is {mode:04o}: {remedy}",
         path.display(),
         secrets.join(", "),
-        path.display()
     ))
 }
 

@@ -10,7 +10,7 @@ use super::file::{self, FilePipeline, Origin};
 use super::reader::Reader;
 use super::values::TOKEN_COMMAND;
 use crate::kafka::credentials::Credentials;
-use crate::kafka::properties::{self, Properties};
+use crate::kafka::properties::{self, Properties, PropertyError, client_config};
 use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::pipeline::settings::SinkSettings;
 use crate::program::Program;
@@ -71,6 +71,13 @@ pub(super) fn sink(
         true => properties::check_with_code(&properties),
         false => properties::check(&properties),
     };
+    let checked = checked.and_then(|()| {
+        match properties::check_files(&client_config(&properties, "walpost")) {
+            // A missing file is reported by whichever command connects.
+            Err(error) if error.is_distrust() => Err(PropertyError::File(error)),
+            _ => Ok(()),
+        }
+    });
     checked.map_err(|error| {
         let text = error.to_string();
         let variable = from_env.keys().find(|name| text.contains(*name));

@@ -2,6 +2,7 @@
 
 use super::connector::{Roles, encoded};
 use super::source::Kind;
+use crate::escape::shell_quoted;
 
 /// What the commands are made of. Slots and pipelines have plain names, URLs are percent-encoded: of what is from outside, the
 /// role alone needs the shell's quotes.
@@ -23,7 +24,7 @@ impl SwitchOver<'_> {
     #[must_use]
     pub(super) fn comments(&self) -> Vec<String> {
         let administrator = &self.roles.administrator;
-        let role = quoted(&self.roles.user);
+        let role = shell_quoted(&self.roles.user);
         let slot = self.slot;
         let slots: Vec<_> = self.slots.iter().map(|slot| format!("'{slot}'")).collect();
         let slots = slots.join(", ");
@@ -76,9 +77,4 @@ impl SwitchOver<'_> {
         }
         comments
     }
-}
-
-/// As one word of a shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
 }

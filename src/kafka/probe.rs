@@ -16,7 +16,9 @@ use super::credentials::Credentials;
 use super::grants::Grants;
 use super::limits::Limits;
 use super::poller::Poller;
-use super::properties::{Properties, client_config, describe, leave_producers};
+use super::properties::{
+    Properties, client_config, create, create_with_context, describe, leave_producers,
+};
 use super::statistics;
 use super::topics::{Lookup, Topics, judge};
 use crate::delivery::watermark::Watermark;
@@ -72,7 +74,7 @@ pub(crate) async fn look(
     let grants = Grants::of(&config);
     let (asking, named, proving) = (config.clone(), brokers.clone(), credentials.clone());
     let asked = tokio::task::spawn_blocking(move || {
-        let consumer: BaseConsumer = asking.create()?;
+        let consumer: BaseConsumer = create(&asking)?;
         if let Err(error) = proving.equip(consumer.client()) {
             return Ok(BrokerFinding::Unreachable(error.to_string()));
         }
@@ -147,7 +149,7 @@ fn identity(
 ) -> ProducerFinding {
     config.set("statistics.interval.ms", "50");
     let grants = Grants::of(&config);
-    let made: Result<BaseProducer<Identity>, _> = config.create_with_context(Identity::default());
+    let made: Result<BaseProducer<Identity>, _> = create_with_context(&config, Identity::default());
     // What is wrong with the properties or the token was said of the brokers.
     let Ok(producer) = made else {
         return ProducerFinding::Taken;
@@ -232,7 +234,7 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
     let context =
         Context::new("check", Grants::of(&config), deliveries).proving(credentials.clone(), None);
-    let made: Result<BaseProducer<Context>, _> = config.create_with_context(context);
+    let made: Result<BaseProducer<Context>, _> = create_with_context(&config, context);
     let poller = made.ok().and_then(|producer| {
         let producer = Arc::new(producer);
         let poller = Poller::start(Arc::clone(&producer)).ok()?;

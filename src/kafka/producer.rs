@@ -17,7 +17,10 @@ use super::grants::Grants;
 use super::limits::{self, BatchLimit, Smallest};
 use super::native::{self, Topic};
 use super::poller::Poller;
-use super::properties::{BATCH_BYTES, Properties, client_config, describe, leaves_linger};
+use super::properties::{
+    BATCH_BYTES, Properties, check_files, client_config, create_with_context, describe,
+    leaves_linger,
+};
 use super::settings::ProducerSettings;
 use super::topic_lookup::TopicLookup;
 use super::topics::{CreateTopics, Topics, Wanted};
@@ -216,9 +219,12 @@ impl KafkaSink {
     }
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
-        let producer: BaseProducer<Context> = topics
-            .config()
-            .create_with_context(context)
+        check_files(topics.config()).map_err(|error| match error.is_distrust() {
+            // It is tried again: changing a mode while it runs should not halt a pipeline.
+            true => SinkError::Broken(error.to_string()),
+            false => SinkError::Configuration(error.to_string()),
+        })?;
+        let producer: BaseProducer<Context> = create_with_context(topics.config(), context)
             .map_err(|error| SinkError::Configuration(describe(&error)))?;
         let producer = Arc::new(producer);
         let brokers = Arc::new(Brokers::new(topics.brokers()));

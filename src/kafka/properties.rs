@@ -4,8 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::Path;
 
-use rdkafka::config::ClientConfig;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfig, FromClientConfigAndContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+
+use crate::trusted_path::{self, PathError};
 
 /// The property for the size of batches; [`client_config`] always has it.
 pub(super) const BATCH_BYTES: &str = "batch.size";
@@ -40,6 +45,9 @@ pub enum PropertyError {
     /// librdkafka does not accept it.
     #[error("Kafka properties: {0}")]
     Invalid(String),
+    /// It names a file that must not be used.
+    #[error("Kafka property {0}")]
+    File(FileError),
     /// No broker is named.
     #[error(
         "no Kafka broker is named: expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
@@ -239,6 +247,96 @@ pub(crate) fn leaves_linger(properties: &Properties) -> bool {
         .all(|name| !properties.contains_key(*name))
 }
 
+/// Properties that name files which librdkafka opens by itself.
+const FILES: [&str; 6] = [
+    "https.ca.location",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.crl.location",
+    PRIVATE_KEY,
+    KEY_STORE,
+];
+const PRIVATE_KEY: &str = "ssl.key.location";
+const KEY_STORE: &str = "ssl.keystore.location";
+/// Has librdkafka look for the system's certificate authorities.
+const PROBE: &str = "probe";
+
+/// Checks the files that the configuration names: whoever can write one of them decides which brokers are trusted, and a FIFO
+/// would block librdkafka.
+///
+/// # Errors
+/// Other users can write a file, or it is missing or not a regular one.
+pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
+    for property in FILES {
+        let named = config
+            .get(property)
+            .filter(|path| !path.is_empty() && *path != PROBE);
+        if let Some(path) = named {
+            trusted_path::check_all(Path::new(path)).map_err(|error| FileError {
+                property,
+                path: path.to_owned(),
+                error: error.into(),
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// A file that librdkafka must not open.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{property} {path}: {error}")]
+pub struct FileError {
+    property: &'static str,
+    path: String,
+    error: Box<PathError>,
+}
+
+impl FileError {
+    /// Other users could have written the file; otherwise it is missing or unsuitable.
+    pub(crate) fn is_distrust(&self) -> bool {
+        self.error.is_distrust()
+    }
+}
+
+/// Creates a client. The files that its configuration names are checked immediately before librdkafka opens them.
+///
+/// # Errors
+/// A file must not be used, or librdkafka does not accept the configuration.
+pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<T> {
+    check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+    #[expect(clippy::disallowed_methods, reason = "the files were checked")]
+    config.create()
+}
+
+/// Same as [`create`], for a client with a context.
+///
+/// # Errors
+/// See [`create`].
+pub(super) fn create_with_context<C: ClientContext, T: FromClientConfigAndContext<C>>(
+    config: &ClientConfig,
+    context: C,
+) -> KafkaResult<T> {
+    check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+    #[expect(clippy::disallowed_methods, reason = "the files were checked")]
+    config.create_with_context(context)
+}
+
+/// A warning for each private key that other users can read.
+fn exposed_keys(properties: &Properties) -> Vec<String> {
+    let exposed = |name: &&str| {
+        let path = Path::new(properties.get(*name)?);
+        let (mode, remedy) = trusted_path::exposure(path)?;
+        Some(format!(
+            "{name} {}: others can read the private key, its mode is {mode:04o}: {remedy}",
+            path.display()
+        ))
+    };
+    [PRIVATE_KEY, KEY_STORE]
+        .iter()
+        .filter_map(exposed)
+        .collect()
+}
+
 /// The brokers' addresses, under whichever of its names they were given.
 #[must_use]
 pub(crate) fn brokers(config: &ClientConfig) -> String {
@@ -249,9 +347,15 @@ pub(crate) fn brokers(config: &ClientConfig) -> String {
         .to_owned()
 }
 
-/// What `properties` leave open to those who share the network with the brokers, each with its remedy.
+/// What `properties` leave open to others on the network or on this machine, each with its remedy.
 #[must_use]
 pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
+    let mut warnings = network_warnings(properties);
+    warnings.extend(exposed_keys(properties));
+    warnings
+}
+
+fn network_warnings(properties: &Properties) -> Vec<String> {
     // What can't be read is an error of its own.
     let Ok(native) = client_config(properties, "walpost").create_native_config() else {
         return Vec::new();

@@ -19,7 +19,9 @@ use super::credentials::Credentials;
 use super::end::{self, Ends};
 use super::grants::Grants;
 use super::probe;
-use super::properties::{Properties, brokers, client_config, describe, leave_producers};
+use super::properties::{
+    Properties, brokers, client_config, create_with_context, describe, leave_producers,
+};
 use super::topics::{Lookup, judge};
 use crate::sink::SinkError;
 
@@ -141,7 +143,8 @@ impl TopicReader {
     ) -> Result<Self, SinkError> {
         let config = client_config(properties, name);
         let consumer = |isolation: &str| {
-            end::read_from_leaders(leave_producers(config.clone()))
+            let mut config = end::read_from_leaders(leave_producers(config.clone()));
+            config
                 .set("allow.auto.create.topics", "false")
                 .set("group.id", name)
                 .set("enable.auto.commit", "false")
@@ -153,8 +156,8 @@ impl TopicReader {
                 .set("queued.max.messages.kbytes", "8192")
                 // Where that is reached: until the next look. The default is a second, in which nothing is read.
                 .set("fetch.queue.backoff.ms", "5")
-                .set("isolation.level", isolation)
-                .create_with_context(Quiet)
+                .set("isolation.level", isolation);
+            create_with_context(&config, Quiet)
                 .map_err(|error| SinkError::Configuration(describe(&error)))
         };
         Ok(Self {

@@ -568,14 +568,12 @@ mod tests {
 
     #[test]
     fn program_that_fails_is_told_by_its_path_and_not_run_again_at_once() {
-        let failing = tokens("echo no metadata server >&2; exit 7");
+        let failing = tokens("exit 7");
         assert!(!failing.are_valid());
         let error = failing.get().err().expect("it fails");
         let text = error.to_string();
-        assert_eq!(
-            text,
-            "kafka_token_command: /bin/sh has ended with exit status: 7. It said: no metadata server"
-        );
+        let expected = "kafka_token_command: /bin/sh has ended with exit status: 7. ";
+        assert!(text.starts_with(expected), "{text}");
         let state = failing.0.state.lock().expect("nobody has panicked");
         let first = state.failed.as_ref().map(|(at, _)| *at);
         drop(state);

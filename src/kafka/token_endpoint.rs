@@ -27,6 +27,7 @@ use tokio_openssl::SslStream;
 
 use super::properties::{Properties, is_loopback};
 use crate::authorities;
+use crate::trusted_path;
 
 /// The property that says that tokens come from an endpoint.
 pub(crate) const METHOD: &str = "sasl.oauthbearer.method";
@@ -52,8 +53,19 @@ const AUTHORITIES_PEM: &str = "https.ca.pem";
 const LIMIT: Duration = Duration::from_secs(10);
 /// The longest answer that is read, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
-/// So much is told of what an endpoint says of a refusal, in characters.
-const SAID_MAX: usize = 200;
+/// The error codes of a token endpoint: RFC 6749, 5.2 and 4.1.2.1, and RFC 8707, 2.
+const ERROR_CODES: [&str; 10] = [
+    "access_denied",
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "invalid_scope",
+    "invalid_target",
+    "server_error",
+    "temporarily_unavailable",
+    "unauthorized_client",
+    "unsupported_grant_type",
+];
 /// What `application/x-www-form-urlencoded` leaves as it is.
 const FORM: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'*')
@@ -107,8 +119,12 @@ pub(super) enum EndpointError {
     Slow,
     #[error("does not speak HTTP: {0}")]
     Http(String),
-    #[error("answers {status}{said}")]
-    Refused { status: StatusCode, said: String },
+    #[error("answers {status}{}", .code.map_or_else(String::new, |code| format!(": {code}")))]
+    Refused {
+        status: StatusCode,
+        /// One of [`ERROR_CODES`].
+        code: Option<&'static str>,
+    },
 }
 
 impl fmt::Debug for Endpoint {
@@ -276,6 +292,7 @@ impl Endpoint {
             Authorities::System => {
                 // Without it the builder has OpenSSL's own.
                 if let Some(path) = authorities::of_the_system() {
+                    trusted_path::check(path).map_err(|error| unusable(&error))?;
                     builder
                         .set_ca_file(path)
                         .map_err(|error| unusable(&error))?;
@@ -283,6 +300,8 @@ impl Endpoint {
             }
             Authorities::Location(location) => {
                 let path = Path::new(location);
+                trusted_path::check_all(path)
+                    .map_err(|error| unusable(&format!("{location}: {error}")))?;
                 let set = match path.is_dir() {
                     true => builder.load_verify_locations(None, Some(path)),
                     false => builder.load_verify_locations(Some(path), None),
@@ -348,7 +367,7 @@ impl Endpoint {
             StatusCode::OK => Ok(body),
             status => Err(EndpointError::Refused {
                 status,
-                said: said(&body, secret),
+                code: error_code(&body),
             }),
         }
     }
@@ -418,22 +437,15 @@ fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
     read.ok_or_else(|| format!("{EXTENSIONS} is {list:?}; expected NAME=VALUE,..."))
 }
 
-/// What an error answer says of itself (RFC 6749, 5.2), as it goes on after the status; nothing of what else is in it.
-fn said(body: &[u8], secret: &str) -> String {
+/// The error code of an answer. Nothing else of an answer is shown: a description can repeat the request, with the client's
+/// secret in any encoding.
+fn error_code(body: &[u8]) -> Option<&'static str> {
     #[derive(Deserialize)]
     struct Answer {
-        error: Option<String>,
-        error_description: Option<String>,
+        error: String,
     }
-    let Ok(answer) = serde_json::from_slice::<Answer>(body) else {
-        return String::new();
-    };
-    let parts = [answer.error, answer.error_description];
-    let text = parts.into_iter().flatten().collect::<Vec<_>>().join(": ");
-    match text.is_empty() || text.contains(secret) {
-        true => String::new(),
-        false => format!(": {}", text.chars().take(SAID_MAX).collect::<String>()),
-    }
+    let answer: Answer = serde_json::from_slice(body).ok()?;
+    ERROR_CODES.into_iter().find(|code| *code == answer.error)
 }
 
 #[cfg(test)]
@@ -565,15 +577,20 @@ mod tests {
     }
 
     #[test]
-    fn refusal_is_told_in_the_endpoints_words_without_the_secret() {
-        let of = |body: &str| said(body.as_bytes(), "hunter2");
+    fn shows_the_error_code_of_an_answer_and_nothing_else() {
+        let of = |body: &str| error_code(body.as_bytes());
         assert_eq!(
-            of(r#"{"error": "invalid_client", "error_description": "unknown"}"#),
-            ": invalid_client: unknown"
+            of(r#"{"error": "invalid_client", "error_description": "Basic c2hvcDpodW50ZXIy"}"#),
+            Some("invalid_client")
         );
-        assert_eq!(of(r#"{"error": "no such client with hunter2"}"#), "");
-        assert_eq!(of("<html>"), "");
-        let long = format!(r#"{{"error": "{}"}}"#, "x".repeat(1_000));
-        assert_eq!(of(&long).len(), SAID_MAX + 2);
+        for body in [
+            r#"{"error": "Basic c2hvcDpodW50ZXIy"}"#,
+            r#"{"error": ["invalid_client"]}"#,
+            r#"{"error_description": "invalid_client"}"#,
+            "<html>invalid_client",
+            "",
+        ] {
+            assert_eq!(of(body), None, "{body}");
+        }
     }
 }

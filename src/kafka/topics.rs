@@ -16,7 +16,7 @@ use super::aside::Aside;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
-use super::properties::{brokers, describe, leave_producers};
+use super::properties::{brokers, create, describe, leave_producers};
 use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::sink::{Prepared, SinkError};
@@ -242,7 +242,7 @@ impl Topics {
         let make = move || {
             let mut config = config;
             credentials.renew(&mut config);
-            let client: AdminClient<_> = config.create()?;
+            let client: AdminClient<_> = create(&config)?;
             credentials.equip_or_warn(client.inner());
             Ok(Aside::new(client))
         };

@@ -25,7 +25,9 @@ use super::end::{self, Ends};
 use super::grants::Grants;
 use super::native::{self, Topic};
 use super::probe;
-use super::properties::{client_config, describe, leave_producers, transactional};
+use super::properties::{
+    client_config, create_with_context, describe, leave_producers, transactional,
+};
 use super::settings::{CheckpointSettings, ProducerSettings};
 use super::topics::{Lookup, Made, Refusals, Topics, judge};
 use crate::delivery::checkpoint::Checkpoint;
@@ -294,7 +296,7 @@ impl Checkpoints {
             .set("auto.offset.reset", "error")
             .set("isolation.level", isolation);
         configure(&mut config);
-        let client: BaseConsumer<Reader> = config.create_with_context(Reader)?;
+        let client: BaseConsumer<Reader> = create_with_context(&config, Reader)?;
         self.credentials.equip_or_warn(client.client());
         Ok(Aside::new(client))
     }

@@ -204,6 +204,8 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::Io { .. }
         // What it asks can be away for a while too.
         | DialError::PasswordCommand { .. }
+        // Whoever changes a mode while it runs should not be able to halt it.
+        | DialError::UntrustedFile { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
         // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,

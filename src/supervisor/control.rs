@@ -18,8 +18,12 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
+use crate::trusted_path::{self, PathError};
+
 /// What a request may have, in bytes.
 const REQUEST_BYTES: u64 = 64 << 10;
+/// The longest answer, in bytes: it lists every pipeline.
+const ANSWER_BYTES: u64 = 64 << 20;
 /// How long a client may take for its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients at a time; the others wait.
@@ -62,6 +66,9 @@ pub(crate) enum ControlError {
          the top of walpost.toml); \"off\" does without", .0.display()
     )]
     InUse(PathBuf),
+    /// Others could create the socket's file first, and the process would not start.
+    #[error("control socket {}: its folder is not used: {error}. Or name another path with --control", path.display())]
+    Folder { path: PathBuf, error: PathError },
     /// There is something else.
     #[error("control socket {}: there is a file of another kind. Name another path with --control", .0.display())]
     Occupied(PathBuf),
@@ -91,7 +98,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Makes the socket. One that a process has left which is gone is replaced.
+/// Makes the socket. One that a process has left which is gone is replaced. Its folder must be one in which no other user can
+/// create files: a process of another user that listens at the path first would keep this one from starting.
 ///
 /// # Errors
 /// It can't be made.
@@ -100,6 +108,17 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
         path: path.to_owned(),
         error,
     };
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    match trusted_path::check_private_folder(folder.unwrap_or(Path::new("."))) {
+        Err(PathError::Io { kind, reason }) => return Err(other(io::Error::new(kind, reason))),
+        Err(error) => {
+            return Err(ControlError::Folder {
+                path: path.to_owned(),
+                error,
+            });
+        }
+        Ok(()) => {}
+    }
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(other(error)),
@@ -199,14 +218,14 @@ fn may_ask(uid: u32) -> bool {
 /// # Errors
 /// Nobody answers there.
 pub(crate) fn ask(path: &Path, request: &Request) -> io::Result<Answer> {
-    use std::io::{BufRead, BufReader, Write};
+    use std::io::{BufRead, BufReader, Read, Write};
 
     let mut stream = StdUnixStream::connect(path)?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
+    BufReader::new(stream.take(ANSWER_BYTES)).read_line(&mut answer)?;
     if answer.is_empty() {
         return Err(io::Error::other("it ended before it answered"));
     }
@@ -243,6 +262,27 @@ mod tests {
         assert_eq!(fs::read(&path).expect("a file"), b"mine");
         let error = listen(&folder.path().join("none/control.sock")).expect_err("no folder");
         assert!(error.to_string().contains("none/control.sock"), "{error}");
+    }
+
+    #[test]
+    fn refuses_a_folder_in_which_others_can_create_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control.sock");
+        for mode in [0o1777, 0o777, 0o1775] {
+            fs::set_permissions(folder.path(), Permissions::from_mode(mode)).expect("a mode");
+            // As another user who was first.
+            let first = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+            let error = listen(&path).expect_err("others can create it");
+            assert!(matches!(error, ControlError::Folder { .. }), "{error}");
+            assert!(
+                error.to_string().contains(&format!("{mode:04o}")),
+                "{error}"
+            );
+            drop(first);
+            fs::remove_file(&path).expect("removed");
+        }
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
+        drop(listen(&path).expect("a socket"));
     }
 
     #[test]

@@ -12,8 +12,8 @@ pub(super) const LOOK: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mark {
     path: PathBuf,
-    /// Device, inode, size, and when it was modified.
-    seen: Option<(u64, u64, u64, i64, i64)>,
+    /// Device, inode, size, and the times of the last change of its content and of its mode or owner.
+    seen: Option<(u64, u64, u64, [i64; 4])>,
 }
 
 /// Files, folders with the files in them, and how they were when they were read.
@@ -73,8 +73,13 @@ fn mark(path: &Path) -> Mark {
             file.dev(),
             file.ino(),
             file.size(),
-            file.mtime(),
-            file.mtime_nsec(),
+            // A file that others could write is used once its mode is corrected.
+            [
+                file.mtime(),
+                file.mtime_nsec(),
+                file.ctime(),
+                file.ctime_nsec(),
+            ],
         )
     };
     Mark {

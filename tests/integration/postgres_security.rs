@@ -172,6 +172,39 @@ fn password_file_that_others_may_read_is_not_used() {
     run.finish().expect_code(3).expect_says(&["password"]);
 }
 
+/// Whoever can write one of them decides which server is trusted, or what proves who Walpost is.
+#[test]
+fn files_that_others_can_write_are_not_used() {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+    let guarded = Guarded::new();
+    let folder = reaper::folder("files");
+    let [passwords, authority] = ["passwords", "root.pem"].map(|name| folder.join(name));
+    let line = format!("*:*:*:*:{}\n", password_of("scram_user"));
+    write_private(&passwords, line.as_bytes());
+    std::fs::copy(&AUTHORITY.root, &authority).unwrap();
+    let open = |mode| set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+    let verified = format!("sslmode=verify-full sslrootcert={}", authority.display());
+    let remedy = format!("chmod go-w {}", folder.display());
+    let conninfo = guarded.tcp("scram_user", &verified);
+    let run = || guarded.run(&conninfo).env("PGPASSFILE", &passwords);
+    open(0o777);
+    let mut walpost = run().start();
+    let line = walpost.wait_for_log("reconnecting");
+    for text in ["sslrootcert", "the file is not used", &remedy] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    let plain = guarded.run(&guarded.tcp("scram_user", ""));
+    let refused = plain.env("PGPASSFILE", &passwords).finish();
+    refused
+        .expect_code(3)
+        .expect_says(&["password file ignored", &remedy, "no password for role"]);
+    // It was tried again all the time.
+    open(0o755);
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+}
+
 #[test]
 fn connection_is_named_by_libpq_variables_alone() {
     let guarded = Guarded::new();

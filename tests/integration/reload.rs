@@ -1,12 +1,17 @@
 //! Pipelines that come, go and change while the process runs, and the others that do not notice.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
 use crate::support::reaper;
 use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, Walpost};
 
@@ -289,6 +294,114 @@ fn folder_has_a_pipeline_in_each_file() {
     process.walpost.wait_for_logs(RELOADED, 4);
     assert_eq!(walsender(&one), sender);
     process.walpost.terminate().expect_code(0);
+}
+
+/// A configuration with a folder of pipelines, and the folder.
+fn with_parts() -> (PathBuf, PathBuf) {
+    let folder = reaper::folder("config");
+    let parts = folder.join("pipelines.d");
+    fs::create_dir(&parts).unwrap();
+    let source = "[[fleet.source]]\ndirectory = 'pipelines.d'\n";
+    replace(&folder.join("walpost.toml"), &(head() + source));
+    (folder, parts)
+}
+
+/// Whoever can write there would have Walpost send its passwords to servers of his choice.
+#[test]
+fn folder_that_others_can_write_sends_no_password() {
+    let (folder, parts) = with_parts();
+    let servers = TcpListener::bind("127.0.0.1:0").unwrap();
+    servers.set_nonblocking(true).unwrap();
+    let port = servers.local_addr().unwrap().port();
+    let text = format!(
+        "[[pipeline]]\nname = 'evil'\npostgres = 'host=127.0.0.1 port={port} user=u dbname=d'\n\
+         kafka = {{ 'bootstrap.servers' = '127.0.0.1:{port}' }}\n"
+    );
+    let part = parts.join("evil.toml");
+    fs::write(&part, text).unwrap();
+    for (place, open, safe) in [(&parts, 0o777, 0o755), (&part, 0o666, 0o644)] {
+        fs::set_permissions(place, Permissions::from_mode(open)).unwrap();
+        for command in ["run", "check", "verify"] {
+            let refused = Invocation::new([command, "--config"])
+                .arg(folder.join("walpost.toml"))
+                .env("PGPASSWORD", SECRET)
+                .finish();
+            let remedy = format!("chmod go-w {}", place.display());
+            refused
+                .expect_code(2)
+                .expect_says(&["can be written by others", &remedy]);
+        }
+        fs::set_permissions(place, Permissions::from_mode(safe)).unwrap();
+    }
+    assert!(servers.accept().is_err(), "somebody was connected to");
+}
+
+#[test]
+fn files_that_are_not_regular_are_neither_waited_for_nor_read_without_end() {
+    let (folder, parts) = with_parts();
+    let part = parts.join("part.toml");
+    let run = || {
+        let run = Invocation::new(["run", "--config"]).arg(folder.join("walpost.toml"));
+        run.finish().expect_code(2)
+    };
+    let created = Command::new("mkfifo").arg(&part).status().unwrap();
+    assert!(created.success());
+    run().expect_says(&["part.toml is a FIFO, expected a regular file"]);
+    fs::remove_file(&part).unwrap();
+    symlink("/dev/zero", &part).unwrap();
+    run().expect_says(&["part.toml: /dev/zero "]);
+    fs::remove_file(&part).unwrap();
+    fs::File::create(&part).unwrap().set_len(1 << 34).unwrap();
+    run().expect_says(&["part.toml has more than 16777216 bytes"]);
+}
+
+#[test]
+fn folder_that_others_can_write_later_changes_no_pipeline() {
+    let [one, other] = [Scene::new(), Scene::new()];
+    let (folder, parts) = with_parts();
+    replace(&parts.join("one.toml"), &pipeline(&one, ""));
+    let mut process = Process::start_in(folder, 1);
+    let sender = walsender(&one);
+    fs::set_permissions(&parts, Permissions::from_mode(0o777)).unwrap();
+    fs::write(parts.join("other.toml"), pipeline(&other, "")).unwrap();
+    let line = process.walpost.wait_for_log(NOT_RELOADED);
+    assert!(line.contains("can be written by others"), "{line}");
+    assert!(!other.slot_is_active());
+    assert_eq!(walsender(&one), sender);
+    // The remedy alone has it read again.
+    fs::set_permissions(&parts, Permissions::from_mode(0o755)).unwrap();
+    process.walpost.wait_for_log(RELOADED);
+    wait_until_streaming(&other);
+    assert_eq!(walsender(&one), sender);
+    process.walpost.terminate().expect_code(0);
+}
+
+/// A user who listens at the path first would keep the process from starting.
+#[test]
+fn control_socket_is_not_made_where_others_can_create_files() {
+    let folder = reaper::folder("shared");
+    fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
+    let path = folder.join("control.sock");
+    let run = || {
+        Invocation::new(["run", "--postgres", "host=/nowhere user=u dbname=d"])
+            .args(["--kafka", "127.0.0.1:9"])
+            .env("WALPOST_CONTROL", &path)
+    };
+    let first = UnixListener::bind(&path).unwrap();
+    let says = [
+        "others can create files in",
+        "its mode is 1777",
+        "install -d -m 0700",
+    ];
+    run().finish().expect_code(2).expect_says(&says);
+    drop(first);
+    fs::remove_file(&path).unwrap();
+    run().finish().expect_code(2).expect_says(&says);
+    assert!(!path.exists());
+    fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
+    let mut walpost = run().start();
+    walpost.wait_for_log("walpost pipeline is answered at");
+    walpost.terminate();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A password is changed while Walpost runs.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::support::certificates::write_private;
@@ -213,18 +214,83 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
     scene.insert(&guarded.aggregate, "before");
     scene.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
+    // It repeats its secret on standard error, in two ways.
     prints(&format!(
-        "echo nobody is logged in >&2\necho '{}'\nexit 3\n",
+        "echo '{0}'\necho 'got {0}' >&2\necho '{0}' | base64 >&2\nexit 3\n",
         password(0)
     ));
     wait_until("a walsender to end", || scene.end_walsender());
     let line = walpost.wait_for_log("password_command /bin/sh has ended with exit status: 3");
-    for text in ["nobody is logged in", "localhost"] {
+    for text in ["run the program by hand", "localhost"] {
         assert!(line.contains(text), "{text} in {line}");
     }
     guarded.change_password(1);
     prints(&echo(1));
     walpost.wait_for_logs("streaming", 2);
+    scene.insert(&guarded.aggregate, "after");
+    scene.settle(walpost, &[], scene.resends(1));
+}
+
+/// `/opt/app/current -> /opt/releases/1`, where others can write `/opt/app`.
+#[test]
+fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
+    let guarded = Guarded::new(false);
+    let scene = &guarded.scene;
+    let folder = reaper::folder("program");
+    let [app, mark, descriptors] = ["app", "mark", "descriptors"].map(|name| folder.join(name));
+    let link = app.join("current");
+    for (release, line) in [
+        (
+            "releases/1",
+            format!("ls -l /proc/self/fd > {}", descriptors.display()),
+        ),
+        ("releases/2", format!("touch {}", mark.display())),
+    ] {
+        fs::create_dir_all(folder.join(release)).unwrap();
+        let program = folder.join(release).join("password");
+        let script = format!("#!/bin/sh\n{line}\necho '{}'\n", password(0));
+        write_private(&program, script.as_bytes());
+        fs::set_permissions(&program, Permissions::from_mode(0o700)).unwrap();
+    }
+    fs::create_dir(&app).unwrap();
+    symlink("../releases/1", &link).unwrap();
+    let file = folder.join("walpost.toml");
+    let text = format!(
+        "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
+         password_command = [\"{}/password\"]\n",
+        scene.broker.address(),
+        scene.name,
+        guarded.conninfo(),
+        link.display()
+    );
+    replace(&file, &text);
+    let mut walpost = Invocation::new(["run", "--config"])
+        .arg(&file)
+        .start_streaming();
+    scene.insert(&guarded.aggregate, "before");
+    scene.wait_until_confirmed();
+    fs::set_permissions(&app, Permissions::from_mode(0o777)).unwrap();
+    fs::remove_file(&link).unwrap();
+    symlink("../releases/2", &link).unwrap();
+    wait_until("a walsender to end", || scene.end_walsender());
+    let line = walpost.wait_for_log("password was not run: ");
+    for text in [
+        "can be written by others",
+        &format!("chmod go-w {}", app.display()),
+    ] {
+        assert!(line.contains(text), "{text} in {line}");
+    }
+    fs::remove_file(&link).unwrap();
+    symlink("../releases/1", &link).unwrap();
+    fs::remove_file(&descriptors).unwrap();
+    fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
+    // The watchdog's line has that word too.
+    walpost.wait_for_logs("INFO streaming", 2);
+    assert!(!mark.exists(), "the other program was run");
+    // By now there are clients of librdkafka, whose pipes it opens without `O_CLOEXEC`.
+    let inherited = fs::read_to_string(&descriptors).unwrap();
+    // The fourth descriptor is that of the folder which ls reads.
+    assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
     scene.insert(&guarded.aggregate, "after");
     scene.settle(walpost, &[], scene.resends(1));
 }

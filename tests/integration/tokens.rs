@@ -116,7 +116,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         let mut walpost = scene.run().args(&flags).start();
         scene.insert(&aggregate, "k");
         let line = walpost.wait_for_log("Kafka is unreachable");
-        for text in [&endpoint.url(), "invalid_client", "the secret is wrong"] {
+        for text in [&endpoint.url(), "invalid_client"] {
             assert!(line.contains(text), "{text} in {line}");
         }
         let check = scene.check().args(&flags).finish().expect_code(1);
@@ -184,14 +184,10 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     let mut walpost = scene.run().args(&arguments).start();
     scene.insert(&aggregate, "k");
     let line = walpost.wait_for_log("Kafka is unreachable");
-    for text in [
-        "kafka_token_command: /bin/sh has ended with exit status: 3",
-        "the issuer is away",
-    ] {
-        assert!(line.contains(text), "{text} in {line}");
-    }
+    let failure = "kafka_token_command: /bin/sh has ended with exit status: 3";
+    assert!(line.contains(failure), "{line}");
     let check = scene.check().args(&arguments).finish().expect_code(1);
-    check.expect_says(&["UNREACHABLE", "the issuer is away"]);
+    check.expect_says(&["UNREACHABLE", failure]);
     away.come_back();
     scene.wait_for_records(1);
     scene.check().args(&arguments).finish().expect_code(0);

@@ -224,8 +224,11 @@ impl State {
             }
             false => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                let text = "{\"error\": \"invalid_client\", \"error_description\": \"the secret is wrong\"}";
-                ("401 Unauthorized", text.to_owned())
+                // As a debugging endpoint does. Whatever Walpost prints is searched for the secret.
+                let text = format!(
+                    "{{\"error\": \"invalid_client\", \"error_description\": \"Authorization: {login}\"}}"
+                );
+                ("401 Unauthorized", text)
             }
         };
         let head = "Content-Type: application/json\r\nConnection: close\r\nContent-Length";

@@ -2,8 +2,10 @@
 //!
 //! Spec: PostgreSQL 18, 32.16 "The Password File".
 
-use std::io::ErrorKind;
+use std::io;
 use std::path::Path;
+
+use crate::trusted_path::{self, PathError};
 
 /// What a line of the file has to match, in the order of its fields.
 pub(crate) struct Wanted<'a> {
@@ -13,35 +15,25 @@ pub(crate) struct Wanted<'a> {
     pub(crate) user: &'a str,
 }
 
-/// The password of the first line that matches. A file that is missing gives none, and so does one
-/// that others may read or that is no file: that is said in the log.
+/// The password of the first line that matches. A file that is missing has none. So has one that other users can read or could
+/// have written, or that is not a regular file, which is logged.
 pub(crate) fn look_up(path: &Path, wanted: &Wanted<'_>) -> Option<Vec<u8>> {
-    let bytes = match read_private(path) {
-        Ok(bytes) => bytes?,
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+    match read_private(path) {
+        Ok(bytes) => find(&bytes, wanted),
+        Err(error) if error.is_not_found() => None,
         Err(error) => {
             tracing::warn!(file = %path.display(), %error, "password file ignored");
-            return None;
+            None
         }
-    };
-    find(&bytes, wanted)
+    }
 }
 
-fn read_private(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() {
-        tracing::warn!(file = %path.display(), "password file ignored: it is not a plain file");
-        return Ok(None);
+fn read_private(path: &Path) -> Result<Vec<u8>, PathError> {
+    let file = trusted_path::open(path)?;
+    match file.mode() & 0o077 {
+        0 => file.read(),
+        _ => Err(io::Error::other("group or others have access; fix it with chmod 0600").into()),
     }
-    #[cfg(unix)]
-    if std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o077 != 0 {
-        tracing::warn!(
-            file = %path.display(),
-            "password file ignored: group or others have access; fix it with chmod 0600"
-        );
-        return Ok(None);
-    }
-    std::fs::read(path).map(Some)
 }
 
 fn find(file: &[u8], wanted: &Wanted<'_>) -> Option<Vec<u8>> {

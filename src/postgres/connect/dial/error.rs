@@ -11,6 +11,7 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 
 use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
+use crate::trusted_path::PathError;
 
 /// An ErrorResponse or NoticeResponse of the server.
 ///
@@ -170,6 +171,16 @@ pub enum DialError {
         path: PathBuf,
         /// What is wrong with it, and what would fix it.
         reason: String,
+    },
+    /// Another user could have written a certificate, key or revocation list on this side.
+    #[error("{parameter} {}: the file is not used: {error}", path.display())]
+    UntrustedFile {
+        /// The connection parameter that names the file.
+        parameter: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What others can write, and what prevents it.
+        error: Box<PathError>,
     },
     /// The TLS handshake failed: most often a certificate that one side does not accept.
     #[error("{host}: TLS failed: {reason}")]
@@ -397,6 +408,7 @@ impl DialError {
             | DialError::Io { .. }
             | DialError::Resolve { .. }
             | DialError::PasswordCommand { .. }
+            | DialError::UntrustedFile { .. }
             | DialError::NotReadWrite { .. } => 2,
             DialError::Server { error, .. } if error.passes() => 2,
             DialError::Server { .. } => 1,

@@ -27,12 +27,13 @@ use super::error::DialError;
 use super::socket::Socket;
 use crate::authorities;
 use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVersion};
+use crate::trusted_path::{self, PathError};
 
 /// Asks the server for TLS and performs the handshake. `name` is what the certificate has to be for
 /// in `verify-full`, `host` what errors call the server.
 ///
 /// # Errors
-/// [`DialError::TlsRefused`] where TLS is required and missing, [`DialError::TlsFile`],
+/// [`DialError::TlsRefused`] where TLS is required and missing, [`DialError::TlsFile`], [`DialError::UntrustedFile`],
 /// [`DialError::Tls`], [`DialError::Protocol`], [`DialError::Io`].
 pub(crate) async fn negotiate(
     mut stream: TcpStream,
@@ -155,7 +156,18 @@ fn reasons(stack: &ErrorStack) -> String {
     }
 }
 
-/// A problem with a file of ours.
+/// An error for a file on this side.
+fn path_error(parameter: &'static str, path: &Path, error: PathError) -> DialError {
+    match error.is_distrust() {
+        true => DialError::UntrustedFile {
+            parameter,
+            path: path.to_owned(),
+            error: error.into(),
+        },
+        false => file_error(parameter, path, error),
+    }
+}
+
 fn file_error(parameter: &'static str, path: &Path, reason: impl ToString) -> DialError {
     DialError::TlsFile {
         parameter,
@@ -186,6 +198,7 @@ fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialErro
     let mut store = X509StoreBuilder::new().map_err(internal)?;
     let verify = add_authorities(tls, &mut store)?;
     if let (true, Some(path)) = (verify, tls.revoked.to_read()) {
+        trusted_path::check(path).map_err(|error| path_error("sslcrl", path, error))?;
         let lists = store.add_lookup(X509Lookup::file()).map_err(internal)?;
         lists
             .load_crl_file(path, SslFiletype::PEM)
@@ -255,7 +268,7 @@ fn add_certificates(
     parameter: &'static str,
     path: &Path,
 ) -> Result<(), DialError> {
-    let pem = std::fs::read(path).map_err(|error| file_error(parameter, path, error))?;
+    let pem = trusted_path::read(path).map_err(|error| path_error(parameter, path, error))?;
     let unusable = |error: ErrorStack| file_error(parameter, path, reasons(&error));
     let certificates = X509::stack_from_pem(&pem).map_err(unusable)?;
     if certificates.is_empty() {
@@ -275,7 +288,7 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
     let Some(certificate) = tls.certificate.to_read() else {
         return Ok(());
     };
-    std::fs::metadata(certificate).map_err(|error| file_error("sslcert", certificate, error))?;
+    trusted_path::check(certificate).map_err(|error| path_error("sslcert", certificate, error))?;
     builder
         .set_certificate_chain_file(certificate)
         .map_err(|error| file_error("sslcert", certificate, reasons(&error)))?;
@@ -287,7 +300,7 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
             "has no private key: name it with sslkey",
         ));
     };
-    let pem = read_key(key).map_err(|error| file_error("sslkey", key, error))?;
+    let pem = read_key(key).map_err(|error| path_error("sslkey", key, error))?;
     // An empty passphrase keeps OpenSSL from asking for one on the terminal.
     let passphrase = tls
         .key_password
@@ -307,18 +320,11 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
 }
 
 /// Reads a private key that no one else may read; root's may be readable by a group, as in libpq.
-fn read_key(path: &Path) -> io::Result<Vec<u8>> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-
-        let metadata = std::fs::metadata(path)?;
-        let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
-        if metadata.mode() & forbidden != 0 {
-            return Err(io::Error::other(
-                "group or others have access; fix it with chmod 0600",
-            ));
-        }
+fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
+    let file = trusted_path::open(path)?;
+    let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };
+    match file.mode() & forbidden {
+        0 => file.read(),
+        _ => Err(io::Error::other("group or others have access; fix it with chmod 0600").into()),
     }
-    std::fs::read(path)
 }

@@ -1,0 +1,512 @@
+//! Opens the files that decide where secrets are sent or which programs run, and rejects those that another user could
+//! have written.
+//!
+//! Whoever can replace a configuration file, a certificate authority or a password program acts with all of Walpost's
+//! rights. A path is therefore resolved here, one component at a time, rather than by the kernel: each folder, each symbolic
+//! link and the file itself must be writable by root and by the user that Walpost runs as, and by nobody else. The file is
+//! then opened in the folder that was examined, and compared with what was examined.
+//!
+//! Programs, and files that a library opens by name, cannot be handed over as an open descriptor: the kernel would pass
+//! `/dev/fd/N` to the interpreter of a script. They are examined immediately before they are used. In between, only the
+//! users who were found to be trusted can change any component of the path, so there is no window for others.
+//!
+//! Three exceptions apply. In a sticky folder, others can create files but not replace those of root or of this user. What is
+//! mounted read-only was put there by whoever administers the machine, as Kubernetes mounts ConfigMaps and Secrets, whose
+//! owner is often another one; a FUSE file system does not qualify, since its content may come from the user who mounted it.
+//! And the owner of a symbolic link matters only in a sticky folder, since elsewhere nobody else can replace it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, fstatvfs, openat,
+    readlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::escape::shell_word;
+
+/// The longest file that is read.
+pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
+/// As in the kernel (path_resolution(7)).
+const MAX_LINKS: u32 = 40;
+/// How many interpreters of interpreters a script can have, as in the kernel (execve(2)).
+const MAX_INTERPRETERS: u32 = 5;
+/// The part of a script in which the kernel looks for its interpreter.
+const INTERPRETER_LINE_BYTES: u64 = 256;
+/// In a folder with this bit, only the owner of a file can remove or rename it.
+const STICKY: u32 = 0o1000;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// `FUSE_SUPER_MAGIC`, statfs(2).
+const FUSE: u64 = 0x6573_5546;
+
+/// A file that must not or cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// A component of the path cannot be opened, or the file cannot be read.
+    #[error("{reason}")]
+    Io {
+        /// Tells a missing file from other errors.
+        kind: ErrorKind,
+        /// The operating system's message.
+        reason: String,
+    },
+    /// A component of the path can be written by other users.
+    #[error("{place} can be written by others ({found}). Check what it contains, then: {remedy}")]
+    Writable {
+        /// The file, folder or link.
+        place: String,
+        /// Its owner or mode, and what was expected.
+        found: String,
+        /// The command that fixes it.
+        remedy: String,
+    },
+    /// Others can create files in the folder.
+    #[error(
+        "others can create files in {place} (its mode is {mode:04o}). Use a folder that only this user can write: install -d \
+         -m 0700 FOLDER"
+    )]
+    Shared {
+        /// The folder.
+        place: String,
+        /// Its mode.
+        mode: u32,
+    },
+    /// The path leads to something else.
+    #[error("{place} is {found}, expected {expected}")]
+    Kind {
+        /// Where the path leads to.
+        place: String,
+        /// What was found.
+        found: &'static str,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// The file is too large to be what it should be.
+    #[error("{place} has more than {MAX_FILE_BYTES} bytes")]
+    TooLarge {
+        /// Where the path leads to.
+        place: String,
+    },
+}
+
+impl PathError {
+    /// There is no such file.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { kind, .. } if *kind == ErrorKind::NotFound)
+    }
+
+    /// Other users could have written the file; otherwise it is missing or unsuitable.
+    pub(crate) fn is_distrust(&self) -> bool {
+        matches!(self, Self::Writable { .. } | Self::Shared { .. })
+    }
+}
+
+impl From<io::Error> for PathError {
+    fn from(error: io::Error) -> Self {
+        Self::Io {
+            kind: error.kind(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+impl From<Errno> for PathError {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+/// Reads a regular file of at most [`MAX_FILE_BYTES`].
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, PathError> {
+    open(path)?.read()
+}
+
+/// Opens a regular file. Never blocks, as opening a FIFO would.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn open(path: &Path) -> Result<TrustedFile, PathError> {
+    let resolved = resolve(path)?;
+    resolved.expect_file()?;
+    resolved.open()
+}
+
+/// Checks a regular file that a library opens by its path.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check(path: &Path) -> Result<(), PathError> {
+    resolve(path)?.expect_file()
+}
+
+/// Checks a file, or a folder with all files in it, that a library opens by its path.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
+    let resolved = resolve(path)?;
+    if resolved.kind() != FileType::Directory {
+        return resolved.expect_file();
+    }
+    for entry in path.read_dir()? {
+        match resolve(&entry?.path()) {
+            // A link that leads nowhere has nothing to read.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+            Ok(found) if found.kind() == FileType::Directory => {}
+            Ok(found) => found.expect_file()?,
+        }
+    }
+    Ok(())
+}
+
+/// Checks a folder whose files are about to be listed.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
+    resolve(path)?.expect_folder()
+}
+
+/// Checks a folder in which a file of this user is about to be created: nobody else may create files there, not even in a
+/// sticky folder.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
+    let resolved = resolve(path)?;
+    resolved.expect_folder()?;
+    let mode = resolved.stat.st_mode & 0o7777;
+    match mode & WRITABLE_BY_OTHERS {
+        0 => Ok(()),
+        _ => Err(PathError::Shared {
+            place: resolved.place.display().to_string(),
+            mode,
+        }),
+    }
+}
+
+/// Checks a program that is about to be executed, with the interpreter that it names if it is a script. Programs that the
+/// interpreter looks up in PATH, and arguments, are not checked.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
+    let mut program = path.to_owned();
+    for _ in 0..MAX_INTERPRETERS {
+        let resolved = resolve(&program)?;
+        resolved.expect_file()?;
+        // A program that cannot be read is not a script.
+        let Ok(file) = resolved.open() else {
+            return Ok(());
+        };
+        let mut line = Vec::new();
+        file.file
+            .take(INTERPRETER_LINE_BYTES)
+            .read_to_end(&mut line)?;
+        let Some(interpreter) = interpreter(&line) else {
+            return Ok(());
+        };
+        program = interpreter;
+    }
+    Err(Errno::LOOP.into())
+}
+
+/// The interpreter that a script names in its first line.
+fn interpreter(script: &[u8]) -> Option<PathBuf> {
+    let line = script
+        .strip_prefix(b"#!")?
+        .split(|byte| *byte == b'\n')
+        .next()?;
+    let mut words = line.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
+    let interpreter = words.find(|word| !word.is_empty())?;
+    Some(PathBuf::from(OsString::from_vec(interpreter.to_vec())))
+}
+
+/// A regular file that only root and this user could have written.
+#[derive(Debug)]
+pub(crate) struct TrustedFile {
+    file: File,
+    stat: Stat,
+    place: PathBuf,
+}
+
+impl TrustedFile {
+    /// The permission bits of its mode.
+    pub(crate) fn mode(&self) -> u32 {
+        self.stat.st_mode & 0o7777
+    }
+
+    pub(crate) fn owner(&self) -> u32 {
+        self.stat.st_uid
+    }
+
+    /// Reads all of it.
+    ///
+    /// # Errors
+    /// It cannot be read, or is too large.
+    pub(crate) fn read(self) -> Result<Vec<u8>, PathError> {
+        let mut bytes = Vec::new();
+        self.file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+        match bytes.len() as u64 > MAX_FILE_BYTES {
+            true => Err(PathError::TooLarge {
+                place: self.place.display().to_string(),
+            }),
+            false => Ok(bytes),
+        }
+    }
+}
+
+/// Where a path leads to. Every component on the way was examined.
+struct Resolved {
+    folder: OwnedFd,
+    /// Its name in that folder; `.` for the folder itself.
+    name: OsString,
+    stat: Stat,
+    /// The path without links.
+    place: PathBuf,
+}
+
+impl Resolved {
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.stat.st_mode)
+    }
+
+    fn expect_file(&self) -> Result<(), PathError> {
+        self.expect(FileType::RegularFile, "a regular file")
+    }
+
+    fn expect_folder(&self) -> Result<(), PathError> {
+        self.expect(FileType::Directory, "a folder")
+    }
+
+    fn expect(&self, kind: FileType, expected: &'static str) -> Result<(), PathError> {
+        match self.kind() == kind {
+            true => Ok(()),
+            false => Err(PathError::Kind {
+                place: self.place.display().to_string(),
+                found: name_of(self.kind()),
+                expected,
+            }),
+        }
+    }
+
+    fn open(self) -> Result<TrustedFile, PathError> {
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = openat(&self.folder, &self.name, flags, Mode::empty())?;
+        let stat = fstat(&file)?;
+        if (stat.st_dev, stat.st_ino) != (self.stat.st_dev, self.stat.st_ino) {
+            return Err(io::Error::other("it was replaced while it was being opened").into());
+        }
+        Ok(TrustedFile {
+            file: file.into(),
+            stat,
+            place: self.place,
+        })
+    }
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file",
+        FileType::Directory => "a folder",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "a file of another kind",
+    }
+}
+
+/// Resolves the path, following each link by hand, and examines every component.
+fn resolve(path: &Path) -> Result<Resolved, PathError> {
+    let absolute = std::path::absolute(path)?;
+    let mut pending = Vec::new();
+    push_components(&mut pending, &absolute);
+    let (mut folder, mut stat) = open_component(CWD, "/")?;
+    let mut place = PathBuf::from("/");
+    examine(&place, &folder, &stat)?;
+    let mut links = 0;
+    while let Some(name) = pending.pop() {
+        let (entry, found) = open_component(&folder, &name)?;
+        let at = match name.as_bytes() {
+            b".." => place.parent().unwrap_or(&place).to_owned(),
+            _ => place.join(&name),
+        };
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Symlink => {
+                examine_link(&at, &entry, &found, &stat)?;
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(Errno::LOOP.into());
+                }
+                let target = readlinkat(&entry, "", Vec::new())?.into_bytes();
+                let target = PathBuf::from(OsString::from_vec(target));
+                if target.is_absolute() {
+                    (folder, stat) = open_component(CWD, "/")?;
+                    place = PathBuf::from("/");
+                }
+                push_components(&mut pending, &target);
+            }
+            FileType::Directory => {
+                examine(&at, &entry, &found)?;
+                (folder, stat, place) = (entry, found, at);
+            }
+            _ if !pending.is_empty() => return Err(Errno::NOTDIR.into()),
+            _ => {
+                examine(&at, &entry, &found)?;
+                return Ok(Resolved {
+                    folder,
+                    name,
+                    stat: found,
+                    place: at,
+                });
+            }
+        }
+    }
+    Ok(Resolved {
+        folder,
+        name: ".".into(),
+        stat,
+        place,
+    })
+}
+
+/// Puts the components on the stack, the first one on top. The root is not one of them.
+fn push_components(pending: &mut Vec<OsString>, path: &Path) {
+    let components = path
+        .components()
+        .rev()
+        .filter_map(|component| match component {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+        });
+    pending.extend(components);
+}
+
+/// Opens a component without following it, and without any effect on a device or a FIFO.
+fn open_component(
+    folder: impl AsFd,
+    name: impl rustix::path::Arg,
+) -> Result<(OwnedFd, Stat), PathError> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let entry = openat(folder, name, flags, Mode::empty())?;
+    let stat = fstat(&entry)?;
+    Ok((entry, stat))
+}
+
+fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError> {
+    distrust(place, entry, fault(stat, own()))
+}
+
+/// A link cannot be written, and only whoever can write its folder can replace it. In a sticky folder, its owner can too.
+fn examine_link(
+    place: &Path,
+    entry: impl AsFd,
+    link: &Stat,
+    folder: &Stat,
+) -> Result<(), PathError> {
+    let is_shared = folder.st_mode & WRITABLE_BY_OTHERS != 0;
+    let fault = is_shared.then(|| owner_fault(link, own())).flatten();
+    distrust(place, entry, fault)
+}
+
+/// An error for the fault, unless the place is mounted read-only.
+fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), PathError> {
+    let Some(fault) = fault else {
+        return Ok(());
+    };
+    if is_fixed(entry)? {
+        return Ok(());
+    }
+    let word = shell_word(&place.to_string_lossy());
+    let (found, remedy) = match fault {
+        Fault::Owner { owner, expected } => (
+            format!("its owner is uid {owner}, expected {expected}"),
+            format!("chown -h {} {word}, or run walpost as uid {owner}", own()),
+        ),
+        Fault::Mode(mode) => (
+            format!("its mode is {mode:04o}, expected no write permission for group and others"),
+            format!("chmod go-w {word}"),
+        ),
+    };
+    Err(PathError::Writable {
+        place: place.display().to_string(),
+        found,
+        remedy,
+    })
+}
+
+/// The file is on a file system that is mounted read-only, by whoever administers the machine.
+fn is_fixed(entry: impl AsFd) -> Result<bool, PathError> {
+    let is_read_only = fstatvfs(entry.as_fd())?
+        .f_flag
+        .contains(StatVfsMountFlags::RDONLY);
+    let kind = fstatfs(entry)?.f_type;
+    Ok(is_read_only && u64::try_from(kind) != Ok(FUSE))
+}
+
+/// Why other users can write a file or folder.
+#[derive(Debug, PartialEq, Eq)]
+enum Fault {
+    Owner {
+        owner: u32,
+        /// Who should own it.
+        expected: String,
+    },
+    /// The mode that allows it.
+    Mode(u32),
+}
+
+fn fault(stat: &Stat, own: u32) -> Option<Fault> {
+    let mode = stat.st_mode & 0o7777;
+    let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let is_safe = mode & WRITABLE_BY_OTHERS == 0 || (is_folder && mode & STICKY != 0);
+    owner_fault(stat, own).or_else(|| (!is_safe).then_some(Fault::Mode(mode)))
+}
+
+fn owner_fault(stat: &Stat, own: u32) -> Option<Fault> {
+    let owner = stat.st_uid;
+    let expected = match own {
+        0 => "root".to_owned(),
+        own => format!("root or uid {own}"),
+    };
+    (owner != 0 && owner != own).then_some(Fault::Owner { owner, expected })
+}
+
+/// The user that Walpost runs as.
+fn own() -> u32 {
+    geteuid().as_raw()
+}
+
+/// Which permission bits other users lack for a file to be unreadable to them, and the mode that a file should have. A file
+/// of another owner, as root's, has its group so that this user can read it.
+pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
+    match owner == own() {
+        true => (0o077, "0600"),
+        false => (0o007, "0640"),
+    }
+}
+
+/// Whether users other than those that [`private_mode`] allows can read the file: its mode, and the command that fixes it.
+pub(crate) fn exposure(path: &Path) -> Option<(u32, String)> {
+    let found = path.metadata().ok()?;
+    let (forbidden, remedy) = private_mode(found.uid());
+    let mode = found.mode() & 0o777;
+    let word = shell_word(&path.to_string_lossy());
+    (mode & forbidden != 0).then(|| (mode, format!("chmod {remedy} {word}")))
+}
+
+#[cfg(test)]
+mod tests;

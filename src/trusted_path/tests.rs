@@ -1,0 +1,319 @@
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A folder of this user below a sticky one.
+struct Fixture(TempDir);
+
+impl Fixture {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).expect("a folder");
+        path
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).expect("a file");
+        set_mode(&path, 0o644);
+        path
+    }
+
+    fn link(&self, target: impl AsRef<Path>, name: &str) -> PathBuf {
+        let path = self.path(name);
+        symlink(target, &path).expect("a link");
+        path
+    }
+
+    /// Where the folder is without links.
+    fn real(&self, name: &str) -> PathBuf {
+        self.0.path().canonicalize().expect("a folder").join(name)
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("a mode");
+}
+
+/// The place that the error is about, and the command that fixes it.
+fn expect_writable(path: &Path) -> (PathBuf, String) {
+    match read(path) {
+        Err(PathError::Writable { place, remedy, .. }) => (place.into(), remedy),
+        other => panic!("{}: {other:?}", path.display()),
+    }
+}
+
+fn expect_text(path: &Path, text: &str) {
+    assert_eq!(
+        read(path).as_deref(),
+        Ok(text.as_bytes()),
+        "{}",
+        path.display()
+    );
+}
+
+/// Fails instead of hanging where a file that blocks is opened.
+fn without_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    receiver
+        .recv_timeout(Duration::from_secs(30))
+        .expect("it blocks")
+}
+
+#[test]
+fn rejects_files_and_folders_that_others_can_write() {
+    let fixture = Fixture::new();
+    let folder = fixture.folder("inner");
+    let file = fixture.file("inner/walpost.toml", "text");
+    for (of_file, of_folder, expected) in [
+        (0o600, 0o700, None),
+        (0o644, 0o755, None),
+        (0o664, 0o755, Some("inner/walpost.toml")),
+        (0o646, 0o755, Some("inner/walpost.toml")),
+        (0o644, 0o775, Some("inner")),
+        (0o644, 0o777, Some("inner")),
+        (0o644, 0o1777, None),
+    ] {
+        set_mode(&file, of_file);
+        set_mode(&folder, of_folder);
+        match expected {
+            None => expect_text(&file, "text"),
+            Some(name) => {
+                let (place, remedy) = expect_writable(&file);
+                assert_eq!(place, fixture.real(name));
+                assert_eq!(remedy, format!("chmod go-w {}", place.display()));
+            }
+        }
+    }
+}
+
+/// `/opt/app/current -> /opt/releases/1` with `/opt/app` open to others, who can have the link lead elsewhere.
+#[test]
+fn rejects_a_link_in_a_folder_that_others_can_write() {
+    for target in ["../releases/1", "ABSOLUTE"] {
+        let fixture = Fixture::new();
+        fixture.folder("releases/1");
+        let app = fixture.folder("app");
+        fixture.file("releases/1/password", "text");
+        match target {
+            "ABSOLUTE" => fixture.link(fixture.path("releases/1"), "app/current"),
+            target => fixture.link(target, "app/current"),
+        };
+        let path = fixture.path("app/current/password");
+        expect_text(&path, "text");
+        set_mode(&app, 0o777);
+        assert_eq!(expect_writable(&path).0, fixture.real("app"));
+        set_mode(&app, 0o755);
+        // A chain of links ends there.
+        let first = fixture.link("app/current/password", "first");
+        let second = fixture.link(&first, "second");
+        expect_text(&second, "text");
+        set_mode(&app, 0o775);
+        assert_eq!(expect_writable(&second).0, fixture.real("app"));
+        // The way back is a way too.
+        set_mode(&app, 0o755);
+        let through = fixture.path("app/current/../1/./password");
+        expect_text(&through, "text");
+        set_mode(&fixture.path("releases"), 0o777);
+        assert_eq!(expect_writable(&through).0, fixture.real("releases"));
+    }
+}
+
+#[test]
+fn rejects_links_and_files_of_other_users() {
+    if own() != 0 {
+        // Only root can give files away. What `fault` makes of other owners is tested below.
+        return;
+    }
+    let fixture = Fixture::new();
+    let file = fixture.file("file", "text");
+    let shared = fixture.folder("shared");
+    let link = fixture.link("../file", "shared/link");
+    lchown(&link, Some(12345), None).expect("an owner");
+    // Nobody but root can replace it.
+    expect_text(&link, "text");
+    // Its owner can.
+    set_mode(&shared, 0o1777);
+    let (place, remedy) = expect_writable(&link);
+    assert_eq!(place, fixture.real("shared/link"));
+    assert!(remedy.starts_with("chown -h 0 "), "{remedy}");
+    lchown(&link, Some(0), None).expect("an owner");
+    expect_text(&link, "text");
+    lchown(&file, Some(12345), None).expect("an owner");
+    let (place, remedy) = expect_writable(&link);
+    assert_eq!(place, fixture.real("file"));
+    assert!(remedy.ends_with("or run walpost as uid 12345"), "{remedy}");
+    lchown(&file, Some(0), None).expect("an owner");
+    lchown(&shared, Some(12345), None).expect("an owner");
+    assert_eq!(expect_writable(&link).0, fixture.real("shared"));
+}
+
+#[test]
+fn trusts_root_and_this_user() {
+    let fixture = Fixture::new();
+    let stat = rustix::fs::stat(fixture.0.path()).expect("a folder");
+    let user = stat.st_uid;
+    assert_eq!(fault(&stat, user), None);
+    match user {
+        0 => assert_eq!(fault(&stat, 1), None),
+        user => assert!(matches!(fault(&stat, user + 1), Some(Fault::Owner { .. }))),
+    }
+}
+
+#[test]
+fn quotes_names_in_commands() {
+    let fixture = Fixture::new();
+    let file = fixture.file("a;id.toml", "text");
+    set_mode(&file, 0o666);
+    let (place, remedy) = expect_writable(&file);
+    assert_eq!(remedy, format!("chmod go-w '{}'", place.display()));
+}
+
+#[test]
+fn rejects_what_is_not_a_regular_file_without_opening_it() {
+    let fixture = Fixture::new();
+    let fifo = fixture.path("fifo");
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+    let endless = fixture.link("/dev/zero", "endless");
+    let socket = fixture.path("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    set_mode(&socket, 0o700);
+    for (path, expected) in [
+        (fifo, "is a FIFO, expected a regular file"),
+        (socket, "is a socket, expected a regular file"),
+        (
+            fixture.folder("folder"),
+            "is a folder, expected a regular file",
+        ),
+        // Everybody can write it, which is found first.
+        (endless, "/dev/zero can be written by others"),
+    ] {
+        type Check = fn(&Path) -> Result<(), PathError>;
+        let checks: [Check; 3] = [|path| read(path).map(drop), check, check_program];
+        for check in checks {
+            let path = path.clone();
+            let error = without_blocking(move || check(&path)).expect_err("no file");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn bounds_the_size_of_a_file() {
+    let fixture = Fixture::new();
+    let file = fixture.file("large", "");
+    let handle = fs::OpenOptions::new()
+        .write(true)
+        .open(&file)
+        .expect("a file");
+    handle.set_len(MAX_FILE_BYTES).expect("a size");
+    assert_eq!(
+        read(&file).map(|bytes| bytes.len() as u64),
+        Ok(MAX_FILE_BYTES)
+    );
+    handle.set_len(MAX_FILE_BYTES + 1).expect("a size");
+    assert!(matches!(read(&file), Err(PathError::TooLarge { .. })));
+}
+
+#[test]
+fn reports_missing_files_and_endless_links() {
+    let fixture = Fixture::new();
+    let missing = read(&fixture.path("none/file")).expect_err("none");
+    assert!(missing.is_not_found(), "{missing}");
+    let dangling = fixture.link("nowhere", "dangling");
+    assert!(read(&dangling).expect_err("none").is_not_found());
+    let circle = fixture.link("circle", "circle");
+    let error = read(&circle).expect_err("a circle");
+    assert!(error.to_string().contains("symbolic links"), "{error}");
+    let file = fixture.file("file", "");
+    let error = read(&file.join("below")).expect_err("no folder");
+    assert!(error.to_string().contains("Not a directory"), "{error}");
+}
+
+/// Kubernetes has a ConfigMap's files lead through `..data`, which it replaces.
+#[test]
+fn follows_the_links_of_a_config_map() {
+    let fixture = Fixture::new();
+    fixture.folder("..2026_11_27");
+    fixture.file("..2026_11_27/walpost.toml", "text");
+    fixture.link("..2026_11_27", "..data");
+    expect_text(&fixture.link("..data/walpost.toml", "walpost.toml"), "text");
+}
+
+#[test]
+fn checks_every_file_of_a_folder() {
+    let fixture = Fixture::new();
+    let folder = fixture.folder("certificates");
+    let file = fixture.file("certificates/a.pem", "");
+    fixture.link("a.pem", "certificates/0f3a.0");
+    fixture.link("gone.pem", "certificates/0f3b.0");
+    assert_eq!(check_all(&folder), Ok(()));
+    assert_eq!(check_all(&file), Ok(()));
+    set_mode(&file, 0o666);
+    assert!(check_all(&folder).expect_err("others can").is_distrust());
+    set_mode(&file, 0o644);
+    set_mode(&folder, 0o777);
+    for found in [check_all(&folder), check_folder(&folder)] {
+        assert!(found.expect_err("others can").is_distrust());
+    }
+}
+
+#[test]
+fn requires_a_folder_of_this_user_for_new_files() {
+    let fixture = Fixture::new();
+    let folder = fixture.folder("run");
+    for (mode, is_private) in [
+        (0o700, true),
+        (0o755, true),
+        (0o1777, false),
+        (0o777, false),
+    ] {
+        set_mode(&folder, mode);
+        let found = check_private_folder(&folder);
+        assert_eq!(found.is_ok(), is_private, "{mode:o}: {found:?}");
+    }
+    set_mode(&folder, 0o755);
+    let file = fixture.file("file", "");
+    assert!(matches!(
+        check_private_folder(&file),
+        Err(PathError::Kind { .. })
+    ));
+}
+
+#[test]
+fn checks_the_interpreter_of_a_script() {
+    let fixture = Fixture::new();
+    let interpreter = fixture.file("interpreter", "#! /bin/sh -e\n");
+    let first_line = format!("#!{}\n", interpreter.display());
+    let script = fixture.file("script", &first_line);
+    assert_eq!(check_program(&script), Ok(()));
+    set_mode(&interpreter, 0o777);
+    let error = check_program(&script).expect_err("others can");
+    assert!(error.is_distrust(), "{error}");
+    let text = format!("#!{}\n", fixture.path("circle").display());
+    let circle = fixture.file("circle", &text);
+    check_program(&circle).expect_err("endless");
+    for (line, expected) in [
+        (&b"#!/bin/sh\necho"[..], Some("/bin/sh")),
+        (b"#! /usr/bin/env python3", Some("/usr/bin/env")),
+        (b"#!", None),
+        (b"\x7fELF", None),
+        (b"", None),
+    ] {
+        assert_eq!(super::interpreter(line), expected.map(PathBuf::from));
+    }
+}
