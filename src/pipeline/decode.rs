@@ -231,7 +231,7 @@ impl Core {
             error,
         })?;
         let step = self.delivery.row(at, mapping, &row, sink)?;
-        if step == Step::Done {
+        if matches!(step, Step::Done) {
             snapshot.taken(line);
         }
         self.counted(step)
@@ -339,22 +339,12 @@ impl Core {
         }
     }
 
-    /// Takes one frame to its end, or leaves everything as it was and says what to wait for.
+    /// Takes one frame to its end, or leaves everything as it was and says what to wait for. Anything but
+    /// [`Step::Done`] goes through [`Core::or_set_aside`] before it is acted on.
     ///
     /// # Errors
-    /// What can't be decoded, mapped, routed or produced, unless it sets a table aside.
+    /// What can't be decoded, mapped, routed or produced.
     pub fn frame(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
-        let step = match self.take(frame, sink) {
-            Ok(Step::NewTopic(topic)) => match self.refused(&topic) {
-                Some(error) => Err(error),
-                None => Ok(Step::NewTopic(topic)),
-            },
-            step => step,
-        };
-        step.or_else(|error| self.set_aside(frame, error))
-    }
-
-    fn take(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         match *frame {
             Frame::Keepalive {
                 wal_end,
@@ -385,6 +375,30 @@ impl Core {
         }
     }
 
+    /// Sets a table aside if `step`, which [`Core::frame`] has returned for this frame, is an error that concerns only
+    /// that table and the settings say so.
+    ///
+    /// It is apart from [`Core::frame`] because moving a result costs more than a short frame does.
+    ///
+    /// # Errors
+    /// The error, if it sets nothing aside.
+    #[cold]
+    #[inline(never)]
+    pub fn or_set_aside(
+        &mut self,
+        frame: &Frame<'_>,
+        step: Result<Step, CoreError>,
+    ) -> Result<Step, CoreError> {
+        let step = match step {
+            Ok(Step::NewTopic(topic)) => match self.refused(&topic) {
+                Some(error) => Err(error),
+                None => Ok(Step::NewTopic(topic)),
+            },
+            step => step,
+        };
+        step.or_else(|error| self.set_aside(frame, error))
+    }
+
     fn message(&mut self, message: &Message<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         let step = match self.source.meaning(message) {
             Meaning::Begin(begin) => return self.begin(begin),
@@ -410,7 +424,7 @@ impl Core {
                     }
                     Some(table) => {
                         let step = self.delivery.event(at, table.mapping(), &row, sink)?;
-                        if step == Step::Done {
+                        if matches!(step, Step::Done) {
                             table.count();
                         }
                         step
@@ -632,7 +646,7 @@ impl Core {
     /// Every row message and every message of the transaction has an index, whatever becomes of it,
     /// so that a setting can't shift the positions of others.
     fn counted(&mut self, step: Step) -> Result<Step, CoreError> {
-        if step == Step::Done {
+        if matches!(step, Step::Done) {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
             self.suspect();
         }

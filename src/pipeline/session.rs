@@ -286,7 +286,11 @@ impl Session<'_> {
                 .peek()
                 .map_err(|error| core.unread::<PipelineError>(error))?;
             let Some(frame) = frame else { break };
-            match core.frame(&frame, sink)? {
+            let step = match core.frame(&frame, sink) {
+                Ok(Step::Done) => Step::Done,
+                step => core.or_set_aside(&frame, step)?,
+            };
+            match step {
                 Step::Done => {}
                 Step::Answer => {
                     self.status_due = Instant::now();
