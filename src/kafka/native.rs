@@ -15,23 +15,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::bindings::{
-    RD_KAFKA_MSG_F_COPY, rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new,
+    RD_KAFKA_MSG_F_COPY, rd_kafka_AclOperation_t as AclOperation, rd_kafka_AdminOptions_destroy,
+    rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_include_authorized_operations,
     rd_kafka_AdminOptions_set_request_timeout, rd_kafka_ConfigEntry_name,
     rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs, rd_kafka_ConfigResource_destroy,
     rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new, rd_kafka_ConfigResource_t,
     rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources, rd_kafka_DescribeTopics,
     rd_kafka_DescribeTopics_result_topics, rd_kafka_ResourceType_t as ResourceType,
     rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
-    rd_kafka_TopicDescription_error, rd_kafka_TopicDescription_name,
-    rd_kafka_TopicDescription_partitions, rd_kafka_TopicDescription_t,
-    rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add, rd_kafka_brokers_learned_ids,
-    rd_kafka_error_code, rd_kafka_event_DescribeConfigs_result,
-    rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
-    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
-    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
-    rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev,
-    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy,
-    rd_kafka_topic_new, rd_kafka_vtype_t as Vtype,
+    rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error,
+    rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_partitions,
+    rd_kafka_TopicDescription_t, rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add,
+    rd_kafka_brokers_learned_ids, rd_kafka_error_code, rd_kafka_error_destroy,
+    rd_kafka_event_DescribeConfigs_result, rd_kafka_event_DescribeTopics_result,
+    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_flush,
+    rd_kafka_get_watermark_offsets, rd_kafka_header_add, rd_kafka_headers_destroy,
+    rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_mem_free,
+    rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy,
+    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new,
+    rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -270,7 +272,11 @@ impl AdminEvent {
                 if code.is_ok() {
                     rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
                 }
-                found.push((name, code.map(|()| partitions)));
+                let description = match code {
+                    Ok(()) if !may_write(topic) => Err(RDKafkaErrorCode::TopicAuthorizationFailed),
+                    code => code.map(|()| partitions),
+                };
+                found.push((name, description));
             }
         }
         Ok(found)
@@ -315,7 +321,23 @@ impl Drop for AdminEvent {
     }
 }
 
-/// The number of partitions of a topic, or the error that a broker returned for it.
+/// Whether the principal may write to the topic. True if the broker did not say: those before Apache Kafka 2.3 do not (KIP-430).
+///
+/// # Safety
+/// The description is valid.
+unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
+    let mut count = 0;
+    // SAFETY: as the caller says. The operations are read as numbers, because a broker can have some that the enumeration does not.
+    let operations: &[u32] = unsafe {
+        let operations = rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count);
+        array(operations.cast(), count)
+    };
+    operations.is_empty()
+        || operations.contains(&(AclOperation::RD_KAFKA_ACL_OPERATION_WRITE as u32))
+}
+
+/// The number of partitions of a topic, or the error that a broker returned for it; `TopicAuthorizationFailed` also if the
+/// principal may only look at the topic.
 pub(super) type Description = Result<usize, RDKafkaErrorCode>;
 
 /// Queries the metadata of several topics with one request. No topic is created, and `client` keeps no record of the
@@ -344,6 +366,11 @@ pub(super) fn describe_topics<C: ClientContext>(
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
+        // It fails only for another kind of request.
+        let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+        if !failed.is_null() {
+            rd_kafka_error_destroy(failed);
+        }
         let queue = rd_kafka_queue_new(native);
         rd_kafka_DescribeTopics(native, collection, options, queue);
         rd_kafka_AdminOptions_destroy(options);

@@ -250,7 +250,7 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
 fn topic_that_the_principal_may_not_use_stops_nobody() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
     let scene = Scene::on(Server::shared(MAJOR), &BROKER);
-    let [allowed, denied] = [scene.aggregate(1), scene.aggregate(1)];
+    let [allowed, denied, describable] = [(); 3].map(|()| scene.aggregate(1));
     let dead = dead_letter_topic(&scene);
     let acls = |rights: &str| {
         let rights = format!("--add --allow-principal User:{SASL_USER} {rights}");
@@ -259,6 +259,9 @@ fn topic_that_the_principal_may_not_use_stops_nobody() {
     };
     acls(&format!(
         "--operation Write --topic outbox.event.{allowed} --topic {dead}"
+    ));
+    acls(&format!(
+        "--operation Describe --topic outbox.event.{describable}"
     ));
     let run = Invocation::new(["run", "--pipeline", &scene.name])
         .args(["--postgres", &scene.conninfo()])
@@ -274,7 +277,7 @@ fn topic_that_the_principal_may_not_use_stops_nobody() {
         ])
         .env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password());
     let walpost = run.start_streaming();
-    for aggregate in [&allowed, &denied, &allowed] {
+    for aggregate in [&allowed, &denied, &describable, &allowed] {
         scene.insert(aggregate, "k");
     }
     scene.wait_until_confirmed();
@@ -282,7 +285,7 @@ fn topic_that_the_principal_may_not_use_stops_nobody() {
     let good = format!("outbox.event.{allowed}");
     assert_eq!(payloads(&records, &good).len(), 2);
     let errors = errors(&records, &dead);
-    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors.len(), 2, "{errors:?}");
     assert!(
         errors.iter().all(|error| error.contains("kafka-acls.sh")),
         "{errors:?}"
