@@ -1,5 +1,5 @@
-//! PostgreSQL refuses the role that it had accepted: most often its password is being rotated, and the new
-//! one arrives a little later.
+//! PostgreSQL refuses connections that it had accepted. Most often an administrator is at work: a password is being rotated,
+//! a right is granted in another way, or a database is closed for a few seconds.
 //!
 //! Pure: time comes in as an argument.
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::{Cause, PipelineError, RoleRefused};
+use super::error::{Cause, Change, PipelineError, RoleRefused};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
@@ -49,27 +49,36 @@ impl Access {
                 return error;
             }
         };
-        if !was_accepted || !is_refusal(refused) {
+        let (true, Some(change)) = (was_accepted, change(refused)) else {
             return error;
-        }
+        };
         let since = *self.refused_since.get_or_insert(now);
         PipelineError::Refused(RoleRefused {
             error: Box::new(error),
             role: postgres.user().to_owned(),
+            change,
             origin: postgres.password_origin(),
             lasts: Duration::from_secs(now.duration_since(since).as_secs()),
         })
     }
 }
 
-/// The server, or the one that has the last word among several, does not accept who we are.
-fn is_refusal(error: &DialError) -> bool {
+/// What was changed in a server that had accepted us, if that can be undone without us. Of several servers, the decisive one.
+///
+/// An SQLSTATE that is not here has its remedy in [`recovery`](super::recovery).
+fn change(error: &DialError) -> Option<Change> {
     match error.decisive() {
-        // Class 28: invalid authorization specification.
-        DialError::Server { error, .. } => error.code.starts_with("28"),
+        DialError::Server { error, .. } => match error.code.as_str() {
+            // insufficient_privilege: CONNECT or REPLICATION.
+            "42501" => Some(Change::Privilege),
+            // object_not_in_prerequisite_state: ALLOW_CONNECTIONS false.
+            "55000" => Some(Change::Closed),
+            // Class 28: invalid authorization specification.
+            code => code.starts_with("28").then_some(Change::Login),
+        },
         // The password file is being written.
-        DialError::NoPassword { .. } => true,
-        _ => false,
+        DialError::NoPassword { .. } => Some(Change::Login),
+        _ => None,
     }
 }
 
@@ -107,6 +116,8 @@ mod tests {
         for (code, expected) in [
             ("28P01", Remedy::Reconnect),
             ("28000", Remedy::Reconnect),
+            ("42501", Remedy::Reconnect),
+            ("55000", Remedy::Reconnect),
             ("3D000", Remedy::Halt),
             ("57P03", Remedy::Reconnect),
         ] {

@@ -50,21 +50,43 @@ pub(crate) enum PipelineError {
     Sink(#[from] SinkError),
 }
 
-/// The server refuses the role that it had accepted.
+/// The server refuses connections that it had accepted.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: its \
-     password or pg_hba.conf was changed. The password comes from {origin}",
-    .lasts.as_secs()
+    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: {}",
+    .lasts.as_secs(), .change.describe(.origin)
 )]
 pub(crate) struct RoleRefused {
     /// What the server says.
     pub(super) error: Box<PipelineError>,
     pub(super) role: String,
-    /// Where its password comes from, for a person.
+    pub(super) change: Change,
+    /// Where the role's password comes from, for a person.
     pub(super) origin: String,
     /// For how long.
     pub(super) lasts: Duration,
+}
+
+/// What was changed in a server so that it refuses connections that it had accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Login,
+    Privilege,
+    /// The database accepts no connections.
+    Closed,
+}
+
+impl Change {
+    /// `origin` says where the password comes from.
+    fn describe(self, origin: &str) -> String {
+        match self {
+            Self::Login => {
+                format!("its password or pg_hba.conf was changed. The password comes from {origin}")
+            }
+            Self::Privilege => "a privilege of the role was revoked".to_owned(),
+            Self::Closed => "the database accepts no connections at the moment".to_owned(),
+        }
+    }
 }
 
 /// A table can't be set aside.

@@ -5,11 +5,13 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::support::certificates::write_private;
+use crate::support::clerk::Clerk;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 
@@ -412,4 +414,51 @@ fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool
     scrambled.write(&password(1));
     scene.wait_for_records(2);
     scene.settle(walpost, &[], scene.resends(1));
+}
+
+in_both_modes! {
+    rights_that_are_taken_away_for_a_while_halt_nothing
+}
+
+fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
+    let scene = Scene::new().in_mode(exactly_once);
+    let clerk = Clerk::new(&scene, format!("{}_clerk", scene.name));
+    let (database, role) = (&scene.name, &clerk.role);
+    let admin = Session::connect(&scene.server.conninfo("postgres")).unwrap();
+    admin.run(&format!(
+        "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC"
+    ));
+    let aggregate = scene.aggregate(1);
+    let mut walpost = clerk.commands().run().start();
+    walpost.wait_for_log("streaming");
+    let changes = [
+        (
+            format!("REVOKE CONNECT ON DATABASE {database} FROM {role}"),
+            "42501",
+            format!("GRANT CONNECT ON DATABASE {database} TO {role}"),
+        ),
+        (
+            format!("ALTER ROLE {role} NOREPLICATION"),
+            "42501",
+            format!("ALTER ROLE {role} REPLICATION"),
+        ),
+        (
+            format!("ALTER DATABASE {database} ALLOW_CONNECTIONS false"),
+            "55000",
+            format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"),
+        ),
+    ];
+    for (number, (change, code, remedy)) in changes.iter().enumerate() {
+        admin.run(change);
+        wait_until("a walsender to end", || scene.end_walsender());
+        let line = walpost.wait_for_log(remedy);
+        for text in ["WARN", code, REFUSED] {
+            assert!(line.contains(text), "{text} in {line}");
+        }
+        admin.run(remedy);
+        walpost.wait_for_logs("streaming", number + 2);
+        scene.insert(&aggregate, "k");
+        scene.wait_until_confirmed();
+    }
+    scene.settle(walpost, &[], scene.resends(changes.len()));
 }

@@ -336,6 +336,9 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
+        "55000" if says("not currently accepting connections") => {
+            Some(format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"))
+        }
         "53300" if says("max_wal_senders") => Some(
             "Each pipeline has a walsender. SELECT pid, application_name, client_addr FROM pg_stat_replication shows who has \
              them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
