@@ -185,6 +185,7 @@ impl CatalogQueries for SimDatabase {
             application_name: "walpost".to_owned(),
             wal_level: "logical".to_owned(),
             effective_wal_level: None,
+            synchronous_standby_names: None,
             provider: None,
             in_recovery: false,
             slot_wal_keep: None,

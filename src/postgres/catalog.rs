@@ -28,6 +28,7 @@ pub(crate) use self::observed::{
     some_of, unpublished_warning,
 };
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
+use self::synchronous::IS_SYNCHRONOUS;
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
 pub(crate) use self::table_guard::{SelectedRows, Statement, TableGuard, examine_sql};
 
@@ -45,6 +46,7 @@ pub(crate) mod set_aside;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
 mod snapshot_history;
+mod synchronous;
 mod table;
 mod table_guard;
 mod vitals;
@@ -226,10 +228,13 @@ impl Catalog {
         let server = self
             .client
             .query_one(
-                "SELECT current_setting('server_version_num')::int4, current_database()::text, \
+                &format!(
+                    "SELECT current_setting('server_version_num')::int4, current_database()::text, \
                  current_user::text, current_setting('wal_level'), \
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
-                 current_setting('application_name'), current_setting('effective_wal_level', true)",
+                 current_setting('application_name'), current_setting('effective_wal_level', true), \
+                     CASE WHEN {IS_SYNCHRONOUS} THEN current_setting('synchronous_standby_names') END"
+                ),
                 &[],
             )
             .await?;
@@ -242,6 +247,7 @@ impl Catalog {
             in_recovery: server.try_get(5)?,
             application_name: server.try_get(6)?,
             effective_wal_level: server.try_get(7)?,
+            synchronous_standby_names: server.try_get(8)?,
             provider: None,
             table: match &target.outbox {
                 Outbox::Table(table) | Outbox::OneOf { table, .. } => self.table(table).await?,

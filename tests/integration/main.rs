@@ -129,6 +129,7 @@ mod standby;
 mod status;
 mod stdout;
 mod supervisor;
+mod synchronous;
 mod systemd;
 mod tables;
 mod tokens;

@@ -410,6 +410,9 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             ),
         }
     }
+    if let Some(warning) = observed.synchronous_warning() {
+        report.add("synchronous", Outcome::Warning, warning);
+    }
     match observed.has_journal {
         true => report.add("journal", Outcome::Ok, "table walpost.journal exists"),
         false => report.add(

@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::model::dropped_slot::DroppedSlot;
 
 use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, Written};
-use super::{Catalog, CatalogError, SnapshotRecord};
+use super::{Catalog, CatalogError, SnapshotRecord, synchronous};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
@@ -148,9 +148,7 @@ impl Catalog {
         }
         // What is not on the disk when the slot is gone could be lost with the server.
         self.client()
-            .batch_execute(
-                "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
-            )
+            .batch_execute(&synchronous::wait_for_standbys())
             .await?;
         let record = SnapshotRecord::of(&self.journal(pipeline, target).await?);
         let is_copied = match record {

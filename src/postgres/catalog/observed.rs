@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::synchronous;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::table::{TableName, identifier};
@@ -65,6 +66,8 @@ pub(crate) struct Observed {
     pub wal_level: String,
     /// `effective_wal_level`, from PostgreSQL 19 on: the first logical slot raises it.
     pub effective_wal_level: Option<String>,
+    /// `synchronous_standby_names`, if it has Walpost's `application_name`.
+    pub synchronous_standby_names: Option<String>,
     /// The managed service that the server belongs to, if it shows that; queried where `wal_level` is not enough.
     pub provider: Option<Provider>,
     /// The server is a standby that was not promoted (`pg_is_in_recovery`).
@@ -416,6 +419,13 @@ impl Observed {
         problems
     }
 
+    /// What to say if the server takes Walpost for a synchronous standby.
+    #[must_use]
+    pub(crate) fn synchronous_warning(&self) -> Option<String> {
+        let names = self.synchronous_standby_names.as_deref()?;
+        Some(synchronous::warning(names, &self.application_name))
+    }
+
     /// WAL has, or will have with the slot, what logical decoding needs.
     #[must_use]
     pub(super) fn has_logical_decoding(&self) -> bool {
@@ -616,6 +626,7 @@ mod tests {
             application_name: text("walpost"),
             wal_level: text("logical"),
             effective_wal_level: None,
+            synchronous_standby_names: None,
             provider: None,
             in_recovery: false,
             slot_wal_keep: Some(text("-1")),

@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use super::journal::{Action, Entry, SET_ASIDE, Written};
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, synchronous};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::set_aside::{Replayed, SetAside};
 use crate::postgres::sql::escape_literal;
@@ -101,9 +101,7 @@ impl Catalog {
         note: &TableNote,
     ) -> Result<Option<SetAside>, CatalogError> {
         self.client()
-            .batch_execute(
-                "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
-            )
+            .batch_execute(&synchronous::wait_for_standbys())
             .await?;
         let (from, to, detail) = match note {
             TableNote::Begun {

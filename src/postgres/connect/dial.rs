@@ -48,15 +48,17 @@ mod tls;
 /// - Literals are written for `standard_conforming_strings`.
 /// - With `default_transaction_read_only` nothing is confirmed, as that is written down first; and providers
 ///   set it where the disk is nearly full of log that a slot keeps.
+/// - A commit of ours must not wait for a standby: what it waits for can be Walpost itself.
 /// - Timeouts would end what has to wait: a walsender that we take no more from while Kafka is away, a
 ///   catalog connection between two questions. We have limits of our own. See also [`LATER_TIMEOUTS`].
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement Behavior".
-const SAFE_SESSION: [(&str, &str); 7] = [
+const SAFE_SESSION: [(&str, &str); 8] = [
     ("search_path", "pg_catalog"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
     ("default_transaction_read_only", "off"),
+    ("synchronous_commit", "local"),
     ("statement_timeout", "0"),
     ("idle_in_transaction_session_timeout", "0"),
     ROLE,

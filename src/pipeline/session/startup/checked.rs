@@ -74,6 +74,9 @@ impl<C: CatalogQueries> Checked<C> {
                     warn!(pipeline = settings.name, "{warning}");
                 }
             }
+            if let Some(warning) = observed.synchronous_warning() {
+                warn!(pipeline = settings.name, "{warning}");
+            }
             for problem in tolerated {
                 warn!(pipeline = settings.name, "{problem}");
             }

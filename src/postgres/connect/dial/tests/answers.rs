@@ -36,6 +36,8 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
             "on",
             "default_transaction_read_only",
             "off",
+            "synchronous_commit",
+            "local",
             "statement_timeout",
             "0",
             "idle_in_transaction_session_timeout",

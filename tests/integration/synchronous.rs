@@ -1,0 +1,70 @@
+//! The server takes Walpost for a synchronous standby (`synchronous_standby_names`).
+
+use crate::snapshot::TABLE;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+/// Nobody waits for a standby but sessions in databases that say so.
+const NOBODY_WAITS: &str = "synchronous_commit = local\n";
+const WARNING: &str = "Walpost is a synchronous standby";
+
+#[test]
+fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
+    let server = Server::private(MAJOR, NOBODY_WAITS);
+    let scene = Scene::on(&server, Broker::shared());
+    for (names, is_synchronous) in [
+        ("*", true),
+        ("\"*\"", true),
+        ("walpost", true),
+        ("FIRST 1 (standby_1, \"Walpost\")", true),
+        ("ANY 1 (standby_1,*)", true),
+        ("", false),
+        ("FIRST 1 (walpost_2, \"walpost 2\")", false),
+        ("\"\"\"walpost\"\"\"", false),
+    ] {
+        scene.db.run(&format!(
+            "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
+        ));
+        scene.db.run("SELECT pg_reload_conf()");
+        wait_until("the setting", || {
+            scene.db.is_true(&format!(
+                "SELECT current_setting('synchronous_standby_names') = '{names}'"
+            ))
+        });
+        let check = scene.check().finish().expect_code(0);
+        let says = check.stdout.contains(WARNING);
+        assert_eq!(says, is_synchronous, "{names}: {}", check.stdout);
+        let walpost = scene.start();
+        let logged = walpost.logged(WARNING);
+        assert_eq!(logged, usize::from(is_synchronous), "{names}");
+        walpost.terminate().expect_code(0);
+    }
+}
+
+in_both_modes! {
+    walpost_does_not_wait_for_itself
+}
+
+/// The first start copies rows, which writes to the journal before anything can be confirmed.
+fn walpost_does_not_wait_for_itself(exactly_once: bool) {
+    let settings = format!("{NOBODY_WAITS}synchronous_standby_names = '*'\n");
+    let server = Server::private(MAJOR, &settings);
+    let scene = Scene::bare_on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    scene.db.run(TABLE);
+    scene.insert(&aggregate, "k");
+    scene.db.run(&format!(
+        "ALTER DATABASE {} SET synchronous_commit = on",
+        scene.name
+    ));
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let topic = format!("outbox.event.{aggregate}");
+    assert_eq!(scene.broker.read(&[topic]).len(), 2);
+}
