@@ -120,6 +120,7 @@ mod restored;
 mod retention;
 mod rotation;
 mod secrets;
+mod server_shutdown;
 mod servers;
 mod skip;
 mod slot_state;
