@@ -16,6 +16,7 @@ use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
+use crate::observe::logging;
 use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
@@ -357,6 +358,7 @@ fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
                 _ = interrupt.recv() => {}
             }
             if sender.send_replace(true) {
+                logging::flush();
                 std::process::exit(i32::from(Exit::Failed.code()));
             }
         }

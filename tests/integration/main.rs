@@ -91,6 +91,7 @@ mod injection;
 mod isolation;
 mod kafka_rights;
 mod kafka_security;
+mod logging;
 mod mapping;
 mod matrix;
 mod messages;
