@@ -264,14 +264,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     let deliveries = watermark.deliveries();
     match &settings.sink {
         SinkSettings::Stdout => {
-            send(
-                &plan,
-                name,
-                args.rate,
-                StdoutSink::new(deliveries),
-                watermark,
-            )
-            .await
+            let sink = StdoutSink::new(deliveries).map_err(ReplayError::from)?;
+            send(&plan, name, args.rate, sink, watermark).await
         }
         SinkSettings::Kafka {
             properties,

@@ -292,7 +292,8 @@ pub(crate) fn of_sink(error: &SinkError) -> Remedy {
         | SinkError::CheckpointTopic { .. }
         | SinkError::TransactionDenied { .. }
         | SinkError::Configuration(_)
-        | SinkError::Stdout(_) => Remedy::Halt,
+        | SinkError::Stdout(_)
+        | SinkError::StdoutClosed => Remedy::Halt,
     }
 }
 
