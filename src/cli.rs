@@ -123,12 +123,12 @@ pub fn main() -> Exit {
 }
 
 fn run(cli: Cli, matches: &ArgMatches) -> Exit {
-    if let Err(reason) = cli.log.start() {
+    let _flushed = cli.log.start().unwrap_or_else(|reason| {
         // As clap does what it finds wrong: there is no log to say it in.
         help::command()
             .error(ErrorKind::InvalidValue, Escaped(reason))
-            .exit();
-    }
+            .exit()
+    });
     for exposed in exposed::passwords(matches) {
         warn!("{exposed}");
     }

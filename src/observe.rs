@@ -9,6 +9,7 @@ pub(crate) mod client;
 pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod http;
+mod log_queue;
 pub(crate) mod logging;
 pub(crate) mod metrics;
 pub(crate) mod problem;

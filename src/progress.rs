@@ -164,7 +164,7 @@ impl Pace {
     }
 }
 
-/// Standard error for log lines: bars make room for them.
+/// Standard error for log lines: bars make room for them. A write blocks while nobody reads standard error.
 pub(crate) struct BesideBars;
 
 #[expect(

@@ -481,7 +481,7 @@ impl<'s> Plan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        let told = RecordedRun::find(&writer, settings, run).await?;
+        // What the journal says can change until the run is locked.
         lock(&writer, run).await?;
         let RecordedRun {
             entry,
@@ -489,7 +489,7 @@ impl<'s> Plan<'s> {
             planned,
             last,
             sent,
-        } = told;
+        } = RecordedRun::find(&writer, settings, run).await?;
         let Some(selected) = planned.selected() else {
             return Err(entry.unreadable("it does not say which rows".to_owned()));
         };

@@ -233,6 +233,12 @@ pub enum SinkError {
     /// Standard output can't be written to.
     #[error("standard output can't be written to: {0}")]
     Stdout(String),
+    /// Standard output was closed when Walpost started.
+    #[error(
+        "standard output is closed, and with sink = \"stdout\" every event would be lost. Redirect it to a file or a pipe; to \
+         discard events, redirect it explicitly: > /dev/null"
+    )]
+    StdoutClosed,
 }
 
 impl From<&RefusedRecord> for SinkError {

@@ -19,6 +19,7 @@ use self::places::Places;
 use self::systemd::Systemd;
 use crate::model::exit::Exit;
 use crate::observe::http;
+use crate::observe::logging;
 use crate::observe::registry::Registry;
 use crate::pipeline::order::Order;
 
@@ -137,6 +138,7 @@ async fn supervise<D: Definitions>(
             );
             drop(control);
             // Without the runtime's and librdkafka's farewells, which can take seconds.
+            logging::flush();
             std::process::exit(i32::from(Exit::Failed.code()));
         }
         info!(signal, "stopping; a second signal stops at once");

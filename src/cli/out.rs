@@ -10,6 +10,7 @@ use tracing::error;
 
 use crate::escape::{self, Escaped};
 use crate::model::exit::Exit;
+use crate::observe::logging;
 
 /// Prints a line, as `println!` does. Control characters of what is filled in are shown as their
 /// codes: it is one line, whatever it holds.
@@ -180,6 +181,8 @@ pub(super) fn aside(text: &str) {
 
 /// Asks on the same line. False if nobody can read it.
 pub(super) fn question(text: &str) -> bool {
+    // Log lines explain what is asked.
+    logging::flush();
     print(&Escaped(text).to_string())
 }
 

@@ -16,6 +16,7 @@ use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
+use crate::observe::logging;
 use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
@@ -263,14 +264,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     let deliveries = watermark.deliveries();
     match &settings.sink {
         SinkSettings::Stdout => {
-            send(
-                &plan,
-                name,
-                args.rate,
-                StdoutSink::new(deliveries),
-                watermark,
-            )
-            .await
+            let sink = StdoutSink::new(deliveries).map_err(ReplayError::from)?;
+            send(&plan, name, args.rate, sink, watermark).await
         }
         SinkSettings::Kafka {
             properties,
@@ -357,6 +352,7 @@ fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
                 _ = interrupt.recv() => {}
             }
             if sender.send_replace(true) {
+                logging::flush();
                 std::process::exit(i32::from(Exit::Failed.code()));
             }
         }

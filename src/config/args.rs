@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::config::file::{DeliveryName, OutboxName};
 use crate::kafka::topics::CreateTopics;
-use crate::observe::logging::{self, LogFormat};
+use crate::observe::logging::{self, FlushGuard, LogFormat};
 use crate::outbox::settings::NullPayload;
 use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{OnTableError, Undeliverable};
@@ -53,8 +53,8 @@ impl LogArgs {
     /// Starts logging.
     ///
     /// # Errors
-    /// The filter can't be read.
-    pub(crate) fn start(&self) -> Result<(), String> {
+    /// Those of [`logging::start`].
+    pub(crate) fn start(&self) -> Result<FlushGuard, String> {
         logging::start(self.log_format, &self.log_level)
     }
 }

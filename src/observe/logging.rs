@@ -1,18 +1,25 @@
 //! Logs: to standard error, human-readable or JSON. Whatever a message or a field holds, an event is
-//! one line, with nothing in it that a terminal obeys but the colours given here.
+//! one line, with nothing in it that a terminal obeys but the colours given here. [`log_queue`](super::log_queue) writes them.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
+use std::panic::{PanicHookInfo, set_hook};
+use std::sync::LazyLock;
 
 use tracing::field::{Field, Visit};
+use tracing::{error, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
+use super::log_queue::LogQueue;
 use crate::escape::{self, Escaping};
 use crate::progress;
 use crate::progress::BesideBars;
+
+static QUEUE: LazyLock<LogQueue> = LazyLock::new(LogQueue::default);
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -26,30 +33,87 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts logging for the whole program. `filter` is a level or a filter of the crate `tracing`.
+/// Starts logging for the whole program. `filter` is a level or a filter of the crate `tracing`. Dropping the result waits until
+/// what was logged is written, within limits.
 ///
 /// # Errors
-/// The filter can't be read.
-pub(crate) fn start(format: LogFormat, filter: &str) -> Result<(), String> {
+/// The filter can't be read, or the system has no thread for the log.
+pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!("--log-level {filter:?}: {error}; expected error, warn, info, debug or trace")
     })?;
+    QUEUE
+        .write_to(BesideBars, |count| {
+            warn!(
+                count,
+                "log lines were dropped: standard error was not read in time, or could not be written to"
+            );
+        })
+        .map_err(|error| format!("failed to start the thread that writes the log: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // It would print its own errors to standard error, which panics if that is closed.
+        .log_internal_errors(false)
         .with_target(false);
     match format {
         LogFormat::Json => builder
             .json()
             .flatten_event(true)
-            .with_writer(|| EscapedJson(BesideBars))
+            .with_writer(|| EscapedJson(QueueWriter))
             .init(),
         LogFormat::Text | LogFormat::Auto => builder
             .with_ansi(format == LogFormat::Auto && progress::is_terminal())
             .fmt_fields(EscapedFields)
-            .with_writer(|| BesideBars)
+            .with_writer(|| QueueWriter)
             .init(),
     }
-    Ok(())
+    set_hook(Box::new(log_panic));
+    Ok(FlushGuard)
+}
+
+/// Waits until what was logged is written, unless standard error accepts nothing.
+pub(crate) fn flush() {
+    QUEUE.flush();
+}
+
+/// How many log lines were dropped since the process started.
+pub(crate) fn dropped_lines() -> u64 {
+    QUEUE.dropped()
+}
+
+/// Calls [`flush`] when it is dropped.
+pub(crate) struct FlushGuard;
+
+impl Drop for FlushGuard {
+    fn drop(&mut self) {
+        flush();
+    }
+}
+
+/// In place of the standard library's hook, which blocks while nobody reads standard error.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => error!(%backtrace, "{panic}"),
+        _ => error!("{panic}"),
+    }
+    // The process may abort next.
+    flush();
+}
+
+/// Appends each line to the queue.
+struct QueueWriter;
+
+impl Write for QueueWriter {
+    /// Accepts all of it: `tracing_subscriber` writes a whole line at once.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        QUEUE.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Message and fields as `tracing_subscriber` has them, but escaped. Escaping the finished line
@@ -133,8 +197,8 @@ impl<W: Write> Write for EscapedJson<W> {
 mod tests {
     use std::sync::{Arc, Mutex, PoisonError};
 
+    use tracing::info;
     use tracing::subscriber::with_default;
-    use tracing::{error, info};
 
     use super::*;
 

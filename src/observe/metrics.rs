@@ -37,6 +37,8 @@ pub struct Definition {
 pub enum Source {
     /// The process: its label's value, if it has one, and its own.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
+    /// The process; only grows.
+    ProcessCounter(fn(&Status) -> f64),
     /// Only grows.
     Counter(fn(&PipelineStatus) -> Option<f64>),
     /// The same for each value of a label.
@@ -55,7 +57,7 @@ impl Source {
     pub fn kind(&self) -> MetricType {
         match self {
             Self::Process(..) | Self::Gauge(_) | Self::Gauges(..) => MetricType::GAUGE,
-            Self::Counter(_) | Self::Counters(..) => MetricType::COUNTER,
+            Self::ProcessCounter(_) | Self::Counter(_) | Self::Counters(..) => MetricType::COUNTER,
             Self::Histogram(_) => MetricType::HISTOGRAM,
         }
     }
@@ -65,6 +67,7 @@ impl Source {
     pub fn labels(&self) -> Vec<&'static str> {
         match self {
             Self::Process(label, _) => label.iter().copied().collect(),
+            Self::ProcessCounter(_) => Vec::new(),
             Self::Counters(label, _) | Self::Gauges(label, _) => vec!["pipeline", label],
             Self::Counter(_) | Self::Gauge(_) | Self::Histogram(_) => vec!["pipeline"],
         }
@@ -97,6 +100,11 @@ pub const METRICS: &[Definition] = &[
                 .is_some_and(|last| last.error.is_some());
             (String::new(), f64::from(u8::from(failed)))
         }),
+    ),
+    metric(
+        "walpost_log_lines_dropped_total",
+        "Log lines that were dropped because standard error was not read in time, or could not be written to.",
+        Source::ProcessCounter(|status| exact(status.log_lines_dropped)),
     ),
     metric(
         "walpost_pipeline_state",
@@ -430,10 +438,13 @@ fn family(definition: &Definition, status: &Status) -> MetricFamily {
         let labels = label.map(|name| pair(name, &of));
         metrics.push(single(labels.into_iter().collect(), kind, value));
     }
+    if let Source::ProcessCounter(read) = definition.source {
+        metrics.push(single(Vec::new(), kind, read(status)));
+    }
     for pipeline in &status.pipelines {
         let own = || pair("pipeline", &pipeline.about.name);
         match definition.source {
-            Source::Process(..) => {}
+            Source::Process(..) | Source::ProcessCounter(_) => {}
             Source::Counter(read) | Source::Gauge(read) => {
                 let value = read(pipeline);
                 metrics.extend(value.map(|value| single(vec![own()], kind, value)));

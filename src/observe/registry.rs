@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::history::{History, Point, Sample};
+use super::logging;
 use super::status::{PipelineStatus, Reload, Status};
 use super::watchdog::{Facts, Watchdog};
 use crate::delivery::stats::PipelineStats;
@@ -134,6 +135,7 @@ impl Registry {
             started_at: seconds(self.started_micros),
             now: seconds(now),
             ready: pipelines.iter().all(|pipeline| pipeline.ready),
+            log_lines_dropped: logging::dropped_lines(),
             reload: reload.clone(),
             pipelines,
         }

@@ -28,6 +28,9 @@ pub struct Status {
     pub now: f64,
     /// What `/readyz` says.
     pub ready: bool,
+    /// Log lines that could not be written since the process started.
+    #[serde(default)]
+    pub log_lines_dropped: u64,
     /// The last time that the configuration was read again; nothing if it was not, since the start.
     #[serde(default)]
     pub reload: Option<Reload>,

@@ -102,9 +102,9 @@ fn wal_budget(error: &WalBudgetError) -> Both {
 
 fn stream(error: &StreamError) -> Both {
     match error {
-        StreamError::Unrecorded { .. } | StreamError::ServerStopping => {
-            (ErrorKind::Postgres, Remedy::Reconnect)
-        }
+        StreamError::Unrecorded { .. }
+        | StreamError::ServerStopping
+        | StreamError::ServerStoppingUnacknowledged => (ErrorKind::Postgres, Remedy::Reconnect),
         StreamError::Delivery(failure) if failure.permanent => (ErrorKind::Kafka, Remedy::Halt),
         StreamError::Delivery(_) | StreamError::Passed { .. } => {
             (ErrorKind::Kafka, Remedy::RebuildSink)
@@ -292,7 +292,8 @@ pub(crate) fn of_sink(error: &SinkError) -> Remedy {
         | SinkError::CheckpointTopic { .. }
         | SinkError::TransactionDenied { .. }
         | SinkError::Configuration(_)
-        | SinkError::Stdout(_) => Remedy::Halt,
+        | SinkError::Stdout(_)
+        | SinkError::StdoutClosed => Remedy::Halt,
     }
 }
 

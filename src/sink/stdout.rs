@@ -1,65 +1,129 @@
 //! Standard output as a sink: one JSON object a line, for trying without Kafka.
 
-use std::io::Write;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, makedev};
+use rustix::io::Errno;
+use rustix::stdio::stdout;
 use serde_json::{Map, Value, json};
 
 use super::{Produced, Sink, SinkError};
+use crate::delivery::failure::DeliveryFailure;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::escape;
 use crate::outbox::Record;
 
-/// Gathers records as lines, writes them when nothing more is at hand, and reports them delivered
-/// once they are flushed.
+/// Lines are written in pieces of about this size.
+const PIECE_BYTES: usize = 64 << 10;
+/// How long to wait until a nonblocking standard output accepts more.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Gathers records as lines, and has a thread write them when nothing more is at hand: a reader that does not read blocks that
+/// thread alone. Records count as delivered once they are written. The pipeline's window bounds what waits for the thread.
 pub(crate) struct StdoutSink {
-    deliveries: Arc<Deliveries>,
-    lines: Vec<u8>,
-    gathered: Vec<Tag>,
+    lines: Batch,
+    writer: Sender<Batch>,
+}
+
+/// Records as lines of JSON.
+#[derive(Default)]
+struct Batch {
+    text: Vec<u8>,
+    tags: Vec<Tag>,
 }
 
 impl StdoutSink {
     /// Reports to `deliveries`.
-    #[must_use]
-    pub(crate) fn new(deliveries: Arc<Deliveries>) -> Self {
-        Self {
-            deliveries,
-            lines: Vec::new(),
-            gathered: Vec::new(),
+    ///
+    /// # Errors
+    /// Standard output is closed, or the system has no thread for the sink.
+    pub(crate) fn new(deliveries: Arc<Deliveries>) -> Result<Self, SinkError> {
+        if was_closed() {
+            return Err(SinkError::StdoutClosed);
         }
+        let (writer, batches) = channel();
+        let thread = thread::Builder::new().name("stdout".to_owned());
+        // Not joined: while nobody reads, the thread ends only with the process.
+        thread
+            .spawn(move || write_batches(&batches, &deliveries))
+            .map_err(failed)?;
+        Ok(Self {
+            lines: Batch::default(),
+            writer,
+        })
     }
 }
 
 impl Sink for StdoutSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        serde_json::to_writer(&mut self.lines, &to_json(record)).map_err(failed)?;
-        self.lines.push(b'\n');
-        self.gathered.push(tag);
+        serde_json::to_writer(&mut self.lines.text, &to_json(record)).map_err(failed)?;
+        self.lines.text.push(b'\n');
+        self.lines.tags.push(tag);
+        if self.lines.text.len() >= PIECE_BYTES {
+            self.flush(true)?;
+        }
         Ok(Produced::Taken)
     }
 
     fn flush(&mut self, _busy: bool) -> Result<(), SinkError> {
-        if self.gathered.is_empty() {
+        if self.lines.tags.is_empty() {
             return Ok(());
         }
-        self.write().map_err(failed)?;
-        self.lines.clear();
-        self.deliveries.delivered(self.gathered.drain(..));
+        // The thread has ended only if it has reported a failure to the deliveries.
+        let _ = self.writer.send(std::mem::take(&mut self.lines));
         Ok(())
     }
 }
 
-impl StdoutSink {
-    /// Writes the lines, so that they mean what they meant and a terminal obeys nothing in them.
-    #[expect(clippy::disallowed_methods, reason = "records are what it prints")]
-    fn write(&self) -> std::io::Result<()> {
-        let lines = String::from_utf8_lossy(&self.lines);
-        let mut out = std::io::stdout().lock();
-        out.write_all(escape::in_json(&lines).as_bytes())?;
-        out.flush()
+/// Writes batches until the sink is dropped or writing fails.
+fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
+    for batch in batches {
+        if let Err(error) = write(&batch.text) {
+            deliveries.failed_with(DeliveryFailure {
+                reason: failed(error).to_string(),
+                permanent: true,
+                refused: None,
+                refused_until: None,
+            });
+            return;
+        }
+        deliveries.delivered(batch.tags);
     }
+}
+
+/// Writes the lines, so that they mean what they meant and a terminal obeys nothing in them. Not through the standard library's
+/// handle, which takes a descriptor that cannot be written to for one that discards.
+fn write(lines: &[u8]) -> io::Result<()> {
+    let lines = String::from_utf8_lossy(lines);
+    let lines = escape::in_json(&lines);
+    let mut rest = lines.as_bytes();
+    while !rest.is_empty() {
+        match rustix::io::write(stdout(), rest) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::INTR) => {}
+            // Another process that shares it may have made it nonblocking.
+            Err(Errno::AGAIN) => thread::sleep(RETRY_INTERVAL),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Standard output was closed when the process started. The standard library has then opened /dev/null for it, for reading and
+/// writing; a shell's `> /dev/null` opens it for writing only.
+fn was_closed() -> bool {
+    let is_null = fstat(stdout()).is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
+            && found.st_rdev == makedev(1, 3)
+    });
+    is_null && fcntl_getfl(stdout()).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
 fn failed(error: impl std::fmt::Display) -> SinkError {

@@ -458,7 +458,7 @@ async fn run_into_sink(
     let postgres = &settings.postgres;
     match settings.producer() {
         None => {
-            let make = |deliveries, _: &Batching| Ok(StdoutSink::new(deliveries));
+            let make = |deliveries, _: &Batching| StdoutSink::new(deliveries);
             pipeline::run(settings, postgres, orders, stats, make).await
         }
         Some(producer) => {

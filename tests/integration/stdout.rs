@@ -1,9 +1,12 @@
 //! `run --sink stdout`: one JSON line a record, without Kafka.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
 use serde_json::{Value, json};
 
 use crate::support::scene::Scene;
-use crate::support::wait::wait_for;
+use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 fn run(scene: &Scene) -> Invocation {
@@ -77,15 +80,93 @@ fn bytes_that_are_no_text_are_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
+/// Longer than any test waits: nothing may wait for it.
+const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
+
 #[test]
-fn closed_pipe_ends_it_without_confirming_what_was_not_read() {
+fn halts_at_once_when_the_reader_is_gone() {
     let scene = Scene::new();
     let aggregate = &scene.name;
     for _ in 0..3 {
         scene.insert(aggregate, "k");
     }
-    let walpost = run(&scene).close_output().start();
-    let finished = walpost.finish();
-    assert_ne!(finished.code, Some(0), "{finished:?}");
+    let walpost = run(&scene).args(DRAIN_TIMEOUT).close_output().start();
+    walpost
+        .finish()
+        .expect_code(3)
+        .expect_says(&["halted: standard output can't be written to"]);
     assert!(scene.confirmed() < scene.history()[0].end);
+}
+
+#[test]
+fn stops_while_nobody_reads() {
+    let scene = Scene::new();
+    // More than a pipe holds.
+    let many = scene.events().many(&scene.aggregate(1), 2000, "'{}'");
+    let (reader, writer) = std::io::pipe().unwrap();
+    let output = File::from(OwnedFd::from(writer));
+    let mut walpost = run(&scene)
+        .args(["--drain-timeout", "1s", "--http", "127.0.0.1:0"])
+        .output_to(output)
+        .start_streaming();
+    let http = walpost.http();
+    scene.db.run(&many);
+    let end = scene.history().pop().unwrap().end;
+    wait_until("the events to be sent", || scene.has_sent(end));
+    wait_until("events in flight", || {
+        http.pipeline()["events"]["in_flight"].as_u64() > Some(0)
+    });
+    walpost
+        .terminate()
+        .expect_code(0)
+        .expect_says(&["not all records were acknowledged in time"]);
+    assert!(scene.confirmed() < end);
+    drop(reader);
+}
+
+#[test]
+fn refuses_to_run_with_standard_output_closed() {
+    let scene = Scene::new();
+    scene.insert(&scene.name, "k");
+    let closed = "standard output is closed";
+    let finished = run(&scene).redirected(">&-").finish();
+    finished.expect_code(3).expect_says(&["halted", closed]);
+    assert!(scene.confirmed() < scene.history()[0].end);
+    let replay = scene.replay(&["--all", "--yes", "--sink", "stdout"]);
+    let finished = replay.redirected(">&-").finish();
+    finished.expect_code(3).expect_says(&[closed]);
+}
+
+#[test]
+fn halts_if_standard_output_is_open_for_reading_only() {
+    let scene = Scene::new();
+    scene.insert(&scene.name, "k");
+    let finished = run(&scene).redirected("1</dev/null").finish();
+    finished
+        .expect_code(3)
+        .expect_says(&["standard output can't be written to: Bad file descriptor"]);
+    assert!(scene.confirmed() < scene.history()[0].end);
+}
+
+#[test]
+fn discards_events_if_standard_output_is_redirected_to_dev_null() {
+    let scene = Scene::new();
+    let walpost = run(&scene).redirected(">/dev/null").start_streaming();
+    scene.insert(&scene.name, "k");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+}
+
+/// The rows before the one that halts the pipeline are in the sink, which has not been asked to write them.
+#[test]
+fn writes_the_rows_before_one_that_halts_a_snapshot() {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);
+         INSERT INTO outbox SELECT n, CASE WHEN n < 4 THEN 'order' END, 'k', 'v' FROM generate_series(1, 4) n",
+    );
+    scene.init().finish().expect_code(0);
+    let walpost = run(&scene).args(DRAIN_TIMEOUT).start();
+    let finished = walpost.finish().expect_code(3);
+    assert_eq!(finished.stdout.lines().count(), 3, "{finished:?}");
 }

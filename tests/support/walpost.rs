@@ -25,6 +25,7 @@ pub(crate) struct Invocation {
     command: Command,
     reads_output: bool,
     output: Option<File>,
+    errors: Option<File>,
     asks: bool,
     answer: Option<String>,
 }
@@ -110,6 +111,7 @@ impl Invocation {
             command,
             reads_output: true,
             output: None,
+            errors: None,
             asks: false,
             answer: None,
         }
@@ -152,18 +154,40 @@ impl Invocation {
         self
     }
 
+    /// Has its log go to a file, and not be read here.
+    pub(crate) fn log_to(mut self, file: File) -> Self {
+        self.errors = Some(file);
+        self
+    }
+
+    /// Has a shell start it with this redirection.
+    pub(crate) fn redirected(self, redirection: &str) -> Self {
+        let line = format!("exec {} {redirection}", self.shell_words());
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &line]);
+        self.wrapped_in(command)
+    }
+
     /// Has it print to a terminal of that size, and what that gets is read here.
-    pub(crate) fn on_terminal(mut self, columns: usize, rows: usize) -> Self {
-        let quoted = |text: &OsStr| format!("'{}'", text.to_str().unwrap().replace('\'', r"'\''"));
-        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
-        let words: Vec<_> = words.map(quoted).collect();
-        let line = format!(
-            "stty columns {columns} rows {rows}; exec {}",
-            words.join(" ")
-        );
+    pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
+        let words = self.shell_words();
+        let line = format!("stty columns {columns} rows {rows}; exec {words}");
         let mut command = Command::new("script");
         command.args(["--quiet", "--flush", "--command", &line, "/dev/null"]);
         command.env("SHELL", "/bin/sh");
+        self.wrapped_in(command)
+    }
+
+    /// The command line, quoted for a shell.
+    fn shell_words(&self) -> String {
+        let quoted = |text: &OsStr| format!("'{}'", text.to_str().unwrap().replace('\'', r"'\''"));
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        let words: Vec<_> = words.map(quoted).collect();
+        words.join(" ")
+    }
+
+    /// Runs `command`, which starts Walpost, with Walpost's environment.
+    fn wrapped_in(mut self, mut command: Command) -> Self {
         for (name, value) in self.command.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
@@ -206,7 +230,7 @@ impl Invocation {
                 Stdio::null()
             })
             .stdout(self.output.map_or_else(Stdio::piped, Stdio::from))
-            .stderr(Stdio::piped())
+            .stderr(self.errors.map_or_else(Stdio::piped, Stdio::from))
             .spawn()
             .expect("walpost starts");
         reaper::register(child.id(), Ending::Kill);
@@ -214,7 +238,10 @@ impl Invocation {
             Some(output) if self.reads_output => Captured::new(Stream::Output, output),
             _ => Captured::closed(),
         };
-        let standard_error = Captured::new(Stream::Error, child.stderr.take().unwrap());
+        let standard_error = match child.stderr.take() {
+            Some(errors) => Captured::new(Stream::Error, errors),
+            None => Captured::closed(),
+        };
         let mut walpost = Walpost {
             child,
             standard_output,

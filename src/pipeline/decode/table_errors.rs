@@ -178,6 +178,7 @@ fn concerns_one_record(error: &SinkError) -> bool {
         | SinkError::Fenced(_)
         | SinkError::TransactionDenied { .. }
         | SinkError::Broken(_)
-        | SinkError::Stdout(_) => false,
+        | SinkError::Stdout(_)
+        | SinkError::StdoutClosed => false,
     }
 }

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::warn;
 
 use super::Session;
+use super::keepalive::SHUTDOWN_GRACE;
+use super::monitor::MonitorEvent;
 use super::state::SessionState;
 use crate::pipeline::decode::Core;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
@@ -15,7 +18,8 @@ use crate::sink::{Sink, SinkError};
 const LAST_STATUS: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
-    /// Waits for what is in flight, but not beyond `until`; confirms what is durable and closes.
+    /// Waits until what is in flight is durable, `until` has passed or the server shuts down; then confirms what is durable and
+    /// closes the connection.
     pub(in crate::pipeline) async fn end(
         mut self,
         core: &mut Core,
@@ -23,27 +27,18 @@ impl Session<'_> {
         session_state: &mut SessionState,
         until: Instant,
     ) {
-        let pipeline = &self.settings.name;
-        let settled = timeout_at(until, settle(self.committer.as_mut(), core, sink)).await;
-        if let Ok(Err(error)) = &settled {
-            warn!(pipeline, %error, "the last Kafka transaction was not committed");
-        }
-        let left = core.delivery.watermark.in_flight().records;
-        if core.delivery.watermark.deliveries().failed() {
-            warn!(
-                pipeline,
-                left,
-                "not all records were delivered: Kafka has refused one. They will be sent again at the next start"
-            );
-        } else if settled.is_err() {
-            let limit = self.settings.drain_timeout;
-            warn!(
-                pipeline,
-                left,
-                ?limit,
-                "not all records were acknowledged in time; they will be sent again at the next start"
-            );
-        }
+        let settling = async {
+            match timeout_at(until, settle(self.committer.as_mut(), core, sink)).await {
+                Ok(result) => Settled::Ended(result),
+                Err(_) => Settled::TimedOut,
+            }
+        };
+        let settled = tokio::select! {
+            biased;
+            settled = settling => settled,
+            () = wait_for_shutdown(&mut self.slot_monitor, self.stopping_since) => Settled::ServerStopping,
+        };
+        self.log_unacknowledged(&settled, core);
         let durable = core.delivery.watermark.confirmed();
         let last = timeout(LAST_STATUS, self.confirms.last(durable)).await;
         let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
@@ -51,6 +46,7 @@ impl Session<'_> {
         stats.progressed(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);
         let reported = self.connection.confirm(confirmed, false, LAST_STATUS).await;
+        let pipeline = &self.settings.name;
         let closed = match reported {
             Ok(()) => self.connection.close().await,
             Err(error) => Err(error),
@@ -58,6 +54,64 @@ impl Session<'_> {
         if let Err(error) = closed {
             warn!(pipeline, %error, "the replication connection did not close cleanly; the last records may be sent again");
         }
+    }
+
+    /// Logs why records will be sent again.
+    fn log_unacknowledged(&self, settled: &Settled, core: &Core) {
+        let pipeline = &self.settings.name;
+        let left = core.delivery.watermark.in_flight().records;
+        if let Settled::Ended(Err(error)) = settled {
+            warn!(pipeline, %error, "the last Kafka transaction was not committed");
+        }
+        if core.delivery.watermark.deliveries().failed() {
+            warn!(
+                pipeline,
+                left,
+                "not all records were delivered: one was refused. They will be sent again at the next start"
+            );
+            return;
+        }
+        match settled {
+            Settled::Ended(_) => {}
+            Settled::TimedOut => {
+                let limit = self.settings.drain_timeout;
+                warn!(
+                    pipeline,
+                    left,
+                    ?limit,
+                    "not all records were acknowledged in time; they will be sent again at the next start"
+                );
+            }
+            Settled::ServerStopping => warn!(
+                pipeline,
+                left,
+                "not all records were acknowledged before PostgreSQL had to shut down; they will be sent again at the next start"
+            ),
+        }
+    }
+}
+
+/// How waiting for what is in flight has ended.
+enum Settled {
+    /// Everything is durable, or an error says that it will not be.
+    Ended(Result<(), SinkError>),
+    TimedOut,
+    ServerStopping,
+}
+
+/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]; `since` is when the shutdown was noticed, if it
+/// was noticed before.
+async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Option<Instant>) {
+    let mut since = since;
+    while since.is_none() {
+        match slot_monitor.join_next().await {
+            Some(Ok(MonitorEvent::Stopping)) => since = Some(Instant::now()),
+            Some(_) => {}
+            None => return std::future::pending().await,
+        }
+    }
+    if let Some(since) = since {
+        sleep_until(since + SHUTDOWN_GRACE).await;
     }
 }
 
@@ -67,6 +121,8 @@ async fn settle(
     core: &mut Core,
     sink: &mut impl Sink,
 ) -> Result<(), SinkError> {
+    // An error may have ended the session before the sink was flushed.
+    sink.flush(false)?;
     core.delivery.watermark.empty().await;
     let Some(committer) = committer else {
         return Ok(());

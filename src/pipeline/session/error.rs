@@ -79,11 +79,14 @@ pub(crate) enum StreamError {
         /// Why.
         reason: String,
     },
-    /// The server is stopping and waits for what can't be delivered now.
-    #[error(
-        "PostgreSQL is shutting down and waits for events that Kafka has not acknowledged; closing the connection"
-    )]
+    /// The server is shutting down, which the connection would hold up.
+    #[error("PostgreSQL is shutting down; closing the connection")]
     ServerStopping,
+    /// As [`StreamError::ServerStopping`], with something still in flight.
+    #[error(
+        "PostgreSQL is shutting down before Kafka has acknowledged everything; closing the connection"
+    )]
+    ServerStoppingUnacknowledged,
     /// The sink took a record and could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),

@@ -6,7 +6,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Session;
 use super::error::StreamError;
-use super::monitor::MonitorEvent;
 use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
 use crate::pipeline::decode::Core;
@@ -17,8 +16,9 @@ use crate::postgres::replication::ConnectionError;
 const CONFIRM: Duration = Duration::from_millis(100);
 /// The server hears from us at least this often.
 const STATUS_MAX: Duration = Duration::from_secs(10);
-/// A server that shuts down waits for what it has sent to be confirmed. This long it may wait.
-const LAST_CONFIRM: Duration = Duration::from_secs(2);
+/// How long a server that is shutting down may wait for its walsender. It waits until everything that was sent is confirmed,
+/// including WAL without events, which the server writes while it shuts down.
+pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The server hears from us that often.
 pub(super) fn status_pause(link_timeout: Duration) -> Duration {
@@ -44,13 +44,16 @@ impl Session<'_> {
         let (carried, copies) = (core.delivery.watermark.carried(), self.copying.is_some());
         let events = |written| copies || carried > written;
         let (confirmed, worth) = self.confirms.may(durable, events, now);
-        if (in_flight || has_more || confirmed < durable)
-            && self.stopping_since.is_some_and(|since| {
-                // A server that stops takes nothing more to be written.
-                now >= since + LAST_CONFIRM || self.confirms.are_over()
-            })
-        {
-            return Err(StreamError::ServerStopping.into());
+        if let Some(since) = self.stopping_since {
+            // The server accepts no more writes, so what is not in walpost.slot_state yet can never be confirmed.
+            let cannot_confirm = self.confirms.are_over() && confirmed < durable;
+            if cannot_confirm || now >= since + SHUTDOWN_GRACE {
+                return Err(match in_flight || has_more || self.is_committing() {
+                    true => StreamError::ServerStoppingUnacknowledged,
+                    false => StreamError::ServerStopping,
+                }
+                .into());
+            }
         }
         let risen = self.reported != Some(confirmed);
         if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM) {
@@ -71,15 +74,20 @@ impl Session<'_> {
             self.status_due
         };
         let next = worth.map_or(next, |worth| next.min(worth));
+        let leave = self.stopping_since.map(|since| since + SHUTDOWN_GRACE);
+        let next = leave.map_or(next, |leave| next.min(leave));
         Ok((confirmed, next.min(self.status_due)))
     }
 
-    /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to
-    /// be given up. Reads and confirms nothing more.
+    /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to be closed: it has failed, or
+    /// the slot monitor has ended. Reads and confirms nothing more.
     pub(in crate::pipeline) async fn hold(&mut self, ready: impl Future<Output = ()>) {
         let Some(reported) = self.reported else {
             return;
         };
+        if self.slot_monitor.is_empty() {
+            return;
+        }
         let limit = self.settings.link_timeout;
         let held = async {
             loop {
@@ -95,23 +103,11 @@ impl Session<'_> {
                 self.status_due = Instant::now() + status_pause(limit);
             }
         };
-        let released = async {
-            while let Some(event) = self.slot_monitor.join_next().await {
-                if matches!(
-                    event,
-                    Ok(MonitorEvent::Stopping
-                        | MonitorEvent::Unrecorded(_)
-                        | MonitorEvent::OverBudget)
-                ) {
-                    return;
-                }
-            }
-            std::future::pending().await
-        };
         tokio::select! {
             () = ready => {}
             () = held => {}
-            () = released => {}
+            // Whatever the monitor has found ends it, and nothing else notices that the server is shutting down.
+            _ = self.slot_monitor.join_next() => {}
         }
     }
 }

@@ -79,3 +79,45 @@ fn stopped_and_resumed_it_repeats_nothing() {
         "what was acknowledged is not sent again"
     );
 }
+
+/// Another process that sends the same run may end it while this one waits for the run's lock.
+#[test]
+fn resumed_while_another_process_ends_it_it_sends_nothing() {
+    const ROWS: usize = 400;
+    let scene = Scene::new();
+    let many = scene
+        .events()
+        .many(&scene.aggregate(1), ROWS, "to_jsonb(n)");
+    scene.db.run(&many);
+    let replay = scene.replay(&["--all", "--yes", "--rate", "100"]).start();
+    scene.wait_for_records(50);
+    replay.terminate().expect_code(1);
+    let sent = scene.records().len();
+    let run = scene
+        .db
+        .value("SELECT detail ->> 'run' FROM walpost.journal WHERE action = 'replay' LIMIT 1")
+        .unwrap();
+    let lock =
+        |function: &str| format!("SELECT {function}(hashtextextended('walpost replay {run}', 0))");
+    wait_until("the lock of the first process", || {
+        scene.db.is_true(&lock("pg_try_advisory_lock"))
+    });
+    let resumed = scene.replay(&["--yes", "--resume", &run]).start();
+    wait_until("the second process to wait for the lock", || {
+        scene.db.is_true(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+             AND pid <> pg_backend_pid() AND query LIKE '%pg_try_advisory_lock%')",
+        )
+    });
+    scene.db.run(
+        "INSERT INTO walpost.journal (pipeline, slot, action, detail)
+         SELECT pipeline, slot, action, detail || '{\"state\": \"done\"}' FROM walpost.journal
+         WHERE action = 'replay' ORDER BY id DESC LIMIT 1",
+    );
+    scene.db.run(&lock("pg_advisory_unlock"));
+    resumed
+        .finish()
+        .expect_code(2)
+        .expect_says(&["is complete"]);
+    assert_eq!(scene.records().len(), sent);
+}

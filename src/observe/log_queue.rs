@@ -1,0 +1,264 @@
+//! The queue between the program and standard error.
+//!
+//! Standard error may be a pipe that nobody reads, or one whose reader has exited. Threads that log only append to this queue, so
+//! neither can delay or end a pipeline; one thread writes. Lines that do not fit, or cannot be written, are dropped and counted.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The most that may wait to be written.
+const MAX_LINES: usize = 8192;
+const MAX_BYTES: usize = 1 << 20;
+/// How long to wait until a nonblocking standard error accepts more.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// [`LogQueue::flush`] returns if no line was written for this long, ...
+const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// ... and in any case after this.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Lines that are waiting to be written.
+#[derive(Debug, Default)]
+pub(super) struct LogQueue {
+    state: Mutex<State>,
+    /// A line was added.
+    added: Condvar,
+    /// A line was written, or dropped because it could not be.
+    handled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines: VecDeque<Vec<u8>>,
+    /// Their sizes.
+    bytes: usize,
+    /// The thread is writing a line, which is no longer in `lines`.
+    is_writing: bool,
+    /// Lines that were taken off the queue.
+    handled: u64,
+    dropped: u64,
+    /// Dropped lines that no log line mentions yet.
+    unreported: u64,
+}
+
+impl LogQueue {
+    /// Appends a line, or drops it if the queue is full. Does not block.
+    pub(super) fn push(&self, line: &[u8]) {
+        let mut state = self.lock();
+        let is_full = state.lines.len() >= MAX_LINES || state.bytes + line.len() > MAX_BYTES;
+        if is_full && !state.lines.is_empty() {
+            state.drop_line();
+            return;
+        }
+        state.bytes += line.len();
+        state.lines.push_back(line.to_vec());
+        drop(state);
+        self.added.notify_one();
+    }
+
+    /// How many lines were dropped.
+    pub(super) fn dropped(&self) -> u64 {
+        self.lock().dropped
+    }
+
+    /// Writes lines to `out` on a thread of its own, for as long as the process runs. Once lines were dropped and writing succeeds
+    /// again, `report` gets their number.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn write_to(
+        &'static self,
+        mut out: impl Write + Send + 'static,
+        report: impl Fn(u64) + Send + 'static,
+    ) -> io::Result<()> {
+        let write = move || loop {
+            let line = self.next();
+            let written = write_line(&mut out, &line);
+            let unreported = self.finish(written.is_ok());
+            if unreported > 0 {
+                report(unreported);
+            }
+        };
+        let thread = thread::Builder::new().name("log".to_owned());
+        thread.spawn(write).map(drop)
+    }
+
+    /// Waits until everything is written, but not for a reader that does not read.
+    pub(super) fn flush(&self) {
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
+        let mut state = self.lock();
+        while !state.is_empty() {
+            let handled = state.handled;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_stalled = |state: &mut State| !state.is_empty() && state.handled == handled;
+            let waited =
+                self.handled
+                    .wait_timeout_while(state, left.min(FLUSH_STALL_TIMEOUT), is_stalled);
+            let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            if timeout.timed_out() {
+                return;
+            }
+            state = after;
+        }
+    }
+
+    /// Takes the next line off the queue, once there is one.
+    fn next(&self) -> Vec<u8> {
+        let mut state = self.lock();
+        loop {
+            if let Some(line) = state.lines.pop_front() {
+                state.bytes -= line.len();
+                state.is_writing = true;
+                return line;
+            }
+            let waited = self.added.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Records what became of the line; returns how many dropped lines to report now.
+    fn finish(&self, is_written: bool) -> u64 {
+        let mut state = self.lock();
+        state.is_writing = false;
+        state.handled += 1;
+        if !is_written {
+            state.drop_line();
+        }
+        // Reported earlier, the report itself might be dropped.
+        let reports = is_written && state.lines.is_empty();
+        let unreported = match reports {
+            true => std::mem::take(&mut state.unreported),
+            false => 0,
+        };
+        drop(state);
+        self.handled.notify_all();
+        unreported
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.lines.is_empty() && !self.is_writing
+    }
+
+    fn drop_line(&mut self) {
+        self.dropped += 1;
+        self.unreported += 1;
+    }
+}
+
+/// Writes the whole line. Another process that shares standard error may have made it nonblocking.
+fn write_line(out: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
+    while !line.is_empty() {
+        match out.write(line) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => line = &line[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(RETRY_INTERVAL),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+    use super::*;
+
+    /// Passes each line on, when it is received.
+    struct Pipe(SyncSender<Vec<u8>>);
+
+    impl Write for Pipe {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let sent = self.0.send(bytes.to_vec());
+            sent.map_err(|_| io::Error::from(ErrorKind::BrokenPipe))?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A queue whose lines go to the first receiver and whose reports go to the second.
+    fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
+        let queue: &'static LogQueue = Box::leak(Box::default());
+        let (lines, read) = sync_channel(0);
+        let (reports, reported) = sync_channel(1);
+        let report = move |dropped| reports.try_send(dropped).expect("room for one report");
+        queue.write_to(Pipe(lines), report).expect("a thread");
+        (queue, read, reported)
+    }
+
+    #[test]
+    fn writes_lines_in_order() {
+        let (queue, read, _reported) = queue();
+        for line in [b"one\n", b"two\n"] {
+            queue.push(line);
+        }
+        assert_eq!(read.recv().as_deref(), Ok(&b"one\n"[..]));
+        assert_eq!(read.recv().as_deref(), Ok(&b"two\n"[..]));
+        queue.flush();
+        assert_eq!(queue.dropped(), 0);
+    }
+
+    #[test]
+    fn drops_and_reports_lines_that_nobody_reads_in_time() {
+        let (queue, read, reported) = queue();
+        // One is with the thread, or on its way there.
+        for _ in 0..MAX_LINES + 5 {
+            queue.push(b"line\n");
+        }
+        let dropped = queue.dropped();
+        assert!((4..=5).contains(&dropped), "{dropped}");
+        for _ in 0..MAX_LINES + 5 - usize::try_from(dropped).expect("few") {
+            read.recv().expect("a line");
+        }
+        assert_eq!(reported.recv(), Ok(dropped));
+    }
+
+    #[test]
+    fn bounds_the_bytes_that_wait() {
+        let (queue, read, _reported) = queue();
+        let line = vec![b'x'; MAX_BYTES / 2];
+        for _ in 0..10 {
+            queue.push(&line);
+        }
+        assert!(queue.dropped() >= 7, "{}", queue.dropped());
+        read.recv().expect("a line");
+    }
+
+    #[test]
+    fn accepts_a_line_larger_than_the_queue_when_nothing_waits() {
+        let (queue, read, _reported) = queue();
+        queue.push(&vec![b'x'; 2 * MAX_BYTES]);
+        assert_eq!(read.recv().map(|line| line.len()), Ok(2 * MAX_BYTES));
+        assert_eq!(queue.dropped(), 0);
+    }
+
+    #[test]
+    fn counts_lines_whose_reader_is_gone() {
+        let (queue, read, _reported) = queue();
+        drop(read);
+        queue.push(b"line\n");
+        queue.flush();
+        assert_eq!(queue.dropped(), 1);
+    }
+
+    #[test]
+    fn does_not_wait_for_a_reader_that_does_not_read() {
+        let (queue, _read, _reported) = queue();
+        queue.push(b"line\n");
+        let began = Instant::now();
+        queue.flush();
+        assert!(began.elapsed() < FLUSH_TIMEOUT, "{:?}", began.elapsed());
+    }
+}

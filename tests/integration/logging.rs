@@ -1,0 +1,77 @@
+//! The log: a standard error that is not read, or whose reader is gone, keeps nothing from being delivered.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, PipeReader};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use crate::support::http::Http;
+use crate::support::process::free_port;
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::Walpost;
+
+const DROPPED: &str = "walpost_log_lines_dropped_total";
+/// librdkafka logs many lines for each request.
+const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
+
+/// Starts it with a pipe for its log.
+fn start(scene: &Scene, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let address = format!("127.0.0.1:{}", free_port());
+    let run = scene.run().args(["--http", &address]).args(arguments);
+    let walpost = run.log_to(File::from(OwnedFd::from(writer))).start();
+    wait_until("its HTTP server", || TcpStream::connect(&address).is_ok());
+    (walpost, Http::at(&address), reader)
+}
+
+fn deliver_and_stop(scene: &Scene, walpost: Walpost) {
+    let aggregate = scene.aggregate(1);
+    for _ in 0..43 {
+        scene.insert(&aggregate, "k");
+    }
+    scene.wait_until_confirmed();
+    assert!(scene.records().len() >= 43);
+    let began = Instant::now();
+    walpost.terminate().expect_code(0);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn delivers_events_after_the_reader_of_the_log_has_exited() {
+    let scene = Scene::new();
+    let (walpost, http, reader) = start(&scene, &[]);
+    let mut lines = BufReader::new(reader).lines();
+    assert!(lines.any(|line| line.unwrap().contains("streaming")));
+    drop(lines);
+    walpost.signal("HUP");
+    wait_until("a dropped line", || http.metrics()[DROPPED] > 0.0);
+    deliver_and_stop(&scene, walpost);
+}
+
+#[test]
+fn delivers_events_and_stops_while_nobody_reads_the_log() {
+    let scene = Scene::new();
+    let (walpost, http, reader) = start(&scene, &VERBOSE);
+    deliver_and_stop(&scene, walpost);
+    drop((http, reader));
+}
+
+#[test]
+fn reports_how_many_log_lines_were_dropped() {
+    let scene = Scene::new();
+    let (walpost, http, reader) = start(&scene, &VERBOSE);
+    let aggregate = scene.aggregate(1);
+    wait_until("dropped lines", || {
+        scene.insert(&aggregate, "k");
+        http.metrics()[DROPPED] > 0.0
+    });
+    let mut lines = BufReader::new(reader).lines();
+    assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));
+    // The rest of the log is read until the end.
+    let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
+    deliver_and_stop(&scene, walpost);
+    rest.join().unwrap();
+}

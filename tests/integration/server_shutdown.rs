@@ -1,0 +1,164 @@
+//! PostgreSQL is shut down: its walsender waits until everything that it has sent is confirmed, and the server waits for it.
+
+use std::time::Duration;
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::proxy::{Manner, Proxy};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::Walpost;
+
+/// "Within seconds", on a loaded machine.
+const SECONDS: Duration = Duration::from_secs(20);
+
+in_both_modes! {
+    stops_while_an_idle_pipeline_waits_for_a_frozen_broker
+    stops_while_events_wait_for_a_frozen_broker
+    stops_while_the_broker_is_down
+    stops_while_the_broker_is_slow
+    stops_while_a_pipeline_drains
+    restart_with_everything_acknowledged_does_not_blame_kafka
+}
+
+/// A server that may be stopped, and a broker behind a proxy.
+fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
+    let server = Server::private(major, "");
+    let broker = Broker::lent();
+    let proxy = broker.proxy();
+    test(&server, &broker, &proxy);
+}
+
+/// A pipeline that has delivered and confirmed 20 events, and their aggregate.
+fn idle<'a>(
+    (server, broker, proxy): (&'a Server, &'a Broker, &Proxy),
+    exactly_once: bool,
+    arguments: &[&str],
+) -> (Scene<'a>, Walpost, String) {
+    let scene = Scene::on(server, broker)
+        .behind(proxy)
+        .in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_with(arguments);
+    for _ in 0..20 {
+        scene.insert(&aggregate, "k");
+    }
+    scene.wait_for_records(20);
+    scene.wait_until_confirmed();
+    (scene, walpost, aggregate)
+}
+
+fn expect_stop(server: &Server, walpost: &Walpost) {
+    server.begin_stop(Stop::Fast);
+    assert!(server.has_stopped(SECONDS), "{}", walpost.log());
+}
+
+/// Everything is delivered once both servers are back.
+fn expect_all(mut scene: Scene, mut walpost: Walpost) {
+    walpost.wait_for_logs("streaming", 2);
+    scene.reconnect();
+    let resends = scene.resends(1);
+    scene.settle(walpost, &[], resends);
+}
+
+fn stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
+    for major in [MAJOR, 18] {
+        with_servers(major, |server, broker, proxy| {
+            let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+            broker.freeze();
+            expect_stop(server, &walpost);
+            broker.thaw();
+            server.start();
+            expect_all(scene, walpost);
+        });
+    }
+}
+
+fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let (scene, walpost, aggregate) = idle((server, broker, proxy), exactly_once, &[]);
+        broker.freeze();
+        scene.insert(&aggregate, "k");
+        let event = scene.history().pop().unwrap().end;
+        wait_until("the event to be sent", || scene.has_sent(event));
+        expect_stop(server, &walpost);
+        broker.thaw();
+        server.start();
+        expect_all(scene, walpost);
+    });
+}
+
+fn stops_while_the_broker_is_down(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+        proxy.set(Manner::Refuse);
+        expect_stop(server, &walpost);
+        proxy.set(Manner::Pass);
+        server.start();
+        expect_all(scene, walpost);
+    });
+}
+
+fn stops_while_the_broker_is_slow(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+        proxy.set(Manner::Delay(Duration::from_secs(5)));
+        expect_stop(server, &walpost);
+        proxy.set(Manner::Pass);
+        server.start();
+        expect_all(scene, walpost);
+    });
+}
+
+fn stops_while_a_pipeline_drains(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let arguments = ["--drain-timeout", "170s"];
+        let (scene, mut walpost, aggregate) =
+            idle((server, broker, proxy), exactly_once, &arguments);
+        broker.freeze();
+        scene.insert(&aggregate, "k");
+        let event = scene.history().pop().unwrap().end;
+        wait_until("the event to be sent", || scene.has_sent(event));
+        walpost.signal("TERM");
+        walpost.wait_for_log("draining");
+        expect_stop(server, &walpost);
+        walpost
+            .finish()
+            .expect_code(0)
+            .expect_says(&["before PostgreSQL had to shut down"]);
+        broker.thaw();
+    });
+}
+
+/// The slot is held without a session while there is no producer: Kafka was away for longer than a transaction may last.
+#[test]
+fn stops_while_the_slot_is_held_for_a_new_producer() {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let arguments = ["-X", "transaction.timeout.ms=2000"];
+        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
+        proxy.set(Manner::Refuse);
+        scene.insert(&aggregate, "k");
+        walpost.wait_for_log("reconnecting");
+        assert!(scene.slot_is_active(), "{}", walpost.log());
+        expect_stop(server, &walpost);
+        proxy.set(Manner::Pass);
+        server.start();
+        expect_all(scene, walpost);
+    });
+}
+
+fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let (mut scene, mut walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+        for round in 0..3 {
+            server.stop(Stop::Fast);
+            server.start();
+            walpost.wait_for_logs("streaming", round + 2);
+            scene.reconnect();
+            scene.wait_until_confirmed();
+        }
+        assert_eq!(walpost.logged("Kafka has"), 0, "{}", walpost.log());
+        let resends = scene.resends(3);
+        scene.settle(walpost, &[], resends);
+    });
+}
