@@ -31,7 +31,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 pub(crate) use self::run::Begun;
-use self::run::{Note, Planned, RecordedRun, SentRows, State, lock};
+use self::run::{Note, Planned, RecordedRun, SentRows, State, lock, lock_entries};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 pub(crate) use self::set_aside::HandOver;
@@ -63,6 +63,9 @@ mod run;
 pub(crate) mod selection;
 mod sender;
 mod set_aside;
+
+const DROPPED_SLOTS_FLAG: &str = "--dropped-slots";
+const SET_ASIDE_FLAG: &str = "--set-aside";
 
 /// Why rows can't be sent again.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +183,11 @@ pub(crate) enum ReplayError {
     /// Another process resumes the run.
     #[error("replay {0} is being sent by another process")]
     Running(Uuid),
+    /// Another run sends what the entries of the journal are about.
+    #[error(
+        "{flag}: another process is sending these events of slot {slot:?}. Wait until it has ended, and see whether anything is left"
+    )]
+    EntriesLocked { slot: String, flag: &'static str },
     /// A condition in SQL would have too many rights.
     #[error(
         "--where runs functions with all rights of the session, also in a transaction that can only read, and role {role} {}. \
@@ -439,6 +447,7 @@ impl<'s> Plan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
+        lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
         // Their entries say which rows, also when the run is resumed.
@@ -455,6 +464,7 @@ impl<'s> Plan<'s> {
     pub(crate) async fn of_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
+        lock_entries(&writer, &settings.target.slot, SET_ASIDE_FLAG).await?;
         let (entries, condition) = set_aside::open(settings, table, &writer).await?;
         let before = set_aside::end(table, &writer, &condition).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
@@ -534,6 +544,7 @@ impl<'s> Plan<'s> {
             return Err(entry.unreadable(reason));
         }
         plan.rows_condition = if !planned.set_aside.is_empty() {
+            lock_entries(&plan.writer, &settings.target.slot, SET_ASIDE_FLAG).await?;
             let condition =
                 set_aside::condition(settings, table, &plan.writer, &planned.set_aside).await?;
             condition.ok_or(ReplayError::Closed(run))?
@@ -543,6 +554,7 @@ impl<'s> Plan<'s> {
             }
             selected.sql(&plan.order)
         } else {
+            lock_entries(&plan.writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
             let condition =
                 dropped_slots::condition(settings, &plan.writer, &planned.dropped_slots).await?;
             condition.ok_or(ReplayError::Closed(run))?

@@ -175,6 +175,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::OtherTopic { .. }
         | ReplayError::OtherKey { .. } => Exit::Usage,
         ReplayError::Running(_)
+        | ReplayError::EntriesLocked { .. }
         | ReplayError::NotDropped { .. }
         | ReplayError::Open
         | ReplayError::Order(_) => Exit::Failed,

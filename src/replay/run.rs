@@ -201,19 +201,44 @@ impl RecordedRun {
     }
 }
 
-/// Keeps others from sending the same run, for as long as the connection lasts.
+/// Keeps others from sending the same run, for as long as the connection lasts. To be called before the journal is asked about
+/// the run, which others may end until then.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
+    match try_lock(writer, &name).await? {
+        true => Ok(()),
+        false => Err(ReplayError::Running(run)),
+    }
+}
+
+/// Keeps other runs from sending what `flag` selects for the slot, for as long as the connection lasts. To be called before the
+/// journal is asked for open entries, which others may close until then.
+pub(super) async fn lock_entries(
+    writer: &Catalog,
+    slot: &str,
+    flag: &'static str,
+) -> Result<(), ReplayError> {
+    let name = format!("walpost replay {flag} {slot}");
+    match try_lock(writer, &name).await? {
+        true => Ok(()),
+        false => Err(ReplayError::EntriesLocked {
+            slot: slot.to_owned(),
+            flag,
+        }),
+    }
+}
+
+/// Takes the lock; returns false if another session still has it after [`GONE`].
+async fn try_lock(writer: &Catalog, name: &str) -> Result<bool, CatalogError> {
     let until = Instant::now() + GONE;
     loop {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
         let row = writer.client().query_one(sql, &[&name]).await;
-        let row = row.map_err(CatalogError::from)?;
-        if row.try_get(0).map_err(CatalogError::from)? {
-            return Ok(());
+        if row?.try_get(0)? {
+            return Ok(true);
         }
         if Instant::now() >= until {
-            return Err(ReplayError::Running(run));
+            return Ok(false);
         }
         sleep(PAUSE).await;
     }

@@ -283,3 +283,26 @@ fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["before", "behind"]);
 }
+
+/// Whatever another run is about to close must not be sent a second time.
+#[test]
+fn entries_that_another_process_is_sending_are_not_looked_up() {
+    let scene = Scene::new();
+    for (flag, without_lock) in [
+        ("--dropped-slots", "has no dropped slot"),
+        ("--set-aside", "is not set aside"),
+    ] {
+        let slot = scene.slot();
+        let lock = |function: &str| {
+            let name = format!("walpost replay {flag} {slot}");
+            format!("SELECT {function}(hashtextextended('{name}', 0))")
+        };
+        scene.db.run(&lock("pg_advisory_lock"));
+        let locked = scene.replay(&[flag, "--yes"]).finish();
+        let is_sending = "another process is sending these events";
+        locked.expect_code(1).expect_says(&[flag, is_sending]);
+        scene.db.run(&lock("pg_advisory_unlock"));
+        let unlocked = scene.replay(&[flag, "--yes"]).finish();
+        unlocked.expect_code(2).expect_says(&[without_lock]);
+    }
+}
