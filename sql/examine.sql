@@ -35,6 +35,14 @@
 -- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
 SET search_path = pg_catalog;
 SET row_security = off;
+-- The owner of the database can have every session begin as another role, whose objects would then be trusted.
+DO $walpost$
+BEGIN
+    IF EXISTS (SELECT FROM pg_settings WHERE name = 'role' AND source IN ('database', 'user', 'database user')) THEN
+        PERFORM set_config('role', 'none', false);
+    END IF;
+END
+$walpost$;
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -155,14 +163,14 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF what && '{read,write}' AND outbox_name <> '' THEN
+    IF what && '{read,write,alter}' AND outbox_name <> '' THEN
         IF to_regprocedure('walpost.lock_and_examine(text, text, text)') IS NULL THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
                     HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
         END IF;
         PERFORM set_config('walpost.code_of_others', coalesce(walpost.lock_and_examine(in_schema, outbox_name,
-            CASE WHEN 'write' = ANY (what) THEN 'DELETE' ELSE 'SELECT' END), ''), false);
+            CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER' ELSE 'SELECT' END), ''), false);
     END IF;
 END
 $walpost$;

@@ -11,7 +11,8 @@
 --
 -- Until the transaction ends, nobody can change the definition of the table or of what inherits from it, or rename its schema.
 -- Reading and writing rows goes on; VACUUM, CREATE INDEX and ALTER TABLE wait. The result lists what would run code of other
--- roles as the caller, and is empty if nothing would; it is null if there is no such table.
+-- roles as the caller, and is empty if nothing would; it is null if there is no such table. The third argument says what the
+-- statement does: SELECT, DELETE, or ALTER, which attaches or detaches a partition.
 --
 -- Run by: a superuser, since a schema that another role owns can be kept from being renamed by a superuser alone. A role that is
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
@@ -81,8 +82,10 @@ BEGIN
     -- If only trusted roles could change anything, there is nothing to keep them from.
     IF schema_owner <> ALL (trusted)
         OR EXISTS (SELECT FROM pg_class WHERE oid = ANY (tables) AND relowner <> ALL (trusted))
-        OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (tables) AND privilege_type = 'TRIGGER'
-            AND grantee <> ALL (trusted))
+        OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (tables)
+            AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
+        OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (tables)
+            AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted))
     THEN
         IF definer_is_superuser THEN
             -- Renaming a schema takes no lock on its tables; it updates this row.
@@ -118,7 +121,10 @@ BEGIN
     END IF;
 
     -- What PostgreSQL brings along itself is pinned, and not in pg_depend.
-    WITH attached (class, object) AS (
+    WITH RECURSIVE column_types (attrelid, type) AS (
+        SELECT attrelid, atttypid FROM pg_attribute WHERE attrelid = ANY (tables) AND attnum > 0 AND NOT attisdropped
+        UNION SELECT attrelid, typbasetype FROM column_types JOIN pg_type ON oid = type WHERE typbasetype <> 0
+    ), attached (class, object) AS (
         SELECT 'pg_class'::regclass, unnest(tables)
         UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (tables)
         UNION ALL SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid = ANY (tables)
@@ -136,14 +142,27 @@ BEGIN
             JOIN pg_depend ON classid = class AND objid = object
             JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid
             JOIN pg_proc p ON p.oid = o.oprcode
-        -- A cast to text.
-        UNION SELECT 'pg_class'::regclass, attrelid, p.oid, p.proowner FROM pg_attribute
-            JOIN pg_cast ON castsource = atttypid JOIN pg_proc p ON p.oid = castfunc
-            WHERE attrelid = ANY (tables) AND attnum > 0 AND NOT attisdropped
+        -- A cast to text, of the type or of what a domain is based on.
+        UNION SELECT 'pg_class'::regclass, attrelid, p.oid, p.proowner FROM column_types
+            JOIN pg_cast ON castsource = type JOIN pg_proc p ON p.oid = castfunc
     )
     SELECT string_agg(DISTINCT text, '; ') INTO calls FROM (
         SELECT format('%s calls function %s of role %I', pg_describe_object(class, object, 0), function::regprocedure,
             pg_get_userbyid(owner)) FROM called WHERE owner <> ALL (trusted)
+        -- The planner also calls the functions of an operator's negator and commutator, which its owner chooses.
+        UNION ALL SELECT format('%s uses operator %s of role %I', pg_describe_object(class, object, 0), o.oid::regoperator,
+                pg_get_userbyid(oprowner))
+            FROM attached JOIN pg_depend ON classid = class AND objid = object
+            JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid WHERE oprowner <> ALL (trusted)
+        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key.
+        UNION ALL SELECT format('foreign key %I connects it to table %s, which role %I can change', conname, other.oid::regclass,
+                pg_get_userbyid(changer))
+            FROM pg_constraint
+            JOIN pg_class other ON other.oid = CASE WHEN conrelid = ANY (tables) THEN confrelid ELSE conrelid END
+            CROSS JOIN LATERAL (SELECT other.relowner UNION SELECT grantee FROM aclexplode(other.relacl)
+                WHERE privilege_type = 'TRIGGER') AS changers (changer)
+            WHERE contype = 'f' AND conparentid = 0 AND (conrelid = ANY (tables) OR confrelid = ANY (tables))
+            AND other.oid <> ALL (tables) AND statement IN ('DELETE', 'ALTER') AND changer <> ALL (trusted)
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
         -- The operators that rows are ordered and compared by are looked up by this type.

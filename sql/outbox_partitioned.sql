@@ -77,7 +77,7 @@ DECLARE
 BEGIN
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.
-    code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'SELECT');
+    code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
     IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
             AND relowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)) THEN

@@ -81,6 +81,11 @@ BEGIN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
     END IF;
+    -- The table is examined for the role that the session acts as.
+    IF current_user <> (CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END) THEN
+        RAISE EXCEPTION 'walpost.add_outbox was called by a function that runs as role %', quote_ident(current_user)
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Call it directly, or in a function that is SECURITY INVOKER.';
+    END IF;
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
     -- From here on the name leads to this table.

@@ -361,10 +361,10 @@ pub(crate) async fn taken_off(
 }
 
 impl Maintained {
-    /// What is done with its rows.
+    /// What is done to it.
     fn statement(&self) -> Statement {
         match self.partitioning {
-            Some(_) => Statement::Select,
+            Some(_) => Statement::Alter,
             None => Statement::Delete,
         }
     }
@@ -773,7 +773,7 @@ fn drop_sql(table: &Detached) -> String {
     // The lock on the outbox does not keep the schema of a table that is not a partition of it any more.
     format!(
         "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
-        examine_sql(name, Statement::Select),
+        examine_sql(name, Statement::Alter),
         name = name.quoted(),
     )
 }

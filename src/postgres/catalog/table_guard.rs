@@ -22,10 +22,12 @@ const LOCK_TIMEOUT: &str = "10s";
 /// A statement about a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statement {
-    /// Rows are read, or partitions are created or detached.
+    /// Rows are read.
     Select,
     /// Rows are deleted.
     Delete,
+    /// Partitions are attached, detached or dropped.
+    Alter,
 }
 
 /// Keeps a table, and everything that inherits from it, as it was examined, until it is dropped.
@@ -162,6 +164,7 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
     let word = match statement {
         Statement::Select => "read",
         Statement::Delete => "write",
+        Statement::Alter => "alter",
     };
     sql_file::examine(&target, word)
 }

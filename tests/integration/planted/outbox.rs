@@ -27,6 +27,25 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
             "ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (plot.note('constraint'))",
             "constraint c on table",
         ),
+        (
+            "CREATE FUNCTION plot.ne(date, timestamptz) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
+                 $$ BEGIN RETURN plot.note('negator'); END $$;
+             CREATE OPERATOR plot.### (PROCEDURE = pg_catalog.date_eq_timestamptz, LEFTARG = date,
+                 RIGHTARG = timestamptz, NEGATOR = OPERATOR(plot.##@));
+             CREATE OPERATOR plot.##@ (PROCEDURE = plot.ne, LEFTARG = date, RIGHTARG = timestamptz,
+                 NEGATOR = OPERATOR(plot.###));
+             CREATE STATISTICS public.s ON (lpad((NOT ('2020-01-01'::date OPERATOR(plot.###)
+                 '2020-01-01'::timestamptz))::text, 3)), type FROM public.outbox",
+            "uses operator plot.###",
+        ),
+        (
+            "CREATE TYPE plot.pair AS (a text); CREATE DOMAIN plot.pairs AS plot.pair;
+             CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+                 $$ BEGIN RETURN plot.note('cast'); END $$;
+             CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
+             ALTER TABLE public.outbox ADD extra plot.pairs",
+            "calls function plot.as_text(plot.pair)",
+        ),
     ] {
         let shop = Shop::theirs(major);
         shop.theirs.run(plant);
@@ -82,6 +101,11 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
         "CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION plot.row()",
         "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
         "CREATE RULE r AS ON DELETE TO public.outbox DO ALSO SELECT plot.note('rule')",
+        "CREATE TABLE plot.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE);
+         CREATE TRIGGER t AFTER DELETE ON plot.child FOR EACH ROW EXECUTE FUNCTION plot.row();
+         INSERT INTO plot.child SELECT id FROM public.outbox",
+        "CREATE TABLE plot.kinds (kind text PRIMARY KEY); INSERT INTO plot.kinds SELECT aggregatetype FROM public.outbox;
+         ALTER TABLE public.outbox ADD FOREIGN KEY (aggregatetype) REFERENCES plot.kinds",
     ] {
         let shop = Shop::theirs(MAJOR);
         let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -103,7 +127,17 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
 fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let column = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, headers jsonb, created_at";
+    shop.theirs.run(
+        "CREATE TABLE plot.kinds (kind text PRIMARY KEY); CREATE INDEX ON plot.kinds ((plot.note(kind)))",
+    );
     for (table, says) in [
+        (
+            format!(
+                "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true),
+                 FOREIGN KEY (aggregatetype) REFERENCES plot.kinds) PARTITION BY RANGE (created_at)"
+            ),
+            "code of other roles",
+        ),
         (
             format!(
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
