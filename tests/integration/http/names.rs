@@ -3,6 +3,7 @@
 use super::ANY_PORT;
 use crate::support::http::Http;
 use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 /// What a browser does once its page's name leads to this machine: DNS rebinding.
@@ -143,9 +144,10 @@ fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
     }
     // Who asks with Walpost's own client needs no name.
     let (_, port) = http.address().rsplit_once(':').unwrap();
-    walpost.wait_for_log("streaming");
-    Invocation::new(["status", "--http", &format!("localhost:{port}")])
-        .finish()
-        .expect_code(0);
+    let status = || Invocation::new(["status", "--http", &format!("localhost:{port}")]);
+    // It is logged that the pipeline streams a moment before it is ready.
+    wait_until("the pipeline to be ready", || {
+        status().finish().code == Some(0)
+    });
     walpost.terminate().expect_code(0);
 }
