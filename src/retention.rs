@@ -361,7 +361,7 @@ pub(crate) async fn taken_off(
 }
 
 impl Maintained {
-    /// What is done to it.
+    /// What a pass does to the table.
     fn statement(&self) -> Statement {
         match self.partitioning {
             Some(_) => Statement::Alter,

@@ -321,13 +321,13 @@ impl Drop for AdminEvent {
     }
 }
 
-/// Whether the principal may write to the topic. True if the broker did not say: those before Apache Kafka 2.3 do not (KIP-430).
+/// Returns whether the principal may write to the topic; true if the broker does not say, as before Apache Kafka 2.3 (KIP-430).
 ///
 /// # Safety
 /// The description is valid.
 unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
     let mut count = 0;
-    // SAFETY: as the caller says. The operations are read as numbers, because a broker can have some that the enumeration does not.
+    // SAFETY: as the caller says. Brokers may return operations that the enumeration lacks, so they are read as numbers.
     let operations: &[u32] = unsafe {
         let operations = rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count);
         array(operations.cast(), count)
@@ -366,7 +366,7 @@ pub(super) fn describe_topics<C: ClientContext>(
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
-        // It fails only for another kind of request.
+        // It fails only for options of another kind of request.
         let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !failed.is_null() {
             rd_kafka_error_destroy(failed);

@@ -49,7 +49,7 @@ impl Access {
                 return error;
             }
         };
-        let (true, Some(change)) = (was_accepted, change(refused)) else {
+        let (true, Some(change)) = (was_accepted, change(refused, postgres)) else {
             return error;
         };
         let since = *self.refused_since.get_or_insert(now);
@@ -57,16 +57,18 @@ impl Access {
             error: Box::new(error),
             role: postgres.user().to_owned(),
             change,
-            origin: postgres.password_origin(),
             lasts: Duration::from_secs(now.duration_since(since).as_secs()),
         })
     }
 }
 
-/// What was changed in a server that had accepted us, if that can be undone without us. Of several servers, the decisive one.
+/// What an administrator must have changed, if a server that had accepted the role refuses it with this error.
 ///
 /// An SQLSTATE that is not here has its remedy in [`recovery`](super::recovery).
-fn change(error: &DialError) -> Option<Change> {
+fn change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
+    let login = || Change::Login {
+        origin: postgres.password_origin(),
+    };
     match error.decisive() {
         DialError::Server { error, .. } => match error.code.as_str() {
             // insufficient_privilege: CONNECT or REPLICATION.
@@ -74,10 +76,10 @@ fn change(error: &DialError) -> Option<Change> {
             // object_not_in_prerequisite_state: ALLOW_CONNECTIONS false.
             "55000" => Some(Change::Closed),
             // Class 28: invalid authorization specification.
-            code => code.starts_with("28").then_some(Change::Login),
+            code => code.starts_with("28").then(login),
         },
         // The password file is being written.
-        DialError::NoPassword { .. } => Some(Change::Login),
+        DialError::NoPassword { .. } => Some(login()),
         _ => None,
     }
 }

@@ -1,5 +1,6 @@
 //! Why a pipeline can't go on.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::decode::error::CoreError;
@@ -53,38 +54,41 @@ pub(crate) enum PipelineError {
 /// The server refuses connections that it had accepted.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: {}",
-    .lasts.as_secs(), .change.describe(.origin)
+    "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: {change}",
+    .lasts.as_secs()
 )]
 pub(crate) struct RoleRefused {
     /// What the server says.
     pub(super) error: Box<PipelineError>,
     pub(super) role: String,
     pub(super) change: Change,
-    /// Where the role's password comes from, for a person.
-    pub(super) origin: String,
     /// For how long.
     pub(super) lasts: Duration,
 }
 
-/// What was changed in a server so that it refuses connections that it had accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a server refuses a role that it had accepted.
+#[derive(Debug)]
 pub(super) enum Change {
-    Login,
+    /// The role may not log in this way.
+    Login {
+        /// Where its password comes from.
+        origin: String,
+    },
+    /// The role lost a privilege.
     Privilege,
     /// The database accepts no connections.
     Closed,
 }
 
-impl Change {
-    /// `origin` says where the password comes from.
-    fn describe(self, origin: &str) -> String {
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Login => {
-                format!("its password or pg_hba.conf was changed. The password comes from {origin}")
-            }
-            Self::Privilege => "a privilege of the role was revoked".to_owned(),
-            Self::Closed => "the database accepts no connections at the moment".to_owned(),
+            Self::Login { origin } => write!(
+                f,
+                "its password or pg_hba.conf was changed. The password comes from {origin}"
+            ),
+            Self::Privilege => f.write_str("a privilege of the role was revoked"),
+            Self::Closed => f.write_str("the database accepts no connections at the moment"),
         }
     }
 }

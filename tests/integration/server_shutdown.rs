@@ -89,20 +89,17 @@ fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
 }
 
 fn stops_while_the_broker_is_down(exactly_once: bool) {
-    with_servers(MAJOR, |server, broker, proxy| {
-        let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
-        proxy.set(Manner::Refuse);
-        expect_stop(server, &walpost);
-        proxy.set(Manner::Pass);
-        server.start();
-        expect_all(scene, walpost);
-    });
+    stops_while_idle_behind(Manner::Refuse, exactly_once);
 }
 
 fn stops_while_the_broker_is_slow(exactly_once: bool) {
+    stops_while_idle_behind(Manner::Delay(Duration::from_secs(5)), exactly_once);
+}
+
+fn stops_while_idle_behind(manner: Manner, exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
-        proxy.set(Manner::Delay(Duration::from_secs(5)));
+        proxy.set(manner);
         expect_stop(server, &walpost);
         proxy.set(Manner::Pass);
         server.start();

@@ -419,7 +419,7 @@ impl Observed {
         problems
     }
 
-    /// What to say if the server takes Walpost for a synchronous standby.
+    /// The warning that Walpost is a synchronous standby of the server, if it is.
     #[must_use]
     pub(crate) fn synchronous_warning(&self) -> Option<String> {
         let names = self.synchronous_standby_names.as_deref()?;

@@ -220,7 +220,7 @@ impl Catalog {
         set: &str,
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        // It is not waited for standbys: one that is promoted without the row has another timeline.
+        // Not waiting for standbys is safe: one that is promoted without the row has another timeline.
         let settings = format!(
             "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; "
         );

@@ -1,8 +1,8 @@
-//! Whether the server takes Walpost for a synchronous standby, and which commits of ours wait for the others.
+//! Walpost as a synchronous standby, and commits of Walpost that wait for standbys.
 //!
-//! A walsender for logical replication is a candidate like any other if `synchronous_standby_names` has its
-//! `application_name`, or `*`. Commits then wait for what Walpost confirms, and that waits for Kafka. So a session of ours
-//! commits with `synchronous_commit = local`, and the few statements that a promoted standby must have wait explicitly.
+//! If `synchronous_standby_names` has Walpost's `application_name`, or `*`, commits wait until Walpost has confirmed them, which it
+//! does only after Kafka has acknowledged the events before them. To keep Walpost from waiting for itself, its sessions have
+//! `synchronous_commit = local`; entries that a promoted standby must have are written after [`wait_for_standbys`].
 //!
 //! PostgreSQL 18, 19.6.2 "Primary Server", `synchronous_standby_names`.
 
@@ -12,13 +12,12 @@ pub(super) const IS_SYNCHRONOUS: &str = "EXISTS (SELECT FROM regexp_matches(curr
      '\"((?:[^\"]|\"\")+)\"|([^[:space:](),\"]+)', 'g') AS name \
      WHERE lower(coalesce(replace(name[1], '\"\"', '\"'), name[2])) IN ('*', lower(current_setting('application_name'))))";
 
-/// A statement after which this session's commits are durable on the synchronous standbys too, unless Walpost is one of them: it
-/// would wait for itself.
+/// A statement that makes later commits of this session wait for the synchronous standbys, unless Walpost is one of them.
 pub(super) fn wait_for_standbys() -> String {
     format!("SELECT set_config('synchronous_commit', 'on', false) WHERE NOT {IS_SYNCHRONOUS}")
 }
 
-/// What to say if `names`, the server's `synchronous_standby_names`, has Walpost's `application_name`.
+/// The warning for a server whose `synchronous_standby_names` is `names`, which has Walpost's `application_name`.
 pub(super) fn warning(names: &str, application_name: &str) -> String {
     format!(
         "synchronous_standby_names is {names:?}, and application_name {application_name:?} matches it: Walpost is a synchronous \

@@ -48,7 +48,7 @@ mod tls;
 /// - Literals are written for `standard_conforming_strings`.
 /// - With `default_transaction_read_only` nothing is confirmed, as that is written down first; and providers
 ///   set it where the disk is nearly full of log that a slot keeps.
-/// - A commit of ours must not wait for a standby: what it waits for can be Walpost itself.
+/// - With `synchronous_commit = on`, a commit can wait for a standby that is Walpost itself.
 /// - Timeouts would end what has to wait: a walsender that we take no more from while Kafka is away, a
 ///   catalog connection between two questions. We have limits of our own. See also [`LATER_TIMEOUTS`].
 ///

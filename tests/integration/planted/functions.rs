@@ -261,3 +261,28 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
     db.run("INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')");
     assert_eq!(shop.ran().len(), 1);
 }
+
+/// With ALTER DATABASE ... SET role, its owner has psql begin as another role, whose objects would be trusted.
+#[test]
+fn files_are_not_run_as_a_role_that_the_database_sets() {
+    for major in [14, 18] {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        shop.theirs.run(
+            "CREATE SCHEMA walpost;
+             CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM set_config('role', 'postgres', true); PERFORM plot.note('role'); RETURN ''; END $$",
+        );
+        scene.db.run(&format!(
+            "ALTER DATABASE {} SET role = {mallory}",
+            scene.name
+        ));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        for file in ["guard.sql", "outbox_partitioned.sql", "journal.sql"] {
+            let output = try_psql(scene, &folder.join(file));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains(&format!("role {mallory}")), "{file}: {said}");
+            shop.expect_nothing_ran(file);
+        }
+    }
+}

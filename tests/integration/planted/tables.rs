@@ -91,3 +91,31 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
         shop.expect_nothing_ran("add_outbox");
     }
 }
+
+/// The table would be examined for the role that calls, and read as the one that owns the function.
+#[test]
+fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
+    for major in [14, 18] {
+        let shop = Shop::of_tenants(major);
+        shop.init().finish().expect_code(0);
+        shop.scene.db.run(&format!(
+            "GRANT USAGE ON SCHEMA walpost TO {};
+             CREATE FUNCTION public.register(tenant regclass) RETURNS int8 LANGUAGE sql SECURITY DEFINER AS
+                 $$ SELECT walpost.add_outbox(tenant, '{}') $$",
+            shop.mallory,
+            shop.scene.slot()
+        ));
+        shop.theirs
+            .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
+        let added = shop
+            .theirs
+            .try_run("SELECT public.register('tenant_m.outbox')");
+        let error = added.expect_err("it is refused");
+        let said = format!("{error:?}");
+        assert!(
+            said.contains("was called by a function that runs as role"),
+            "{said}"
+        );
+        shop.expect_nothing_ran("add_outbox");
+    }
+}
