@@ -18,9 +18,8 @@
 \else
 \set publication walpost_outbox
 \endif
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 
 \set examine 'owners outbox_row'
 \ir examine.sql

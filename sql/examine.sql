@@ -12,7 +12,9 @@
 --   slot_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
 --   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
 --             is in the setting walpost.code_of_others. It is valid until the transaction ends: see guard.sql
+--   compare   the same for a SELECT with a condition
 --   write     the same for DELETE
+--   alter     the same for attaching and detaching a partition
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -31,22 +33,7 @@
 \set examine 'owners journal'
 \endif
 
--- For all of the session: a function or an operator in another schema of the path could be called in place of
--- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
-SET search_path = pg_catalog;
-SET row_security = off;
--- The owner of the database can have every session begin as another role (ALTER DATABASE ... SET role), whose objects would then
--- be trusted. Another role that was set in the session stays.
-DO $walpost$
-BEGIN
-    IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
-        WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-            AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))
-            AND setting = 'role=' || current_setting('role')) THEN
-        PERFORM set_config('role', 'none', false);
-    END IF;
-END
-$walpost$;
+\ir session.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -90,7 +77,7 @@ BEGIN
             -- What is in the schema walpost serves every outbox of the database.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure)
-                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners,read,write}'
+                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners,read,compare,write}'
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
@@ -167,14 +154,15 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF what && '{read,write,alter}' AND outbox_name <> '' THEN
+    IF what && '{read,compare,write,alter}' AND outbox_name <> '' THEN
         IF to_regprocedure('walpost.lock_and_examine(text, text, text)') IS NULL THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
                     HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
         END IF;
         PERFORM set_config('walpost.code_of_others', coalesce(walpost.lock_and_examine(in_schema, outbox_name,
-            CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER' ELSE 'SELECT' END), ''), false);
+            CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
+                WHEN 'compare' = ANY (what) THEN 'COMPARE' ELSE 'SELECT' END), ''), false);
     END IF;
 END
 $walpost$;

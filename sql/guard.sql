@@ -12,15 +12,15 @@
 -- Until the transaction ends, nobody can change the definition of the table or of what inherits from it, or rename its schema.
 -- Reading and writing rows goes on; VACUUM, CREATE INDEX and ALTER TABLE wait. The result lists what would run code of other
 -- roles as the caller, and is empty if nothing would; it is null if there is no such table. The third argument says what the
--- statement does: SELECT, DELETE, or ALTER, which attaches or detaches a partition.
+-- statement does: SELECT, DELETE, each with conditions on created_at and the primary key at most; COMPARE, which is a SELECT with a
+-- condition on any column; or ALTER, which attaches or detaches a partition.
 --
 -- Run by: a superuser, since a schema that another role owns can be kept from being renamed by a superuser alone. A role that is
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
 -- `walpost init` runs the same.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 \set table ''
 \set examine owners
 \ir examine.sql
@@ -81,7 +81,9 @@ BEGIN
     ) SELECT array_agg(oid) INTO tables FROM tree;
     -- If only trusted roles could change anything, there is nothing to keep them from.
     IF schema_owner <> ALL (trusted)
-        OR EXISTS (SELECT FROM pg_class WHERE oid = ANY (tables) AND relowner <> ALL (trusted))
+        -- Who owns a partitioned table can give indexes to its partitions, also to those of others.
+        OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted)
+            AND (oid = ANY (tables) OR oid IN (SELECT pg_partition_ancestors(outbox))))
         OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (tables)
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (tables)
@@ -121,9 +123,19 @@ BEGIN
     END IF;
 
     -- What PostgreSQL brings along itself is pinned, and not in pg_depend.
-    WITH RECURSIVE column_types (attrelid, type) AS (
-        SELECT attrelid, atttypid FROM pg_attribute WHERE attrelid = ANY (tables) AND attnum > 0 AND NOT attisdropped
-        UNION SELECT attrelid, typbasetype FROM column_types JOIN pg_type ON oid = type WHERE typbasetype <> 0
+    WITH RECURSIVE compared (attname, type) AS (
+        SELECT attname, atttypid FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
+            AND (statement = 'COMPARE' OR attname = 'created_at')
+        UNION SELECT attname, typbasetype FROM compared JOIN pg_type ON oid = type WHERE typbasetype <> 0
+    ), linked (oid, conname) AS (
+        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key. Rows of
+        -- the other table can be deleted or changed too, and so on.
+        SELECT CASE WHEN conrelid = ANY (tables) THEN confrelid ELSE conrelid END, conname FROM pg_constraint
+            WHERE contype = 'f' AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND statement IN ('DELETE', 'ALTER')
+        UNION SELECT next.oid, conname FROM linked CROSS JOIN LATERAL (
+            SELECT conrelid FROM pg_constraint WHERE contype = 'f' AND confrelid = linked.oid
+            UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = linked.oid
+            UNION SELECT inhparent FROM pg_inherits WHERE inhrelid = linked.oid) AS next (oid)
     ), attached (class, object) AS (
         SELECT 'pg_class'::regclass, unnest(tables)
         UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (tables)
@@ -142,9 +154,6 @@ BEGIN
             JOIN pg_depend ON classid = class AND objid = object
             JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid
             JOIN pg_proc p ON p.oid = o.oprcode
-        -- A cast to text, of the type or of what a domain is based on.
-        UNION SELECT 'pg_class'::regclass, attrelid, p.oid, p.proowner FROM column_types
-            JOIN pg_cast ON castsource = type JOIN pg_proc p ON p.oid = castfunc
     )
     SELECT string_agg(DISTINCT text, '; ') INTO calls FROM (
         SELECT format('%s calls function %s of role %I', pg_describe_object(class, object, 0), function::regprocedure,
@@ -154,15 +163,17 @@ BEGIN
                 pg_get_userbyid(oprowner))
             FROM attached JOIN pg_depend ON classid = class AND objid = object
             JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid WHERE oprowner <> ALL (trusted)
-        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key.
-        UNION ALL SELECT format('foreign key %I connects it to table %s, which role %I can change', conname, other.oid::regclass,
-                pg_get_userbyid(changer))
-            FROM pg_constraint
-            JOIN pg_class other ON other.oid = CASE WHEN conrelid = ANY (tables) THEN confrelid ELSE conrelid END
+        UNION ALL SELECT format('foreign key %I connects it to table %s, which %s can change', min(conname), other.oid::regclass,
+                CASE changer WHEN 0 THEN 'PUBLIC' ELSE format('role %I', pg_get_userbyid(changer)) END)
+            FROM linked JOIN pg_class other USING (oid)
             CROSS JOIN LATERAL (SELECT other.relowner UNION SELECT grantee FROM aclexplode(other.relacl)
                 WHERE privilege_type = 'TRIGGER') AS changers (changer)
-            WHERE contype = 'f' AND conparentid = 0 AND (conrelid = ANY (tables) OR confrelid = ANY (tables))
-            AND other.oid <> ALL (tables) AND statement IN ('DELETE', 'ALTER') AND changer <> ALL (trusted)
+            WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
+        -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
+        UNION ALL SELECT format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
+                pg_get_userbyid(typowner))
+            FROM compared JOIN pg_type t ON t.oid = type
+            WHERE typowner <> ALL (trusted) AND typtype <> 'd' -- Casts from a domain are ignored.
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
         -- The operators that rows are ordered and compared by are looked up by this type.

@@ -11,9 +11,8 @@
 -- tables serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and add to it, and do
 -- neither UPDATE nor DELETE, and change the slots' states. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 \set examine 'journal slot_state'
 \ir examine.sql
 

@@ -14,9 +14,8 @@
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 \set examine owners
 \ir examine.sql
 \ir uuidv7.sql

@@ -26,9 +26,8 @@
 -- arguments fit better, is called instead. SET search_path on the functions would do that too, and keep `publish` from
 -- becoming part of the statement that calls it.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 -- There is no table whose owner could own them.
 \set table ''
 \set examine owners

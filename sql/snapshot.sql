@@ -27,9 +27,8 @@
 \set slot walpost_outbox
 \endif
 
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 
 -- The table is locked by this against what would change it between its examination and the INSERT.
 BEGIN;

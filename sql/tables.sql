@@ -24,9 +24,8 @@
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
 --   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 \set table ''
 \set examine 'owners outbox_row'
 \ir examine.sql

@@ -17,9 +17,8 @@
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog from here on, also for what the session does next (examine.sql says why).
-SET search_path = pg_catalog;
-SET row_security = off;
+-- search_path is pg_catalog from here on, also for what the session does next.
+\ir session.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
 
-pub(crate) use self::run::Begun;
+pub(crate) use self::run::{Begun, LockHolder};
 use self::run::{Note, Planned, RecordedRun, SentRows, State, lock, lock_entries};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
@@ -48,7 +48,7 @@ use crate::pipeline::decode::hand_over::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::copy::{self, CopyError};
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder};
+use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::sql::SimpleQueryRow;
 use crate::postgres::table::TableName;
@@ -181,13 +181,18 @@ pub(crate) enum ReplayError {
     #[error("replay {0} is complete: there is nothing to resume")]
     Complete(Uuid),
     /// Another process resumes the run.
-    #[error("replay {0} is being sent by another process")]
-    Running(Uuid),
+    #[error("replay {run} is being sent by another process. {holder}")]
+    Running { run: Uuid, holder: LockHolder },
     /// Another run sends what the entries of the journal are about.
     #[error(
-        "{flag}: another process is sending these events of slot {slot:?}. Wait until it has ended, and see whether anything is left"
+        "{flag}: another process is sending these events of slot {slot:?}. Wait until it has ended, and see whether anything is \
+         left. {holder}"
     )]
-    EntriesLocked { slot: String, flag: &'static str },
+    EntriesLocked {
+        slot: String,
+        flag: &'static str,
+        holder: LockHolder,
+    },
     /// A condition in SQL would have too many rights.
     #[error(
         "--where runs functions with all rights of the session, also in a transaction that can only read, and role {role} {}. \
@@ -691,6 +696,12 @@ impl<'s> Plan<'s> {
         DeadLetters::new(&self.settings.name, "", &self.settings.dead_letters)
     }
 
+    /// What reads the rows that are to be sent.
+    fn statement(&self) -> Statement {
+        let selected = self.planned.selected();
+        selected.map_or(Statement::Compare, |selected| selected.statement())
+    }
+
     /// The condition for the rows that are to be sent.
     fn condition(&self) -> String {
         let mut all = Vec::new();
@@ -719,7 +730,7 @@ impl<'s> Plan<'s> {
         let filter = self.filter();
         let row = self
             .reader
-            .select_first("count(*)", self.table, &filter)
+            .select_first(self.statement(), "count(*)", self.table, &filter)
             .await
             .map_err(|error| ReplayError::wrong("which rows", error))?;
         let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
@@ -736,7 +747,7 @@ impl<'s> Plan<'s> {
         let columns = self.order.selected();
         let row = self
             .reader
-            .select_first(&columns, self.table, &rest)
+            .select_first(self.statement(), &columns, self.table, &rest)
             .await?;
         Ok(row.map(|row| texts(&row)).transpose()?)
     }

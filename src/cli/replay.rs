@@ -174,7 +174,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::OtherCondition { .. }
         | ReplayError::OtherTopic { .. }
         | ReplayError::OtherKey { .. } => Exit::Usage,
-        ReplayError::Running(_)
+        ReplayError::Running { .. }
         | ReplayError::EntriesLocked { .. }
         | ReplayError::NotDropped { .. }
         | ReplayError::Open

@@ -13,7 +13,7 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
-    SnapshotRecord, TableGuard,
+    SnapshotRecord, Statement, TableGuard,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -184,7 +184,7 @@ impl CatalogQueries for Catalog {
     type Guard = TableGuard;
 
     async fn guard_table(&self, table: &TableName) -> Result<TableGuard, CatalogError> {
-        Catalog::guard_table(self, table).await
+        Catalog::guard_table(self, table, Statement::Select).await
     }
 
     async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {

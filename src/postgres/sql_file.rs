@@ -9,6 +9,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use super::target::Target;
 
 pub(super) const EXAMINE: &str = include_str!("../../sql/examine.sql");
+const SESSION: &str = include_str!("../../sql/session.sql");
 pub(super) const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 pub(super) const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
@@ -64,6 +65,7 @@ impl Variables<'_> {
             if let Some(name) = line.strip_prefix("\\ir ") {
                 let inner = match name {
                     "examine.sql" => (EXAMINE, examine),
+                    "session.sql" => (SESSION, ""),
                     "uuidv7.sql" => (UUIDV7, ""),
                     "no_update.sql" => (NO_UPDATE, ""),
                     "prerequisites.sql" => (PREREQUISITES, ""),

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::ReplayError;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::sql::ToSql;
 use crate::postgres::table::TableName;
 use crate::retention;
@@ -118,5 +118,6 @@ pub(super) async fn has_rows(
         "" => " LIMIT 1".to_owned(),
         condition => format!(" WHERE {condition} LIMIT 1"),
     };
-    Ok(catalog.select_first("", table, &rows).await?.is_some())
+    let first = catalog.select_first(Statement::Select, "", table, &rows);
+    Ok(first.await?.is_some())
 }

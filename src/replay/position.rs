@@ -14,7 +14,7 @@ use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::{OutboxSettings, Topic};
 use crate::outbox::template::{Part, Template};
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::postgres::catalog::Catalog;
+use crate::postgres::catalog::{Catalog, Statement};
 use crate::postgres::table::TableName;
 
 /// How long transactions that are open in a topic are waited for.
@@ -79,7 +79,9 @@ async fn topics(
     };
     let columns = format!("DISTINCT {topic} AS topic");
     let rest = format!(" WHERE {topic} IS NOT NULL ORDER BY topic");
-    let mut rows = catalog.select(&columns, table, &rest).await?;
+    let mut rows = catalog
+        .select(Statement::Select, &columns, table, &rest)
+        .await?;
     let mut names = Vec::new();
     while let Some(row) = rows.next().await? {
         names.extend(row.get(0).map(str::to_owned));

@@ -1,5 +1,6 @@
 //! What the journal has of a run: where it began, how far it is, and its end.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::table::identifier;
 
 /// How long the server may take to notice that a run's process is gone.
 const GONE: Duration = Duration::from_secs(3);
@@ -205,10 +207,8 @@ impl RecordedRun {
 /// the run, which others may end until then.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
-    match try_lock(writer, &name).await? {
-        true => Ok(()),
-        false => Err(ReplayError::Running(run)),
-    }
+    let locked = try_lock(writer, &name).await?;
+    locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
 /// Keeps other runs from sending what `flag` selects for the slot, for as long as the connection lasts. To be called before the
@@ -219,29 +219,61 @@ pub(super) async fn lock_entries(
     flag: &'static str,
 ) -> Result<(), ReplayError> {
     let name = format!("walpost replay {flag} {slot}");
-    match try_lock(writer, &name).await? {
-        true => Ok(()),
-        false => Err(ReplayError::EntriesLocked {
-            slot: slot.to_owned(),
-            flag,
-        }),
+    let locked = try_lock(writer, &name).await?;
+    locked.map_err(|holder| ReplayError::EntriesLocked {
+        slot: slot.to_owned(),
+        flag,
+        holder,
+    })
+}
+
+/// The session that has an advisory lock. Any role can take one, so the operator is told which session that is.
+#[derive(Debug)]
+pub(crate) struct LockHolder {
+    /// `None` if the session has ended since.
+    session: Option<(i32, String)>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.session {
+            Some((pid, role)) => write!(
+                f,
+                "PID {pid} of role {role} holds the advisory lock. If that is not walpost replay, end it: \
+                 SELECT pg_terminate_backend({pid})"
+            ),
+            None => f.write_str("The session that held the advisory lock has ended since: run the same command again"),
+        }
     }
 }
 
-/// Takes the lock; returns false if another session still has it after [`GONE`].
-async fn try_lock(writer: &Catalog, name: &str) -> Result<bool, CatalogError> {
+/// Takes the lock; returns its holder if another session still has it after [`GONE`].
+async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>, CatalogError> {
     let until = Instant::now() + GONE;
     loop {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
         let row = writer.client().query_one(sql, &[&name]).await;
         if row?.try_get(0)? {
-            return Ok(true);
+            return Ok(Ok(()));
         }
         if Instant::now() >= until {
-            return Ok(false);
+            return Ok(Err(lock_holder(writer, name).await?));
         }
         sleep(PAUSE).await;
     }
+}
+
+async fn lock_holder(writer: &Catalog, name: &str) -> Result<LockHolder, CatalogError> {
+    // PostgreSQL 18, 53.13 "pg_locks": the halves of a bigint key are in classid and objid, and objsubid is 1.
+    let sql = "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
+         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+         AND (l.classid::int8 << 32) | l.objid::int8 = hashtextextended($1, 0)";
+    let session = match writer.client().query_opt(sql, &[&name]).await? {
+        Some(row) => Some((row.try_get(0)?, identifier(row.try_get(1)?))),
+        None => None,
+    };
+    Ok(LockHolder { session })
 }
 
 #[cfg(test)]

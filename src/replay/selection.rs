@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{ReplayError, condition, position};
 use crate::model::lsn::Position;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::RowOrder;
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::{Catalog, CatalogError, RowOrder, Statement};
 use crate::postgres::table::TableName;
 
 /// One end of a range of rows.
@@ -153,6 +152,14 @@ impl Selected {
         all.join(" AND ")
     }
 
+    /// What a statement with this condition is, for the examination of the table.
+    pub(super) fn statement(&self) -> Statement {
+        match self.aggregates.is_empty() && self.ids.is_empty() && self.condition.is_none() {
+            true => Statement::Select,
+            false => Statement::Compare,
+        }
+    }
+
     /// The ends of the range have another number of values than the key has columns.
     pub(super) fn is_of_other_key(&self, order: &RowOrder) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
@@ -252,7 +259,8 @@ async fn key_of(
         table.order.sql(""),
     );
     let columns = table.order.selected();
-    let row = catalog.select_first(&columns, table.name, &rest).await;
+    let row = catalog.select_first(Statement::Compare, &columns, table.name, &rest);
+    let row = row.await;
     let row = row.map_err(|error| match error {
         // Data exception: the column's type has no such value.
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {

@@ -90,6 +90,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             mapping: &plan.mapping,
             order: &plan.order,
             condition: &condition,
+            statement: plan.statement(),
             row_bytes_max: plan.settings.row_bytes_max,
         };
         let mut rows = plan.reader.copy(&query).await?;

@@ -9,7 +9,8 @@ use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, Everybody, Limit, Observed, Problem, some_of, unpublished_warning,
+    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, some_of,
+    unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
@@ -171,7 +172,7 @@ async fn owners(
         report.add("owners", Outcome::Ok, message);
     }
     if let (Some(table), Some(_)) = (target.outbox.table(), &observed.table)
-        && let Err(error) = catalog.guard_table(table).await
+        && let Err(error) = catalog.guard_table(table, Statement::Select).await
     {
         report.add("owners", Outcome::Warning, error);
     }

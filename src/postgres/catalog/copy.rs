@@ -7,7 +7,7 @@
 //! let mapping = Mapping::bind(&settings.outbox, &table.to_string(), &columns)?;
 //! copy::prepare(client).await?;                          // texts as in the stream
 //! client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-//! let query = Query { table: &table, columns: &names, mapping: &mapping, order: &order, condition: "", limit: bytes };
+//! let query = Query { table: &table, columns: &names, condition: "", statement: Statement::Select, .. };
 //! let mut rows = catalog.copy(&query).await?;
 //! while let Some(copied) = rows.next().await? {
 //!     router.route(&mapping, &copied.row, ...);          // copied.row is a `Row` of the mapping
@@ -30,7 +30,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Client, CopyOutStream};
 
 use super::table::RowOrder;
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, Statement};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::postgres::replication::TEXT_FORMS;
 use crate::postgres::table::TableName;
@@ -48,6 +48,8 @@ pub(crate) struct Query<'q> {
     pub order: &'q RowOrder,
     /// A condition in SQL that rows fulfil; empty for all rows.
     pub condition: &'q str,
+    /// Says which columns `condition` is about.
+    pub statement: Statement,
     /// The longest row that is accepted, in bytes.
     pub row_bytes_max: usize,
 }
@@ -177,7 +179,7 @@ impl Catalog {
     /// The server refuses.
     pub(crate) async fn copy(&self, query: &Query<'_>) -> Result<Reader, CopyError> {
         let (sql, slots) = query.sql();
-        let guard = self.guard_table(query.table).await?;
+        let guard = self.guard_table(query.table, query.statement).await?;
         // The server answers after planning.
         let stream = self.client().copy_out(&sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, query.table))?;
@@ -255,6 +257,7 @@ mod tests {
             mapping: &mapping,
             order: &order,
             condition: "type = 'a' -- why",
+            statement: Statement::Compare,
             row_bytes_max: 1,
         };
         let (sql, slots) = query.sql();

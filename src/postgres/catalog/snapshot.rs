@@ -2,7 +2,7 @@
 //! order, it is [`copy`] that reads them.
 
 use super::copy;
-use super::{Catalog, CatalogError, SelectedRows};
+use super::{Catalog, CatalogError, SelectedRows, Statement};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
@@ -50,7 +50,9 @@ impl<'c> Snapshot<'c> {
         columns: &str,
         rest: &str,
     ) -> Result<SelectedRows, CatalogError> {
-        self.catalog.select(columns, &self.table, rest).await
+        self.catalog
+            .select(Statement::Select, columns, &self.table, rest)
+            .await
     }
 
     /// Lets the snapshot go.

@@ -4,7 +4,7 @@
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Row, SimpleQueryMessage};
 
-use super::{Catalog, CatalogError};
+use super::{Catalog, CatalogError, Statement};
 use crate::postgres::table::{TableName, identifier};
 
 /// The rows that are in the table.
@@ -206,7 +206,11 @@ impl Catalog {
         if let Some(grant) = self.select_grant(table).await? {
             return Ok(Rows::Denied { grant });
         }
-        if self.select_first("", table, " LIMIT 1").await?.is_none() {
+        if self
+            .select_first(Statement::Select, "", table, " LIMIT 1")
+            .await?
+            .is_none()
+        {
             return Ok(Rows::None);
         }
         Ok(Rows::About(self.estimate(table).await?))
@@ -228,7 +232,7 @@ impl Catalog {
     /// How many rows the planner expects.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
         let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", table.quoted());
-        let _guard = self.guard_table(table).await?;
+        let _guard = self.guard_table(table, Statement::Select).await?;
         let answer = self.client().simple_query(&plan).await?;
         let text: String = answer
             .iter()

@@ -22,8 +22,10 @@ const LOCK_TIMEOUT: &str = "10s";
 /// A statement about a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statement {
-    /// Rows are read.
+    /// Rows are read, with conditions on `created_at` and the primary key at most.
     Select,
+    /// Rows are read, with a condition on any column.
+    Compare,
     /// Rows are deleted.
     Delete,
     /// Partitions are attached, detached or dropped.
@@ -47,7 +49,11 @@ impl Catalog {
     ///
     /// # Errors
     /// As [`Catalog::lock_and_examine`]; or no connection to the same server can be opened.
-    pub(crate) async fn guard_table(&self, table: &TableName) -> Result<TableGuard, CatalogError> {
+    pub(crate) async fn guard_table(
+        &self,
+        table: &TableName,
+        statement: Statement,
+    ) -> Result<TableGuard, CatalogError> {
         let session = Self::open(self.conninfo()).await?;
         // Several hosts can be configured, and another of them can have accepted this connection.
         if session.server().await? != self.server().await? {
@@ -56,7 +62,7 @@ impl Catalog {
         let begin =
             format!("SET lock_timeout = '{LOCK_TIMEOUT}'; BEGIN ISOLATION LEVEL READ COMMITTED");
         session.client().batch_execute(&begin).await?;
-        session.lock_and_examine(table, Statement::Select).await?;
+        session.lock_and_examine(table, statement).await?;
         Ok(TableGuard { _session: session })
     }
 
@@ -88,19 +94,20 @@ impl Catalog {
         }
     }
 
-    /// Runs `SELECT columns FROM table rest`. Values are in the text format that the types' output functions give them, as in the
+    /// Runs `SELECT columns FROM table rest`, which is of the kind `statement`. Values are in the text format that the types' output functions give them, as in the
     /// replication stream.
     ///
     /// # Errors
     /// As [`Catalog::guard_table`]; or the server rejects the statement.
     pub(crate) async fn select(
         &self,
+        statement: Statement,
         columns: &str,
         table: &TableName,
         rest: &str,
     ) -> Result<SelectedRows, CatalogError> {
         let sql = format!("SELECT {columns} FROM {}{rest}", table.quoted());
-        let guard = self.guard_table(table).await?;
+        let guard = self.guard_table(table, statement).await?;
         let denied = |error| self.denied_select(error, table);
         let mut stream = Box::pin(self.client().simple_query_raw(&sql).await.map_err(denied)?);
         // The description of the rows, which the server sends after planning.
@@ -115,11 +122,12 @@ impl Catalog {
     /// As [`Catalog::select`].
     pub(crate) async fn select_first(
         &self,
+        statement: Statement,
         columns: &str,
         table: &TableName,
         rest: &str,
     ) -> Result<Option<SimpleQueryRow>, CatalogError> {
-        let mut rows = self.select(columns, table, rest).await?;
+        let mut rows = self.select(statement, columns, table, rest).await?;
         let first = rows.next().await?;
         // The stream may not be polled again after its end.
         if first.is_some() {
@@ -163,6 +171,7 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
     };
     let word = match statement {
         Statement::Select => "read",
+        Statement::Compare => "compare",
         Statement::Delete => "write",
         Statement::Alter => "alter",
     };

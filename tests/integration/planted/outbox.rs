@@ -6,6 +6,10 @@ use crate::support::postgres::MAJOR;
 
 on_each_version! {
     outbox_runs_no_code_of_its_owner_as_others
+    columns_of_types_of_others_are_not_compared
+    rights_of_other_roles_have_the_table_locked
+    owners_of_the_parent_have_the_table_locked
+    rows_of_further_tables_are_not_deleted_with_code_of_others
     policies_of_the_outbox_are_not_evaluated
     partitions_of_a_table_with_code_of_others_are_not_made
     owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table
@@ -38,14 +42,6 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
                  '2020-01-01'::timestamptz))::text, 3)), type FROM public.outbox",
             "uses operator plot.###",
         ),
-        (
-            "CREATE TYPE plot.pair AS (a text); CREATE DOMAIN plot.pairs AS plot.pair;
-             CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
-                 $$ BEGIN RETURN plot.note('cast'); END $$;
-             CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
-             ALTER TABLE public.outbox ADD extra plot.pairs",
-            "calls function plot.as_text(plot.pair)",
-        ),
     ] {
         let shop = Shop::theirs(major);
         shop.theirs.run(plant);
@@ -66,6 +62,122 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
         }
         shop.init().finish().expect_code(0);
         shop.expect_nothing_ran("init");
+    }
+}
+
+/// CREATE CAST takes no lock on tables that have the type, so that a cast can be added after any examination.
+fn columns_of_types_of_others_are_not_compared(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE TYPE plot.pair AS (a text); CREATE DOMAIN plot.pairs AS plot.pair;
+         CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN RETURN plot.note('cast'); END $$;
+         CREATE FUNCTION plot.as_time(plot.pair) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
+         CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
+         CREATE CAST (plot.pair AS timestamptz) WITH FUNCTION plot.as_time(plot.pair) AS IMPLICIT;
+         ALTER TABLE public.outbox ADD note plot.pairs;
+         UPDATE public.outbox SET note = ROW('x')::plot.pair",
+    );
+    // Reading them calls no cast.
+    for words in [&["replay", "--all", "--yes"][..], &["verify"]] {
+        shop.command(words).finish();
+        shop.expect_nothing_ran(words[0]);
+    }
+    for words in [
+        ["replay", "--yes", "--where", "note LIKE 'x%'"],
+        ["replay", "--yes", "--aggregate", "order"],
+        [
+            "replay",
+            "--yes",
+            "--id",
+            "3f0b6fb4-5b3c-4b6e-9f0e-2b3f6a1c9d10",
+        ],
+    ] {
+        let refused = shop.command(&words).finish().expect_code(3);
+        refused.expect_says(&[
+            "table public.outbox has code of other roles",
+            "column note has type plot.pair, to which role",
+            &shop.mallory,
+        ]);
+        shop.expect_nothing_ran(words[2]);
+    }
+    shop.theirs.run(
+        "ALTER TABLE public.outbox DROP note, DROP created_at;
+         ALTER TABLE public.outbox ADD created_at plot.pairs;
+         UPDATE public.outbox SET created_at = ROW('x')::plot.pair",
+    );
+    for words in [
+        &["maintain", "--retention=24h", "--delete-rows"][..],
+        &["verify", "--since=1h"],
+        &["replay", "--yes", "--from", "2020-01-01T00:00:00Z"],
+    ] {
+        for role in [&*shop.walpost, "postgres"] {
+            shop.command_as(role, words).finish();
+            shop.expect_nothing_ran(words[0]);
+        }
+    }
+    let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+    let refused = shop.command_as("postgres", &maintain).finish();
+    refused
+        .expect_code(3)
+        .expect_says(&["column created_at has type plot.pair"]);
+}
+
+/// What a role with a right on the table could add to it waits until the examined table has been used.
+fn rights_of_other_roles_have_the_table_locked(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    shop.theirs.run("SET lock_timeout = '100ms'");
+    let child = "CREATE TABLE plot.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE)";
+    let trigger = "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()";
+    for (right, change) in [
+        ("REFERENCES", child),
+        ("REFERENCES (id)", child),
+        ("TRIGGER", trigger),
+    ] {
+        db.run(&format!("GRANT {right} ON public.outbox TO {mallory}"));
+        db.run("BEGIN");
+        let examined = db
+            .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
+            .expect("a text");
+        assert_eq!(examined, "", "{right}");
+        let refused = format!("{:?}", shop.theirs.try_run(change).expect_err(right));
+        assert!(refused.contains("lock timeout"), "{right}: {refused}");
+        db.run("COMMIT");
+        shop.theirs.run(change);
+        let examined = db
+            .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
+            .expect("a text");
+        assert!(examined.contains(mallory), "{right}: {examined}");
+        db.run(&format!(
+            "DROP TABLE IF EXISTS plot.child; DROP TRIGGER IF EXISTS t ON public.outbox;
+             REVOKE {right} ON public.outbox FROM {mallory}"
+        ));
+    }
+}
+
+/// Who owns a partitioned table can give an index to a partition that another role owns.
+fn owners_of_the_parent_have_the_table_locked(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    db.run(&format!(
+        "CREATE TABLE public.parent (LIKE public.outbox) PARTITION BY RANGE (id);
+         ALTER TABLE public.parent ATTACH PARTITION public.outbox DEFAULT;
+         ALTER TABLE public.parent OWNER TO {mallory}"
+    ));
+    let change = "CREATE INDEX i ON public.parent (id) WHERE plot.note('index')";
+    shop.theirs.run("SET lock_timeout = '100ms'");
+    db.run("BEGIN");
+    let examine = "SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT')";
+    assert_eq!(db.value(examine).expect("a text"), "");
+    let refused = format!("{:?}", shop.theirs.try_run(change).expect_err("it waits"));
+    assert!(refused.contains("lock timeout"), "{refused}");
+    db.run("COMMIT");
+    // It may be refused; if not, it is found.
+    if shop.theirs.try_run(change).is_ok() {
+        let examined = db.value(examine).expect("a text");
+        assert!(examined.contains("plot.note(text)"), "{examined}");
     }
 }
 
@@ -121,6 +233,39 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
         shop.command_as(mallory, &["maintain", "--retention=24h", "--delete-rows"])
             .finish();
         shop.expect_nothing_ran(plant);
+    }
+}
+
+/// ON DELETE CASCADE goes from table to table, through tables of roles that are trusted too.
+fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    scene
+        .db
+        .run("ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'");
+    for parent in ["public.child", "public.parts"] {
+        scene.insert(&scene.aggregate(1), "k");
+        scene.db.run(&format!(
+            "CREATE TABLE public.parts (id uuid PRIMARY KEY REFERENCES public.outbox (id) ON DELETE CASCADE)
+                 PARTITION BY RANGE (id);
+             CREATE TABLE public.child PARTITION OF public.parts DEFAULT;
+             INSERT INTO public.parts SELECT id FROM public.outbox;
+             GRANT REFERENCES ON {parent} TO {mallory}; GRANT SELECT ON {parent} TO {mallory}"
+        ));
+        shop.theirs.run(&format!(
+            "CREATE TABLE plot.further (id uuid REFERENCES {parent} (id) ON DELETE CASCADE);
+             CREATE TRIGGER t AFTER DELETE ON plot.further FOR EACH ROW EXECUTE FUNCTION plot.row();
+             INSERT INTO plot.further SELECT id FROM {parent}"
+        ));
+        let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+        let refused = shop.command_as("postgres", &maintain).finish();
+        refused.expect_code(3).expect_says(&[
+            "foreign key parts_id_fkey connects it to table plot.further, which role",
+            mallory,
+        ]);
+        shop.expect_nothing_ran(parent);
+        shop.theirs.run("DROP TABLE plot.further");
+        scene.db.run("DROP TABLE public.parts");
     }
 }
 

@@ -300,7 +300,11 @@ fn entries_that_another_process_is_sending_are_not_looked_up() {
         scene.db.run(&lock("pg_advisory_lock"));
         let locked = scene.replay(&[flag, "--yes"]).finish();
         let is_sending = "another process is sending these events";
-        locked.expect_code(1).expect_says(&[flag, is_sending]);
+        let pid = scene.db.number("SELECT pg_backend_pid()");
+        let holder = format!("PID {pid} of role postgres holds the advisory lock");
+        locked
+            .expect_code(1)
+            .expect_says(&[flag, is_sending, &holder]);
         scene.db.run(&lock("pg_advisory_unlock"));
         let unlocked = scene.replay(&[flag, "--yes"]).finish();
         unlocked.expect_code(2).expect_says(&[without_lock]);

@@ -1,0 +1,18 @@
+-- Prepares the session. The other files run this one; by itself it changes nothing.
+\set ON_ERROR_STOP on
+-- For all of the session: a function or an operator in another schema of the path could be called in place of
+-- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
+SET search_path = pg_catalog;
+SET row_security = off;
+-- The owner of the database can have every session begin as another role (ALTER DATABASE ... SET role), whose objects would then
+-- be trusted. Another role that was set in the session stays.
+DO $walpost$
+BEGIN
+    IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
+        WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+            AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))
+            AND setting = 'role=' || current_setting('role')) THEN
+        PERFORM set_config('role', 'none', false);
+    END IF;
+END
+$walpost$;
