@@ -3,6 +3,8 @@
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
+-- The variable max_row_bytes, in bytes, is that setting of the pipeline where it is not the default.
+--
 -- Run by: who owns the publication and the table, or a superuser; after the slot is there, which delivers the rows. Twice without
 -- harm: a table that is in the publication stays as it is.
 \set ON_ERROR_STOP on
@@ -18,6 +20,10 @@
 \else
 \set publication walpost_outbox
 \endif
+\if :{?max_row_bytes}
+\else
+\set max_row_bytes 60000000
+\endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
 
@@ -27,6 +33,7 @@
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
 SET walpost.publication = :'publication';
+SET walpost.row_bytes_max = :'max_row_bytes';
 
 DO $walpost$
 DECLARE

@@ -63,8 +63,8 @@ SET search_path = pg_catalog, pg_temp SET row_security = off SET datestyle = 'IS
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
 DECLARE
-    -- What Walpost reads of a row at most by default, less what stands around it.
-    row_bytes_max CONSTANT int := 60000000;
+    -- What Walpost reads of a row by default, less what stands around it; or what walpost init has set.
+    row_bytes_max CONSTANT int8 := coalesce(nullif(current_setting('walpost.row_bytes_max', true), '')::int8, 60000000);
     its_schema name;
     its_name name;
     kind "char";
@@ -121,7 +121,7 @@ BEGIN
     SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,
             string_agg(format('CASE num_nulls(o.%1$I) WHEN 0 THEN concat(o.%1$I) END', attname), ', ' ORDER BY attnum)
         INTO column_list, row_values FROM pg_attribute
-        WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
+        WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped AND attgenerated IN ('', 's');
     SELECT string_agg(format('o.%I', name), ', ' ORDER BY place) INTO ordering FROM (
         SELECT attname, 0 FROM pg_attribute WHERE attrelid = outbox AND attname = 'created_at' AND NOT attisdropped
             AND atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype)
@@ -133,10 +133,13 @@ BEGIN
         'ORDER BY ' || ordering) USING publication::text, outbox::oid, its_schema::text, its_name::text, column_list;
     GET DIAGNOSTICS added = ROW_COUNT;
     IF added > 0 THEN
-        SELECT max(octet_length(r.row_values)) INTO longest FROM walpost.outbox_row r;
+        -- JSON escapes quotes, backslashes and control characters, so a row can be several times as long here as in its table.
+        SELECT max(octet_length(r.row_values) + octet_length(r.column_list) + octet_length(r.publication)) + 1000
+            INTO longest FROM walpost.outbox_row r;
         IF longest > row_bytes_max THEN
-            RAISE EXCEPTION 'a row of %.% takes % bytes, expected at most %', quote_ident(its_schema), quote_ident(its_name),
-                longest, row_bytes_max USING ERRCODE = 'program_limit_exceeded';
+            RAISE EXCEPTION 'a row of %.% takes % bytes in walpost.outbox_row, expected at most %', quote_ident(its_schema),
+                quote_ident(its_name), longest, row_bytes_max USING ERRCODE = 'program_limit_exceeded',
+                HINT = format('Raise max_row_bytes of the pipeline to at least %s, restart it, and add the table then.', longest);
         END IF;
         DELETE FROM walpost.outbox_row;
     END IF;

@@ -17,6 +17,7 @@ pub(crate) mod probe;
 pub(crate) mod producer;
 pub(crate) mod properties;
 pub(crate) mod reader;
+pub(crate) mod seen_topics;
 pub(crate) mod settings;
 mod statistics;
 mod token;

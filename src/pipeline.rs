@@ -29,7 +29,7 @@ use tracing::{debug, info, warn};
 use self::database::Database;
 use self::decode::Core;
 use self::error::{Cause, PipelineError};
-use self::order::{Order, drain_ordered};
+use self::order::{Order, drain_ordered, is_drain_ordered};
 use self::recovery::{Backoff, Remedy};
 use self::session::error::StreamError;
 use self::session::state::SessionState;
@@ -198,6 +198,10 @@ pub(crate) async fn run<S: Sink>(
             _ if isolates => Remedy::RebuildSink,
             remedy => remedy,
         };
+        if remedy != Remedy::Halt && is_drain_ordered(&orders) {
+            info!(pipeline, %error, "stopping without another connection");
+            return stopped(pipeline, &session_state, &carrier.core);
+        }
         note(&stats, &error, remedy);
         let delay = match remedy {
             Remedy::Halt => return Err(error),
@@ -260,7 +264,7 @@ pub(crate) async fn run<S: Sink>(
                         tokio::select! {
                             biased;
                             () = drain_ordered(&mut orders) => {}
-                            () = session.hold(carrier.sink.answers()) => {}
+                            () = session.hold(session_state.watched(), carrier.sink.answers()) => {}
                         }
                     }
                 }

@@ -6,7 +6,7 @@ pub(crate) mod stdout;
 use std::pin::Pin;
 
 use crate::delivery::checkpoint::{Checkpoint, CheckpointError};
-use crate::delivery::failure::RefusedRecord;
+use crate::delivery::failure::{RefusalCause, RefusedRecord};
 use crate::delivery::watermark::Tag;
 use crate::model::lsn::Position;
 use crate::outbox::Record;
@@ -177,8 +177,7 @@ pub enum SinkError {
         reason: String,
         /// Position of the row.
         at: Position,
-        /// It is too large for the topic.
-        is_oversize: bool,
+        cause: RefusalCause,
     },
     /// The topic has no such partition.
     #[error(
@@ -249,7 +248,7 @@ impl From<&RefusedRecord> for SinkError {
             bytes: refused.bytes,
             reason: refused.reason.clone(),
             at: refused.at,
-            is_oversize: refused.is_oversize,
+            cause: refused.cause,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde_json::json;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::kafka::producer::KafkaSink;
@@ -123,6 +123,8 @@ pub(crate) struct Plan {
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
     /// Somebody else has moved the slot there already.
     pub(crate) is_moved: bool,
+    /// The server is a standby, so the journal cannot be written.
+    in_recovery: bool,
 }
 
 /// What would be skipped. Nothing is changed before [`Skip::run`].
@@ -181,6 +183,7 @@ impl<'s> Skip<'s> {
             confirmed,
             to,
             is_moved,
+            in_recovery,
             ..
         } = plan;
         let is_same = |entry: &&Written| {
@@ -188,7 +191,15 @@ impl<'s> Skip<'s> {
         };
         let id = match journal.last().filter(is_same) {
             // It was begun, and not ended.
-            Some(last) => last.id,
+            Some(last) => Some(last.id),
+            None if in_recovery => {
+                warn!(
+                    pipeline,
+                    slot,
+                    "the server is a standby in recovery, so walpost.journal has no entry of what is skipped"
+                );
+                None
+            }
             None => {
                 let entry = Entry {
                     pipeline,
@@ -198,7 +209,7 @@ impl<'s> Skip<'s> {
                     to: Some(to),
                     detail: detail(&plan.found),
                 };
-                catalog.write_journal(&entry).await?
+                Some(catalog.write_journal(&entry).await?)
             }
         };
         if let Some((found, checkpoint)) = plan.checkpoint {
@@ -224,6 +235,17 @@ async fn plan(
     if let Some(problem) = observed.problems(target).into_iter().next() {
         return Err(problem.into());
     }
+    let in_recovery = observed.in_recovery;
+    let tables = match (observed.table, observed.publication) {
+        (Some(table), _) => vec![table],
+        (None, Some(publication)) => {
+            let found = catalog.tables(&publication.tables, &target.publication);
+            found.await?.into_iter().map(|(_, table)| table).collect()
+        }
+        (None, None) => Vec::new(),
+    };
+    let facts = tables.into_iter().map(|table| (table.oid, table.facts));
+    let facts = facts.collect();
     let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
         init: target.outbox.init(),
@@ -251,6 +273,7 @@ async fn plan(
             found: Found::default(),
             checkpoint: None,
             is_moved: true,
+            in_recovery,
         });
     }
     if is_behind {
@@ -281,6 +304,7 @@ async fn plan(
         delivered,
     )?;
     preview.read_older_rows_of(&target.publication);
+    preview.describe_columns(facts);
     // The record that is there ends behind it.
     let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
     let mut goes_on = true;
@@ -300,6 +324,7 @@ async fn plan(
         found: preview,
         checkpoint: found.map(|(found, resumed)| (found, resumed.skipped(to))),
         is_moved: false,
+        in_recovery,
     })
 }
 

@@ -12,8 +12,9 @@ use crate::config::values::duration;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
+use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 
 /// Flags of `walpost init`.
@@ -129,10 +130,13 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
                 _ => None,
             },
             lock_timeout,
+            row_bytes_max: settings.row_bytes_max,
         };
+        // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
+        let is_complete = args.connection.config.is_some();
         if args.print {
             print(settings, &provision, several);
-        } else if let Err(ended) = apply(settings, &provision) {
+        } else if let Err(ended) = apply(settings, &provision, is_complete) {
             exit = exit.and(ended);
         }
     }
@@ -165,11 +169,16 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Makes what one pipeline needs, or logs why not.
+/// Makes what one pipeline needs, or logs why not. If the settings are complete, they are compared with a table that is
+/// added.
 ///
 /// # Errors
 /// How the program is to end.
-pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Result<(), Exit> {
+pub(super) fn apply(
+    settings: &PipelineSettings,
+    provision: &Provision,
+    is_complete: bool,
+) -> Result<(), Exit> {
     let database = settings.postgres.describe();
     let pipeline = &settings.name;
     let applied = runtime()?.block_on(async {
@@ -180,7 +189,14 @@ pub(super) fn apply(settings: &PipelineSettings, provision: &Provision) -> Resul
                 reason,
                 left: Left::Nothing,
             })?;
-        let mut applied = provision.apply(&catalog).await;
+        let fits = |table: &TableName, found: &ObservedTable| match is_complete {
+            true => settings
+                .mapping_of(table, Some(found))
+                .map(|_| ())
+                .map_err(|error| error.to_string()),
+            false => Ok(()),
+        };
+        let mut applied = provision.apply(&catalog, fits).await;
         if let Err(ProvisionError {
             reason: CatalogError::Server(error),
             ..

@@ -97,8 +97,9 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
                 writers: Vec::new(),
                 failover: None,
                 lock_timeout: LOCK_TIMEOUT,
+                row_bytes_max: settings.row_bytes_max,
             };
-            if let Err(exit) = init::apply(settings, &provision) {
+            if let Err(exit) = init::apply(settings, &provision, true) {
                 return exit;
             }
         }

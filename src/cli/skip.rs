@@ -101,6 +101,7 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
         found,
         checkpoint,
         is_moved,
+        ..
     } = plan;
     if *is_moved {
         say!(

@@ -19,6 +19,16 @@ pub struct DeliveryFailure {
     pub refused_until: Option<Position>,
 }
 
+/// What about a record a broker refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalCause {
+    /// It, or its batch, was too large.
+    Size,
+    /// Its timestamp.
+    Timestamp,
+    Other,
+}
+
 /// A record that a broker has refused for what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedRecord {
@@ -29,8 +39,7 @@ pub struct RefusedRecord {
     pub bytes: usize,
     /// See [`content`]. On another timeline, another record can be in the same place.
     pub content: u64,
-    /// It, or its batch, was too large.
-    pub is_oversize: bool,
+    pub cause: RefusalCause,
     /// What the broker says, and what a person can do about it.
     pub reason: String,
 }

@@ -113,7 +113,7 @@ impl Isolation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::delivery::failure::content;
+    use crate::delivery::failure::{RefusalCause, content};
     use crate::outbox::Record;
     use crate::outbox::dead_letter::{Extent, Remains, Writer};
     use crate::outbox::headers::POSITION_HEADER;
@@ -134,7 +134,7 @@ mod tests {
                 topic: "t".to_owned(),
                 bytes: 1,
                 content: 1,
-                is_oversize: true,
+                cause: RefusalCause::Size,
                 reason: "too large".to_owned(),
             })),
             refused_until: Some(at(index + 10)),

@@ -101,10 +101,12 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     });
     password(source, section, report);
     let parameters = tls(source, report);
-    let at = match port {
-        Some(port) => format!("{}:{port}", host_in_url(&host)),
-        None => host_in_url(&host),
-    };
+    let at = hosts_in_url(&host, port);
+    if host.contains(',') {
+        let says = "names several hosts, which are tried in turn until one accepts the connection. To have a standby passed over: \
+                    target_session_attrs=read-write in postgres";
+        report.different("database.hostname", says);
+    }
     let as_role = |user: &str, parameters: &[(String, String)]| {
         let parameters: Vec<_> = parameters
             .iter()
@@ -142,6 +144,26 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
         user,
         administrator,
     }
+}
+
+/// The hosts of a URL. JDBC, to which Debezium gives them with the port behind, has a list of hosts and ports here; the port is
+/// the last one's.
+fn hosts_in_url(list: &str, port: Option<u16>) -> String {
+    let hosts: Vec<_> = list.split(',').map(str::trim).collect();
+    let last = hosts.len() - 1;
+    let hosts = hosts.iter().enumerate().map(|(index, host)| {
+        let own = host.rsplit_once(':').filter(|(name, port)| {
+            !name.contains(':') && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        match (own, port) {
+            (Some((name, own)), _) => format!("{}:{own}", host_in_url(name)),
+            (None, Some(port)) if index == last => format!("{}:{port}", host_in_url(host)),
+            // A single port would be that of all hosts.
+            (None, Some(_)) => format!("{}:5432", host_in_url(host)),
+            (None, None) => host_in_url(host),
+        }
+    });
+    hosts.collect::<Vec<_>>().join(",")
 }
 
 fn host_in_url(host: &str) -> String {

@@ -92,6 +92,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
         null_default: !nulls.as_ref().is_some_and(|nulls| nulls.is("false")),
     };
     let short = class.value.rsplit('.').next().unwrap_or_default();
+    let mut is_supported = true;
     found.format = match short {
         "StringConverter" => Format::String,
         "JsonConverter" => {
@@ -109,6 +110,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
         }
         "SimpleHeaderConverter" if of == "header" => Format::Simple,
         _ => {
+            is_supported = false;
             report.unsupported(&class.written, reason(of, &class.value));
             if of == "header" {
                 Format::Simple
@@ -126,9 +128,25 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
         let Some(taken) = source.raw(&format!("{of}.converter.{name}")) else {
             break;
         };
-        report.without_effect(&taken.written);
+        match name.as_str() {
+            // What comes with a converter that is not supported goes with it.
+            _ if !is_supported => report.without_effect(&taken.written),
+            "schemas.cache.size" => report.without_effect(&taken.written),
+            "encoding" | "converter.encoding" if taken.is("UTF-8") || taken.is("UTF8") => {
+                report.without_effect(&taken.written);
+            }
+            "delegate.converter.type" => report.task(&taken.written, DELEGATE),
+            // Settings of the delegate.
+            name if name.starts_with("delegate.converter.type.") => {
+                report.task(&taken.written, DELEGATE);
+            }
+            _ => {
+                let says = "is a setting of the converter that Walpost does not know: make sure that no consumer depends on it";
+                report.unknown(&taken.written, says);
+            }
+        }
     }
-    if !class.written.is_empty() && !DEFAULTS.contains(&class.written.as_str()) {
+    if is_supported && !class.written.is_empty() && !DEFAULTS.contains(&class.written.as_str()) {
         let says = match of {
             "header" => format!("header_format = {:?}", found.format.name()),
             of => format!("{of}_format = {:?}", found.format.name()),
@@ -137,6 +155,10 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     }
     found
 }
+
+const DELEGATE: &str = "writes what is not bytea: with a payload column of another type, such as jsonb, the bytes are those of this \
+    converter, and value_format = \"bytes\" delivers the column's text. Set value_format to \"json\" or \"json-schema\" where that is \
+    JsonConverter, or leave it out for StringConverter; with a payload of bytea nothing has to be done";
 
 const OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [OF_HEADERS];

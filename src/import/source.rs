@@ -34,10 +34,14 @@ pub(crate) enum ImportError {
     )]
     Bundle { found: usize, path: String },
     #[error(
-        "it is YAML, as a KafkaConnector of Strimzi has it; expected JSON. Get the connector's configuration from Kafka Connect: \
-         curl http://localhost:8083/connectors/NAME"
+        "it is YAML, as a KafkaConnector of Strimzi has it; expected JSON. Get that with kubectl get kafkaconnector NAME -o json, or \
+         from Kafka Connect: curl http://localhost:8083/connectors/NAME"
     )]
     Yaml,
+    #[error(
+        "the worker's file is YAML, as a KafkaConnect of Strimzi has it; expected properties, each a line NAME=VALUE"
+    )]
+    YamlWorker,
     #[error(
         "the connector is {0}, and Walpost reads PostgreSQL: expected io.debezium.connector.postgresql.PostgresConnector"
     )]
@@ -121,6 +125,9 @@ impl Source {
     /// # Errors
     /// It is no file of properties.
     pub(super) fn add_worker(&mut self, text: &str) -> Result<(), ImportError> {
+        if is_yaml(text) {
+            return Err(ImportError::YamlWorker);
+        }
         for (written, value) in parse(text)? {
             let name = match written.as_str() {
                 "bootstrap.servers" => "producer.bootstrap.servers",
@@ -351,8 +358,22 @@ fn connect_name(written: &str) -> String {
     }
 }
 
+/// The text is a KafkaConnector or KafkaConnect of Strimzi, or a part of one. As properties, which also accept a colon after a
+/// name, its values would keep their quotes.
+fn is_yaml(text: &str) -> bool {
+    const KEYS: [&str; 6] = ["apiVersion", "kind", "metadata", "spec", "config", "class"];
+    text.lines().map(str::trim).any(|line| {
+        let Some((name, value)) = line.split_once(':') else {
+            return line == "---";
+        };
+        let value = value.trim_start();
+        let is_quoted = value.starts_with(['"', '\'']);
+        !name.contains(['=', ' ', '#', '!']) && (is_quoted || KEYS.contains(&name))
+    })
+}
+
 fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError> {
-    if text.lines().any(|line| line.starts_with("apiVersion:")) {
+    if is_yaml(text) {
         return Err(ImportError::Yaml);
     }
     let mut source = Source {

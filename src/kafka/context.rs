@@ -13,7 +13,7 @@ use super::credentials::{Credentials, Login};
 use super::grants::Grants;
 use super::statistics;
 use super::token::Tokens;
-use crate::delivery::failure::{DeliveryFailure, RefusedRecord};
+use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord};
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lifecycle::ErrorKind;
 use crate::model::outage::{Outage, Say};
@@ -28,6 +28,9 @@ const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 /// What to say of brokers that don't support it.
 pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, without which a retry can repeat and \
     reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on";
+
+/// Part of a broker's text about a record without a key for a compacted topic (Kafka's `LogValidator`).
+const WITHOUT_KEY: &str = "without key";
 
 /// In what librdkafka says of brokers that don't support what every producer of ours asks for.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
@@ -213,10 +216,10 @@ impl Context {
         };
         self.deliveries.failed_with(DeliveryFailure {
             reason: format!(
-                "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {code}{}",
+                "Kafka did not accept the row at {} as a record for topic {topic:?} partition {}: {}",
                 record.position.as_deref().unwrap_or("an unknown position"),
                 record.partition,
-                self.remedy(code, topic),
+                self.explain(code, record),
             ),
             permanent: is_permanent(code),
             refused: self.refused_alone(code, record),
@@ -231,13 +234,14 @@ impl Context {
         record: &Refused,
     ) -> Option<Box<RefusedRecord>> {
         use RDKafkaErrorCode as Code;
-        let is_oversize = match code {
-            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => true,
+        let cause = match code {
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => RefusalCause::Size,
+            Code::InvalidTimestamp => RefusalCause::Timestamp,
             Code::InvalidMessage
             | Code::InvalidMessageSize
             | Code::InvalidRecord
-            | Code::InvalidTimestamp
-            | Code::PolicyViolation => false,
+            | Code::InvalidTopic
+            | Code::PolicyViolation => RefusalCause::Other,
             _ => return None,
         };
         Some(Box::new(RefusedRecord {
@@ -245,8 +249,8 @@ impl Context {
             topic: record.topic.clone(),
             bytes: record.bytes,
             content: record.content,
-            is_oversize,
-            reason: format!("{code}{}", self.remedy(code, &record.topic)),
+            cause,
+            reason: self.explain(code, record),
         }))
     }
 
@@ -334,10 +338,39 @@ impl Context {
         }
     }
 
-    /// What a person can do about a failure.
-    fn remedy(&self, code: RDKafkaErrorCode, topic: &str) -> String {
+    /// The broker's reason for a refusal, and how to fix it.
+    fn explain(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
+        let remedy = self.remedy(code, record);
+        match record.reason.trim_end_matches('.') {
+            "" => format!("{code}{remedy}"),
+            reason => format!("{code}: {reason}{remedy}"),
+        }
+    }
+
+    /// How to fix a failure.
+    fn remedy(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
         use RDKafkaErrorCode as Code;
+        let topic = &record.topic;
         match code {
+            Code::InvalidTimestamp => {
+                let found = match timestamp_in(&record.reason) {
+                    Some(time) => format!("The record has the timestamp {time}. "),
+                    None => String::new(),
+                };
+                format!(
+                    ". {found}Leave timestamp out of the settings, correct the column, or let the topic accept other times: \
+                     kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
+                     message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
+                )
+            }
+            Code::InvalidRecord if record.reason.contains(WITHOUT_KEY) => format!(
+                ". The topic is compacted, so each record needs a key, and the key of this row is null. Give the row a key; or \
+                 change the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
+                 cleanup.policy=delete"
+            ),
+            Code::InvalidTopic => ". The brokers keep this topic for themselves, or do not accept its name: correct what gives \
+                 the topic of the row"
+                .to_owned(),
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => format!(
                 ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
                  --entity-name {topic} --add-config max.message.bytes=..."
@@ -346,17 +379,12 @@ impl Context {
                 let grant = self.grants.topic(topic);
                 format!(". Grant the principal what it needs: {grant}")
             }
-            Code::UnknownTopic | Code::UnknownTopicOrPartition => format!(
-                ". Create the topic: kafka-topics.sh --create --topic {topic} --partitions 12 \
-                 --replication-factor 3"
-            ),
+            Code::UnknownTopic | Code::UnknownTopicOrPartition | Code::UnknownPartition => {
+                ". The topic was deleted, or has fewer partitions than before; Walpost looks it up again".to_owned()
+            }
             Code::UnsupportedCompressionType | Code::UnsupportedForMessageFormat => {
                 ". Compress batches as these brokers accept it, in [kafka]: \"compression.type\" = \"gzip\", or \"none\". Azure \
                  Event Hubs accepts nothing else"
-                    .to_owned()
-            }
-            Code::UnknownPartition => {
-                ". Add partitions to the topic, or correct what writes the partition column"
                     .to_owned()
             }
             _ => String::new(),
@@ -413,12 +441,22 @@ const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform
 pub(super) struct Refused {
     pub(super) topic: String,
     pub(super) partition: i32,
+    /// The broker's text about it; empty if the broker sent none.
+    pub(super) reason: String,
     /// The position of its row.
     pub(super) position: Option<String>,
     /// Bytes of its key and its value.
     pub(super) bytes: usize,
     /// See [`failure::content`](crate::delivery::failure::content).
     pub(super) content: u64,
+}
+
+/// The timestamp in a broker's text about one that it refuses (Kafka's `LogValidator`). librdkafka does not return that of a
+/// record that was not delivered.
+fn timestamp_in(reason: &str) -> Option<jiff::Timestamp> {
+    let (_, rest) = reason.split_once("Timestamp ")?;
+    let millis = rest.split(' ').next()?.parse().ok()?;
+    jiff::Timestamp::from_millisecond(millis).ok()
 }
 
 /// A broker does not accept who we are, or we not who it is.
@@ -430,7 +468,9 @@ pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// The same record would fail again: a person has to change something.
+/// The same record would fail again: a person has to change something. An unknown topic or partition is not permanent: the
+/// next producer looks the topic up, and finds out whether it is missing, was created again, or lacks the partition that a
+/// row names.
 fn is_permanent(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -441,14 +481,12 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
             | Code::InvalidMessageSize
             | Code::InvalidRecord
             | Code::InvalidTimestamp
+            | Code::InvalidTopic
             | Code::PolicyViolation
             | Code::TopicAuthorizationFailed
             | Code::ClusterAuthorizationFailed
             | Code::UnsupportedCompressionType
             | Code::UnsupportedForMessageFormat
-            | Code::UnknownTopic
-            | Code::UnknownTopicOrPartition
-            | Code::UnknownPartition
     )
 }
 

@@ -19,8 +19,9 @@ use rdkafka::bindings::{
     rd_kafka_error_destroy, rd_kafka_event_destroy, rd_kafka_event_error,
     rd_kafka_event_error_string, rd_kafka_event_log, rd_kafka_event_message_next,
     rd_kafka_event_stats, rd_kafka_event_t, rd_kafka_event_type, rd_kafka_header_get_last,
-    rd_kafka_message_headers, rd_kafka_queue_destroy, rd_kafka_queue_get_main, rd_kafka_queue_poll,
-    rd_kafka_queue_t, rd_kafka_queue_yield, rd_kafka_sasl_set_credentials, rd_kafka_topic_name,
+    rd_kafka_message_headers, rd_kafka_message_produce_errstr, rd_kafka_queue_destroy,
+    rd_kafka_queue_get_main, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_queue_yield,
+    rd_kafka_sasl_set_credentials, rd_kafka_topic_name,
 };
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
@@ -28,6 +29,7 @@ use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
 use super::context::{Context, Refused, is_refusal};
 use super::credentials::Login;
+use super::native::BROKER_TEXT_CHARS_MAX;
 use super::oauthbearer;
 use super::token::Tokens;
 use crate::delivery::failure::content;
@@ -224,9 +226,12 @@ fn refused(message: &RDKafkaMessage) -> Refused {
             bytes(message.payload, message.len),
         )
     };
+    // SAFETY: the message is valid for the call, and the text as long as the message.
+    let reason = unsafe { text(rd_kafka_message_produce_errstr(message)) };
     Refused {
         topic,
         partition: message.partition,
+        reason: reason.chars().take(BROKER_TEXT_CHARS_MAX).collect(),
         position: position(message),
         bytes: message.len + message.key_len,
         content: content(key, payload),

@@ -17,23 +17,28 @@ use std::time::Duration;
 use rdkafka::bindings::{
     RD_KAFKA_MSG_F_COPY, rd_kafka_AclOperation_t as AclOperation, rd_kafka_AdminOptions_destroy,
     rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_include_authorized_operations,
-    rd_kafka_AdminOptions_set_request_timeout, rd_kafka_ConfigEntry_name,
-    rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs, rd_kafka_ConfigResource_destroy,
-    rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new, rd_kafka_ConfigResource_t,
+    rd_kafka_AdminOptions_set_operation_timeout, rd_kafka_AdminOptions_set_request_timeout,
+    rd_kafka_ConfigEntry_name, rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs,
+    rd_kafka_ConfigResource_destroy, rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new,
+    rd_kafka_ConfigResource_t, rd_kafka_CreateTopics, rd_kafka_CreateTopics_result_topics,
     rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources, rd_kafka_DescribeTopics,
-    rd_kafka_DescribeTopics_result_topics, rd_kafka_ResourceType_t as ResourceType,
+    rd_kafka_DescribeTopics_result_topics, rd_kafka_NewTopic_destroy, rd_kafka_NewTopic_new,
+    rd_kafka_NewTopic_set_config, rd_kafka_NewTopic_t, rd_kafka_ResourceType_t as ResourceType,
     rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
     rd_kafka_TopicDescription_authorized_operations, rd_kafka_TopicDescription_error,
     rd_kafka_TopicDescription_name, rd_kafka_TopicDescription_partitions,
-    rd_kafka_TopicDescription_t, rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add,
-    rd_kafka_brokers_learned_ids, rd_kafka_error_code, rd_kafka_error_destroy,
-    rd_kafka_event_DescribeConfigs_result, rd_kafka_event_DescribeTopics_result,
-    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_flush,
-    rd_kafka_get_watermark_offsets, rd_kafka_header_add, rd_kafka_headers_destroy,
-    rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error, rd_kafka_mem_free,
-    rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy,
-    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new,
-    rd_kafka_vtype_t as Vtype,
+    rd_kafka_TopicDescription_t, rd_kafka_TopicDescription_topic_id,
+    rd_kafka_Uuid_least_significant_bits, rd_kafka_Uuid_most_significant_bits,
+    rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add, rd_kafka_brokers_learned_ids,
+    rd_kafka_clusterid, rd_kafka_error_code, rd_kafka_error_destroy,
+    rd_kafka_event_CreateTopics_result, rd_kafka_event_DescribeConfigs_result,
+    rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
+    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
+    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
+    rd_kafka_mem_free, rd_kafka_metadata, rd_kafka_metadata_destroy, rd_kafka_producev,
+    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_topic_destroy,
+    rd_kafka_topic_new, rd_kafka_topic_result_error, rd_kafka_topic_result_error_string,
+    rd_kafka_topic_result_name, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -44,6 +49,9 @@ use rdkafka::types::{RDKafkaRespErr, RDKafkaTopic};
 use super::context::Context;
 use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
+
+/// The text of a broker is shown up to this length.
+pub(super) const BROKER_TEXT_CHARS_MAX: usize = 500;
 
 /// `RD_KAFKA_PARTITION_UA`: the partitioner chooses.
 const PARTITION_UNASSIGNED: i32 = -1;
@@ -268,18 +276,45 @@ impl AdminEvent {
                     true => Ok(()),
                     false => result(rd_kafka_error_code(error)),
                 };
-                let mut partitions = 0;
-                if code.is_ok() {
-                    rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
-                }
                 let description = match code {
                     Ok(()) if !may_write(topic) => Err(RDKafkaErrorCode::TopicAuthorizationFailed),
-                    code => code.map(|()| partitions),
+                    code => code.map(|()| {
+                        let mut partitions = 0;
+                        rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);
+                        TopicFacts {
+                            partitions,
+                            id: topic_id(topic),
+                        }
+                    }),
                 };
                 found.push((name, description));
             }
         }
         Ok(found)
+    }
+
+    fn creations(&self) -> Result<Vec<Creation>, RDKafkaErrorCode> {
+        let event = self.0.as_ptr();
+        // SAFETY: the event is valid, and all that is read has its length from librdkafka and lives as long.
+        unsafe {
+            result(rd_kafka_event_error(event))?;
+            let response = rd_kafka_event_CreateTopics_result(event);
+            let mut count = 0;
+            let topics = rd_kafka_CreateTopics_result_topics(response, &raw mut count);
+            let read = |&topic: &*const _| {
+                let name = text(rd_kafka_topic_result_name(topic))?;
+                let made = result(rd_kafka_topic_result_error(topic)).map_err(|code| Refusal {
+                    code,
+                    reason: text(rd_kafka_topic_result_error_string(topic))
+                        .map(|reason| reason.chars().take(BROKER_TEXT_CHARS_MAX).collect()),
+                });
+                Some((name, made))
+            };
+            Ok(array(topics.cast_const(), count)
+                .iter()
+                .filter_map(read)
+                .collect())
+        }
     }
 
     fn settings<const N: usize>(
@@ -336,9 +371,155 @@ unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
         || operations.contains(&(AclOperation::RD_KAFKA_ACL_OPERATION_WRITE as u32))
 }
 
-/// The number of partitions of a topic, or the error that a broker returned for it; `TopicAuthorizationFailed` also if the
-/// principal may only look at the topic.
-pub(super) type Description = Result<usize, RDKafkaErrorCode>;
+/// What a broker returns about a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TopicFacts {
+    pub(super) partitions: usize,
+    /// None from brokers before Apache Kafka 2.8 (KIP-516).
+    pub(super) id: Option<TopicId>,
+}
+
+/// A topic's id. A topic that is deleted and created again has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TopicId(pub(super) i64, pub(super) i64);
+
+/// # Safety
+/// The description is valid.
+unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId> {
+    // SAFETY: as the caller says; the id lives as long as the description.
+    unsafe {
+        let id = rd_kafka_TopicDescription_topic_id(topic);
+        if id.is_null() {
+            return None;
+        }
+        let id = TopicId(
+            rd_kafka_Uuid_most_significant_bits(id),
+            rd_kafka_Uuid_least_significant_bits(id),
+        );
+        (id != TopicId(0, 0)).then_some(id)
+    }
+}
+
+/// The facts about a topic, or the error that a broker returned for it; `TopicAuthorizationFailed` also if the principal may
+/// only look at the topic.
+pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
+
+/// Why a broker did not create a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: RDKafkaErrorCode,
+    /// The broker's own text, which rdkafka's admin client leaves out. It names a colliding topic, for example.
+    reason: Option<String>,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.reason {
+            Some(reason) => write!(f, "{}: {}", self.code, reason.trim_end_matches('.')),
+            None => write!(f, "{}", self.code),
+        }
+    }
+}
+
+/// What became of a request to create the topic of this name.
+type Creation = (String, Result<(), Refusal>);
+
+/// A topic to create.
+pub(super) struct NewTopic {
+    pub(super) name: String,
+    pub(super) partitions: i32,
+    /// -1 is the brokers' default.
+    pub(super) replication: i32,
+    /// Topic configurations.
+    pub(super) settings: &'static [(&'static CStr, &'static CStr)],
+}
+
+/// How long the controller may wait until a topic that it creates is complete.
+const CREATION_MILLIS: c_int = 5000;
+
+/// Creates topics with one request, and returns what became of each. Blocks.
+///
+/// # Errors
+/// No broker responded within `within`, or the response was an error for all topics.
+pub(super) fn create_topics<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[NewTopic],
+    within: Duration,
+) -> Result<Vec<Creation>, RDKafkaErrorCode> {
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
+    let mut error: [c_char; 256] = [0; 256];
+    let mut created: Vec<*mut rd_kafka_NewTopic_t> = Vec::new();
+    let mut is_valid = true;
+    for topic in topics {
+        // SAFETY: the name is copied, and `error` is as long as stated.
+        let new = CString::new(topic.name.as_str()).map(|name| unsafe {
+            rd_kafka_NewTopic_new(
+                name.as_ptr(),
+                topic.partitions,
+                topic.replication,
+                error.as_mut_ptr(),
+                error.len(),
+            )
+        });
+        match new {
+            Ok(new) if !new.is_null() => created.push(new),
+            _ => {
+                is_valid = false;
+                continue;
+            }
+        }
+        for (name, value) in topic.settings {
+            // SAFETY: the topic was created above, and the texts are copied.
+            unsafe {
+                rd_kafka_NewTopic_set_config(
+                    created[created.len() - 1],
+                    name.as_ptr(),
+                    value.as_ptr(),
+                );
+            }
+        }
+    }
+    // SAFETY: the client outlives the call. Topics and options are copied into the request, and the queue is destroyed after
+    // the wait: a later response is discarded.
+    let event = unsafe {
+        let native = client.native_ptr();
+        let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_CREATETOPICS);
+        rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
+        let operation = millis.min(CREATION_MILLIS);
+        rd_kafka_AdminOptions_set_operation_timeout(options, operation, null_mut(), 0);
+        let queue = rd_kafka_queue_new(native);
+        let mut event = null_mut();
+        if is_valid {
+            rd_kafka_CreateTopics(native, created.as_mut_ptr(), created.len(), options, queue);
+            event = rd_kafka_queue_poll(queue, millis);
+        }
+        rd_kafka_AdminOptions_destroy(options);
+        rd_kafka_queue_destroy(queue);
+        for new in created {
+            rd_kafka_NewTopic_destroy(new);
+        }
+        event
+    };
+    if !is_valid {
+        return Err(RDKafkaErrorCode::InvalidTopic);
+    }
+    let event = NonNull::new(event).ok_or(RDKafkaErrorCode::OperationTimedOut)?;
+    AdminEvent(event).creations()
+}
+
+/// The id of the cluster, as brokers named it when the client asked last; none before that. Does not block.
+pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
+    // SAFETY: the client is valid, and the text is ours to free.
+    unsafe {
+        let native = client.native_ptr();
+        let id = rd_kafka_clusterid(native, 0);
+        let found = text(id.cast_const());
+        if !id.is_null() {
+            rd_kafka_mem_free(native, id.cast());
+        }
+        found
+    }
+}
 
 /// Queries the metadata of several topics with one request. No topic is created, and `client` keeps no record of the
 /// names, unlike with a metadata request for a topic, which adds each name to the client until it is destroyed. Topics

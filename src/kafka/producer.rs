@@ -21,6 +21,7 @@ use super::properties::{
     BATCH_BYTES, Properties, check_files, client_config, create_with_context, describe,
     leaves_linger,
 };
+use super::seen_topics::{COMPARE_INTERVAL, FIRST_LOOK, SeenTopics};
 use super::settings::ProducerSettings;
 use super::topic_lookup::TopicLookup;
 use super::topics::{CreateTopics, Topics, Wanted};
@@ -67,6 +68,50 @@ pub struct KafkaSink {
     refused: Vec<RefusedRecord>,
     /// None if an event whose topic cannot be used is an error.
     unusable: Option<Arc<UnusableTopics>>,
+    comparison: Comparison,
+}
+
+/// Compares the topics that are produced to with those that were seen before.
+struct Comparison {
+    seen: SeenTopics,
+    /// The comparison that was started last.
+    task: Option<JoinHandle<()>>,
+    at: Instant,
+    /// A record was produced since then.
+    is_due: bool,
+    /// Topics that were prepared since then.
+    new: Vec<String>,
+}
+
+impl Comparison {
+    fn new(seen: SeenTopics) -> Self {
+        Self {
+            seen,
+            task: None,
+            at: Instant::now(),
+            is_due: false,
+            new: Vec::new(),
+        }
+    }
+
+    /// Starts one if it is due.
+    fn tend(&mut self, producer: &Arc<BaseProducer<Context>>, known: &HashMap<Box<str>, Known>) {
+        let elapsed = self.at.elapsed();
+        let is_running = self.task.as_ref().is_some_and(|task| !task.is_finished());
+        let looks_again = self.is_due && elapsed >= COMPARE_INTERVAL;
+        if is_running || !looks_again && (self.new.is_empty() || elapsed < FIRST_LOOK) {
+            return;
+        }
+        let new = std::mem::take(&mut self.new);
+        let topics = match looks_again {
+            true => known.keys().map(|topic| topic.to_string()).collect(),
+            false => new,
+        };
+        self.is_due = false;
+        self.at = Instant::now();
+        let (seen, producer) = (self.seen.clone(), Arc::clone(producer));
+        self.task = Some(spawn_blocking(move || seen.compare(&producer, &topics)));
+    }
 }
 
 /// What exactly-once needs beside a producer.
@@ -175,7 +220,8 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// One for the pipeline, with batches of that kind, which stay within `limit`.
+    /// One for the pipeline, with batches of that kind, which stay within `limit`. Topics are compared with those that were
+    /// `seen` by earlier ones.
     ///
     /// # Errors
     /// As [`KafkaSink::new`].
@@ -183,6 +229,7 @@ impl KafkaSink {
         settings: &ProducerSettings,
         batching: &Batching,
         limit: &BatchLimit,
+        seen: &SeenTopics,
         deliveries: Arc<Deliveries>,
     ) -> Result<Self, SinkError> {
         let mut settings = settings.clone();
@@ -202,6 +249,7 @@ impl KafkaSink {
             .dead_letter_topic
             .as_ref()
             .map(|topic| Arc::new(UnusableTopics::new(topic)));
+        sink.comparison = Comparison::new(seen.clone());
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
         // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
@@ -251,6 +299,7 @@ impl KafkaSink {
             reads: 0,
             refused: Vec::new(),
             unusable: None,
+            comparison: Comparison::new(SeenTopics::default()),
         })
     }
 
@@ -279,6 +328,7 @@ impl KafkaSink {
         fit.reads = self.reads;
         fit.refused = std::mem::take(&mut self.refused);
         fit.unusable = self.unusable.take();
+        fit.comparison = Comparison::new(self.comparison.seen.clone());
         *self = fit;
         info!(
             pipeline = self.producer.context().pipeline(),
@@ -311,6 +361,7 @@ impl Sink for KafkaSink {
         }
         let Err(code) = known.topic.produce(record, Some(tag)) else {
             self.unflushed = true;
+            self.comparison.is_due = true;
             return Ok(Produced::Taken);
         };
         let topic = record.topic.to_owned();
@@ -366,6 +417,7 @@ impl Sink for KafkaSink {
         let producer = Arc::clone(&self.producer);
         let (topics, limit, batch_bytes) =
             (self.topics.clone(), self.limit.clone(), self.batch_bytes);
+        let seen = self.comparison.seen.clone();
         Box::pin(async move {
             let at = Arc::clone(&producer);
             let prepared = match unusable {
@@ -375,6 +427,10 @@ impl Sink for KafkaSink {
                     lookup.prepare(topic.clone(), others).await
                 }
             };
+            if !matches!(prepared, Ok(Prepared::Usable { .. })) && seen.has(&topic) {
+                let (producer, topics) = (Arc::clone(&producer), [topic.clone()]);
+                let _ = spawn_blocking(move || seen.compare(&producer, &topics)).await;
+            }
             let prepared = prepared?;
             if prepared != Prepared::Unusable {
                 limit.ask(Arc::clone(&producer), topic).await;
@@ -404,7 +460,9 @@ impl Sink for KafkaSink {
                 is_awaited: usize::try_from(partition).is_ok_and(|doubted| doubted >= partitions),
             }),
         };
-        self.known.insert(topic.into(), known);
+        if self.known.insert(topic.into(), known).is_none() {
+            self.comparison.new.push(topic.to_owned());
+        }
         if let Some(transactions) = &mut self.transactions {
             transactions.partitions.insert(topic.to_owned(), partitions);
         }
@@ -467,6 +525,9 @@ impl Sink for KafkaSink {
 
     /// Without records nobody would notice that an outage has ended.
     fn tend(&mut self) {
+        if !self.producer.context().is_down() {
+            self.comparison.tend(&self.producer, &self.known);
+        }
         if self.asked_at.elapsed() < ASK {
             return;
         }
@@ -745,6 +806,7 @@ mod tests {
         producer.context().assumed(&Refused {
             topic: TOPIC.to_owned(),
             partition: 0,
+            reason: String::new(),
             position: None,
             bytes: 0,
             content: 0,

@@ -567,6 +567,19 @@ mod tests {
     }
 
     #[test]
+    fn asks_for_another_token_when_brokers_refuse_an_old_one() {
+        let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 1000}'");
+        let first = tokens.get().expect("a token").value.clone();
+        let mut state = tokens.0.state.lock().expect("nobody has panicked");
+        let issued = state.last.as_mut().expect("a token");
+        issued.at -= PAUSE + Duration::from_secs(1);
+        drop(state);
+        assert!(tokens.refused());
+        let second = tokens.get().expect("a token").value.clone();
+        assert_ne!(second, first, "the refused token was used again");
+    }
+
+    #[test]
     fn program_that_fails_is_told_by_its_path_and_not_run_again_at_once() {
         let failing = tokens("exit 7");
         assert!(!failing.are_valid());

@@ -221,7 +221,7 @@ impl TopicLookup {
 fn read(description: &Description) -> Found {
     let denied = |reason: &str| Found::Unusable(Reason::Denied(reason.to_owned()));
     match description {
-        Ok(0) => Found::NotReady,
+        Ok(facts) if facts.partitions == 0 => Found::NotReady,
         Ok(_) => Found::Usable,
         Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Found::Unusable(Reason::Missing),
         Err(Code::TopicAuthorizationFailed) => denied(NOT_AUTHORIZED),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::AdminClient;
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code};
@@ -16,6 +16,7 @@ use super::aside::Aside;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
+use super::native::{self, NewTopic, Refusal};
 use super::properties::{brokers, create, describe, leave_producers};
 use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
 use crate::model::time::REFUSAL_PATIENCE;
@@ -31,6 +32,8 @@ const RECORDS_AT_ONCE: usize = 2000;
 /// How long a broker may refuse us before it is taken at its word.
 const REFUSAL: Duration = Duration::from_secs(10);
 pub(super) const METADATA: Duration = Duration::from_secs(5);
+/// How long brokers may take to answer a request to create topics.
+const CREATION_REQUEST: Duration = Duration::from_secs(60);
 /// Between two questions, the first time and later: a topic that was just created is mostly there at once.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(200);
@@ -51,9 +54,13 @@ fn broker_default() -> i32 {
 }
 
 impl CreateTopics {
-    fn new_topic<'n>(&self, name: &'n str) -> NewTopic<'n> {
-        let replication = TopicReplication::Fixed(self.replication);
-        NewTopic::new(name, self.partitions, replication)
+    fn new_topic(&self, name: &str) -> NewTopic {
+        NewTopic {
+            name: name.to_owned(),
+            partitions: self.partitions,
+            replication: self.replication,
+            settings: &[],
+        }
     }
 
     /// How many topics are made with one request beside the first.
@@ -260,49 +267,53 @@ impl Topics {
     ///
     /// # Errors
     /// The brokers do not make it, and would not later.
-    pub(super) async fn make(&self, new: &NewTopic<'_>) -> Result<Made, SinkError> {
-        let (made, _) = self.make_several(new, &[]).await?;
-        made.map_err(|reason| self.unusable_error(new.name, reason))
+    pub(super) async fn make(&self, new: NewTopic) -> Result<Made, SinkError> {
+        let topic = new.name.clone();
+        let (made, _) = self.make_several(vec![new]).await?;
+        made.map_err(|reason| self.unusable_error(&topic, reason))
     }
 
-    /// Makes a topic, and with the same request `others`: returns the result for the topic, and those of the others that
-    /// the brokers refuse to make.
+    /// Creates topics with one request: returns the result for the first, and those of the others that the brokers refuse
+    /// to create.
     ///
     /// # Errors
     /// The request failed as a whole, and would fail later.
     async fn make_several(
         &self,
-        new: &NewTopic<'_>,
-        others: &[NewTopic<'_>],
+        topics: Vec<NewTopic>,
     ) -> Result<(Result<Made, Reason>, Vec<(String, Reason)>), SinkError> {
-        let (topic, partitions) = (new.name, new.num_partitions);
+        let Some(first) = topics.first() else {
+            return Ok((Ok(Made::Exists), Vec::new()));
+        };
+        let (topic, partitions) = (first.name.clone(), first.partitions);
         let failed = |code: Option<Code>, reason: String| match code {
             Some(code) if is_of_the_moment(code) => Ok((Ok(Made::NotNow(reason)), Vec::new())),
-            _ => Err(self.unusable_error(topic, Reason::NotCreated(reason))),
+            _ => Err(self.unusable_error(&topic, Reason::NotCreated(reason))),
         };
         let admin = match self.admin().await {
             Ok(admin) => admin,
             Err(error) => return failed(None, describe(&error)),
         };
-        let options = AdminOptions::new().operation_timeout(Some(METADATA));
-        debug!(topic, others = others.len(), "creating topics");
-        let asked = std::iter::once(new).chain(others);
-        let answers = match admin.create_topics(asked, &options).await {
+        debug!(topic, others = topics.len() - 1, "creating topics");
+        let asked = tokio::task::spawn_blocking(move || {
+            native::create_topics(admin.inner(), &topics, CREATION_REQUEST)
+        });
+        let answers = match asked.await.unwrap_or(Err(Code::OperationTimedOut)) {
             Ok(answers) => answers,
-            Err(error) => return failed(error.rdkafka_error_code(), describe(&error)),
+            Err(code) => return failed(Some(code), code.to_string()),
         };
         // Where the answer has no result for it, another lookup shows what has become of the topic.
         let mut of_topic = Ok(Made::Exists);
         let mut refused = Vec::new();
-        for answer in answers {
-            let (name, made) = match answer {
-                Ok(name) => {
+        for (name, answer) in answers {
+            let made = match answer {
+                Ok(()) => {
                     info!(topic = name, partitions, "topic created");
-                    (name, Ok(Made::Created))
+                    Ok(Made::Created)
                 }
-                Err((name, code)) => {
-                    debug!(topic = name, reason = %code, "topic not created");
-                    (name, made_despite(code))
+                Err(refusal) => {
+                    debug!(topic = name, reason = %refusal, "topic not created");
+                    made_despite(&refusal)
                 }
             };
             match made {
@@ -315,16 +326,16 @@ impl Topics {
     }
 }
 
-/// What it means that the brokers answer a request to create a topic with this code.
-fn made_despite(code: Code) -> Result<Made, Reason> {
-    match code {
+/// What it means that the brokers answer a request to create a topic with this refusal.
+fn made_despite(refusal: &Refusal) -> Result<Made, Reason> {
+    match refusal.code {
         // Another instance was faster.
         Code::TopicAlreadyExists => Ok(Made::Exists),
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Err(
-            Reason::CreationDenied(format!("it could not be created: {code}")),
+            Reason::CreationDenied(format!("it could not be created: {refusal}")),
         ),
-        code if is_of_the_moment(code) => Ok(Made::NotNow(code.to_string())),
-        code => Err(Reason::NotCreated(code.to_string())),
+        code if is_of_the_moment(code) => Ok(Made::NotNow(refusal.to_string())),
+        _ => Err(Reason::NotCreated(refusal.to_string())),
     }
 }
 
@@ -389,14 +400,13 @@ impl Creation {
         };
         if is_due {
             let others = std::mem::take(&mut self.others);
-            let others: Vec<_> = others
-                .iter()
-                .take(create.at_once())
-                .map(|name| create.new_topic(name))
-                .collect();
-            let made = match topics.make_several(&create.new_topic(topic), &others).await {
+            let others = others.iter().take(create.at_once());
+            let mut all = vec![create.new_topic(topic)];
+            all.extend(others.map(|name| create.new_topic(name)));
+            let is_alone = all.len() == 1;
+            let made = match topics.make_several(all).await {
                 // It may be for the others' sake.
-                Err(error) if !others.is_empty() => Made::NotNow(error.to_string()),
+                Err(error) if !is_alone => Made::NotNow(error.to_string()),
                 made => {
                     let (made, refused) = made?;
                     self.refused = refused;

@@ -3,11 +3,12 @@
 //! The calls block, so each runs on a thread of the runtime's own for such. Kafka's design of
 //! transactions: KIP-98; how fencing works: KIP-360 and KIP-447.
 
+use std::ffi::CStr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminOptions, ResourceSpecifier};
 use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -23,7 +24,7 @@ use super::context::Context;
 use super::credentials::Credentials;
 use super::end::{self, Ends};
 use super::grants::Grants;
-use super::native::{self, Topic};
+use super::native::{self, NewTopic, Topic};
 use super::probe;
 use super::properties::{
     client_config, create_with_context, describe, leave_producers, transactional,
@@ -54,7 +55,7 @@ const PARTITIONS_BYTES_MAX: usize = 64 << 10;
 const PARTITIONS_PART: usize = 2;
 /// Checkpoints are small and many, and only the last of each pipeline is wanted: the topic's log is
 /// compacted in pieces of this size, in bytes.
-const SEGMENT_BYTES: &str = "16777216";
+const SEGMENT_BYTES: &CStr = c"16777216";
 
 /// Where a pipeline's checkpoints are.
 #[derive(Clone)]
@@ -309,11 +310,16 @@ impl Checkpoints {
     }
 
     async fn make_topic(&self, topics: &Topics) -> Result<Made, SinkError> {
-        let replication = TopicReplication::Fixed(self.settings.replication);
-        let new = NewTopic::new(self.topic(), 1, replication)
-            .set("cleanup.policy", "compact")
-            .set("segment.bytes", SEGMENT_BYTES);
-        topics.make(&new).await
+        let new = NewTopic {
+            name: self.topic().to_owned(),
+            partitions: 1,
+            replication: self.settings.replication,
+            settings: &[
+                (c"cleanup.policy", c"compact"),
+                (c"segment.bytes", SEGMENT_BYTES),
+            ],
+        };
+        topics.make(new).await
     }
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {

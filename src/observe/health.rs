@@ -45,12 +45,20 @@ impl fmt::Display for NotReady {
                     None => Ok(()),
                 }
             }
+            Self::KafkaDown(reason, 0) => {
+                write!(f, "Kafka is unreachable, and no events wait: {reason}")
+            }
             Self::KafkaDown(reason, waiting) => {
                 write!(
                     f,
                     "Kafka is unreachable, and {waiting} events wait: {reason}"
                 )
             }
+            Self::Stuck(0, since) => write!(
+                f,
+                "Kafka has not answered for {}: no events are in flight, and a topic lookup or the commit of a checkpoint waits",
+                rounded::age(since.as_secs_f64())
+            ),
             Self::Stuck(waiting, since) => write!(
                 f,
                 "{waiting} events are in flight, and Kafka has acknowledged none for {}",
@@ -233,6 +241,14 @@ mod tests {
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(12);
         assert!(says(&lifecycle, &totals).contains("7 events are in flight"));
+        // The checkpoint of an idle pipeline.
+        let idle = Totals {
+            in_flight: 0,
+            ..totals
+        };
+        let text = says(&lifecycle, &idle);
+        assert!(!text.contains("0 events"), "{text}");
+        assert!(text.contains("commit of a checkpoint"), "{text}");
         // It streams for 99 s by then.
         let since = |lifecycle: &LifecycleSnapshot, totals: &Totals| {
             let why = why_not_ready(lifecycle, totals).expect("a reason");

@@ -272,6 +272,7 @@ impl Mapping {
         columns: &[TableColumn<'_>],
         facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
+        let columns = &without_domains(columns, facts)[..];
         let mut binder = Binder {
             table,
             columns,
@@ -298,8 +299,8 @@ impl Mapping {
         let payload = binder.typed(
             &settings.payload,
             "payload",
-            "a built-in type such as jsonb, json, text or bytea",
-            |oid| oid < oid::FIRST_OF_USERS,
+            "a built-in type such as jsonb, json, text or bytea, or a domain over one",
+            |oid| !is_of_user(oid),
         )?;
         let (mut headers, mut header_forms) = (Vec::new(), Vec::new());
         for (name, template) in &settings.headers {
@@ -431,6 +432,29 @@ impl Mapping {
             None => "row".to_owned(),
         }
     }
+}
+
+/// The columns, with the base type in the place of a domain.
+fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Vec<TableColumn<'a>> {
+    let base = |column: &TableColumn<'a>| {
+        let facts = facts.iter().find(|facts| facts.name == column.name)?;
+        let domain = facts
+            .domain
+            .filter(|domain| domain.oid == column.type_oid)?;
+        Some(TableColumn {
+            type_oid: domain.base_oid,
+            ..*column
+        })
+    };
+    let columns = columns.iter();
+    columns
+        .map(|column| base(column).unwrap_or(*column))
+        .collect()
+}
+
+/// A user has made the type.
+pub(crate) fn is_of_user(type_oid: u32) -> bool {
+    type_oid >= oid::FIRST_OF_USERS
 }
 
 /// The setting, as an error quotes it.

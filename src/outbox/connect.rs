@@ -36,11 +36,21 @@ mod oid {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ColumnFacts {
     pub(crate) name: String,
-    /// `pg_attribute.atttypmod`.
+    /// Its domain, if its type is one.
+    pub(crate) domain: Option<Domain>,
+    /// `pg_attribute.atttypmod`, or that of the domain.
     pub(crate) type_modifier: i32,
     pub(crate) not_null: bool,
     /// The expression of its DEFAULT, as `pg_get_expr` shows it.
     pub(crate) default: Option<String>,
+}
+
+/// A domain, whose values have the form of its base type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Domain {
+    pub(crate) oid: u32,
+    /// OID of the type below all domains.
+    pub(crate) base_oid: u32,
 }
 
 /// A column's type in Connect.

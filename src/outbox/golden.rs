@@ -254,6 +254,7 @@ impl Case {
             .iter()
             .map(|(name, _, type_modifier, not_null, default)| ColumnFacts {
                 name: name.clone(),
+                domain: None,
                 type_modifier: *type_modifier,
                 not_null: *not_null,
                 default: default.clone(),

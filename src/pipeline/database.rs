@@ -52,10 +52,11 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Those of the tables that are there, in no order.
+    /// Those of the tables that exist, in no order, with the columns that this publication sends.
     fn tables(
         &self,
         tables: &[TableName],
+        publication: &str,
     ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
 
     /// Tables that the patterns stand for and that are not `published`.
@@ -194,8 +195,9 @@ impl CatalogQueries for Catalog {
     async fn tables(
         &self,
         tables: &[TableName],
+        publication: &str,
     ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
-        Catalog::tables(self, tables).await
+        Catalog::tables(self, tables, publication).await
     }
 
     async fn unpublished(

@@ -527,7 +527,8 @@ impl Core {
                 if source.lacks_facts(relation) {
                     return Ok(Step::NewTable(relation.oid));
                 }
-                source.relation(relation, &place)?
+                let bound = source.relation(relation, &place);
+                bound.map_err(CoreError::mapping(place))?
             }
             Source::Messages(_) => false,
         };
@@ -695,10 +696,11 @@ fn older_row(
     let Some(older) = source.older(at, tuple)? else {
         return Ok(Step::Done);
     };
-    if source.lacks_facts_of(older.oid) {
+    if source.lacks_facts_for(&older) {
         return Ok(Step::NewTable(older.oid));
     }
-    let mapping = source.mapping_of(&older)?;
+    let mapping = source.mapping_of(&older);
+    let mapping = mapping.map_err(CoreError::mapping(at))?;
     delivery.event(at, &mapping, &older.lay_out(&mapping), sink)
 }
 

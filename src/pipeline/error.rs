@@ -181,7 +181,7 @@ fn of_core(error: &CoreError) -> Cause<'_> {
         }
         CoreError::Decode { .. }
         | CoreError::Order(_)
-        | CoreError::Mapping(_)
+        | CoreError::Mapping { .. }
         | CoreError::History(_)
         | CoreError::ForeignTable { .. }
         | CoreError::RowBesideMessages { .. }

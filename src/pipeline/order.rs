@@ -13,6 +13,11 @@ pub(crate) enum Order {
     Pause,
 }
 
+/// The pipeline is told to end.
+pub(super) fn is_drain_ordered(orders: &watch::Receiver<Order>) -> bool {
+    *orders.borrow() != Order::Run
+}
+
 /// Resolves when the pipeline is told to drain, or nobody is there to tell it anything.
 pub(super) async fn drain_ordered(orders: &mut watch::Receiver<Order>) {
     // An error means that the sender is gone, which is an order to end as well.

@@ -125,7 +125,7 @@ fn core(error: &CoreError) -> Both {
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
-        CoreError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
+        CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
         CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
         CoreError::ForeignTable { .. }
         | CoreError::RowBesideMessages { .. }
@@ -167,6 +167,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }
+        | CatalogError::Unfit(_)
         | CatalogError::Unexpected(_) => Remedy::Halt,
     }
 }

@@ -229,12 +229,11 @@ impl Session<'_> {
                             }
                             .into());
                         }
-                        // Not while it drains: what is in flight may be all that there is.
-                        MonitorEvent::OverBudget if drain_until.is_none() => {
-                            return Err(session_state.watched.over().into());
-                        }
-                        MonitorEvent::OverBudget => {}
                     }
+                }
+                // Not while it drains: what is in flight may be all that there is.
+                () = session_state.watched.until_over(), if drain_until.is_none() => {
+                    return Err(session_state.watched.over().into());
                 }
                 committed = committed(&mut self.committer) => {
                     let committed = committed?;

@@ -159,6 +159,7 @@ impl CatalogQueries for SimDatabase {
     async fn tables(
         &self,
         _: &[TableName],
+        _: &str,
     ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
         Ok(Vec::new())
     }

@@ -17,7 +17,7 @@ use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
 use super::target::{OUTBOX_ROW, Outbox, Target};
 use crate::model::lsn::Lsn;
-use crate::outbox::connect::ColumnFacts;
+use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::everybody::Everybody;
 use self::journal::Action;
@@ -120,6 +120,9 @@ pub enum CatalogError {
          name one host only"
     )]
     OtherServer,
+    /// A table that is to be added does not fit the settings.
+    #[error("{0}")]
+    Unfit(String),
     /// It gave an answer that can't be read.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),
@@ -250,7 +253,9 @@ impl Catalog {
             synchronous_standby_names: server.try_get(8)?,
             provider: None,
             table: match &target.outbox {
-                Outbox::Table(table) | Outbox::OneOf { table, .. } => self.table(table).await?,
+                Outbox::Table(table) | Outbox::OneOf { table, .. } => {
+                    self.table(table, &target.publication).await?
+                }
                 Outbox::Tables(_) | Outbox::Messages { .. } => None,
             },
             has_publish: match &target.outbox {
@@ -300,18 +305,24 @@ impl Catalog {
         Ok(found.and_then(|found| found.held_by_other(slot, &name)))
     }
 
-    async fn table(&self, table: &TableName) -> Result<Option<ObservedTable>, CatalogError> {
-        let mut found = self.tables(std::slice::from_ref(table)).await?;
+    async fn table(
+        &self,
+        table: &TableName,
+        publication: &str,
+    ) -> Result<Option<ObservedTable>, CatalogError> {
+        let table = std::slice::from_ref(table);
+        let mut found = self.tables(table, publication).await?;
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Those of the tables that are there, in no order.
+    /// Those of the tables that exist, in no order, with the columns that this publication sends.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn tables(
         &self,
         tables: &[TableName],
+        publication: &str,
     ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
         let schemas: Vec<_> = tables.iter().map(|table| table.schema.as_str()).collect();
         let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
@@ -346,7 +357,7 @@ impl Catalog {
             tables.insert(oid, (name, table));
         }
         let oids: Vec<_> = tables.keys().copied().collect();
-        for row in &self.columns(&oids).await? {
+        for row in &self.columns(&oids, Some(publication)).await? {
             let Some((_, table)) = tables.get_mut(&row.try_get(0)?) else {
                 continue;
             };
@@ -357,24 +368,53 @@ impl Catalog {
         Ok(tables.into_values().collect())
     }
 
-    /// What is known of the columns of the table with this OID; nothing where that is not there.
+    /// What is known of the columns of the table with this OID; nothing if the table does not exist.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
-        self.columns(&[oid]).await?.iter().map(facts).collect()
+        let columns = self.columns(&[oid], None).await?;
+        columns.iter().map(facts).collect()
     }
 
-    /// The columns of tables that are published, each table's in their order.
-    async fn columns(&self, oids: &[u32]) -> Result<Vec<Row>, CatalogError> {
+    /// The columns of tables that the publication sends, or that any could send, each table's in their order.
+    async fn columns(
+        &self,
+        oids: &[u32],
+        publication: Option<&str>,
+    ) -> Result<Vec<Row>, CatalogError> {
+        let version = self.version().await?;
+        // Column lists came with PostgreSQL 15, and generated columns in publications with 18.
+        let listed = match version {
+            150_000.. => {
+                "(SELECT r.prattrs::int2[] FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
+                 WHERE p.pubname = $2::text AND r.prrelid = a.attrelid)"
+            }
+            _ => "CASE WHEN $2::text IS NULL THEN NULL::int2[] END",
+        };
+        let generated = match version {
+            180_000.. => {
+                "a.attgenerated = 's' AND ($2::text IS NULL OR EXISTS (SELECT FROM pg_publication \
+                 WHERE pubname = $2::text AND pubgencols = 's'))"
+            }
+            _ => "false",
+        };
         let columns = self
             .client
             .query(
-                "SELECT attrelid, attname::text, atttypid, format_type(atttypid, atttypmod), atttypmod, attnotnull, \
-                 pg_get_expr(adbin, adrelid) FROM pg_attribute \
-                 LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum WHERE attrelid = ANY ($1) \
-                 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attrelid, attnum",
-                &[&oids],
+                &format!(
+                    "SELECT a.attrelid, a.attname::text, a.atttypid, format_type(a.atttypid, a.atttypmod), \
+                     coalesce(d.modifier, a.atttypmod), a.attnotnull, CASE a.attgenerated WHEN '' THEN pg_get_expr(adbin, adrelid) END, d.base \
+                     FROM pg_attribute a LEFT JOIN pg_attrdef ON adrelid = a.attrelid AND adnum = a.attnum \
+                     LEFT JOIN LATERAL (WITH RECURSIVE domains AS (SELECT typbasetype AS base, typtypmod AS modifier \
+                     FROM pg_type WHERE oid = a.atttypid AND typtype = 'd' UNION ALL \
+                     SELECT t.typbasetype, CASE d.modifier WHEN -1 THEN t.typtypmod ELSE d.modifier END \
+                     FROM domains d JOIN pg_type t ON t.oid = d.base AND t.typtype = 'd') \
+                     SELECT d.base, d.modifier FROM domains d JOIN pg_type t ON t.oid = d.base AND t.typtype <> 'd') AS d ON true \
+                     WHERE a.attrelid = ANY ($1) AND a.attnum > 0 AND NOT a.attisdropped \
+                     AND coalesce(a.attnum = ANY (coalesce({listed}, NULL::int2[])), a.attgenerated = '' OR {generated}) ORDER BY a.attrelid, a.attnum"
+                ),
+                &[&oids, &publication],
             )
             .await?;
         Ok(columns)
@@ -565,8 +605,13 @@ impl Catalog {
 
 /// A column's, as [`Catalog::columns`] asks for it.
 fn facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
+    let (type_oid, base): (u32, Option<u32>) = (row.try_get(2)?, row.try_get(7)?);
     Ok(ColumnFacts {
         name: row.try_get(1)?,
+        domain: base.map(|base_oid| Domain {
+            oid: type_oid,
+            base_oid,
+        }),
         type_modifier: row.try_get(4)?,
         not_null: row.try_get(5)?,
         default: row.try_get(6)?,

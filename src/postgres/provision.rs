@@ -3,8 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::catalog::{Catalog, CatalogError};
+use super::catalog::{Catalog, CatalogError, ObservedTable};
 use super::sql_file::{self, PREREQUISITES, Variables};
+use super::table::TableName;
 use super::target::{Outbox, Target};
 
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
@@ -43,6 +44,8 @@ pub(crate) struct Provision {
     pub failover: Option<bool>,
     /// How long each statement may wait for a lock; a slot waits for running transactions too.
     pub lock_timeout: Duration,
+    /// `max_row_bytes` of the pipeline.
+    pub row_bytes_max: usize,
 }
 
 /// All that is run, in this order.
@@ -223,11 +226,16 @@ impl Provision {
         Scripts { together, after }
     }
 
-    /// Runs the steps. What is there already stays as it is.
+    /// Runs the steps. What exists already stays as it is. `fits` says why the settings do not fit a table that is to be
+    /// added to those of a slot; it is asked before anything is committed, since a table that does not fit halts all of them.
     ///
     /// # Errors
-    /// A step fails; the error says what is there by now.
-    pub(crate) async fn apply(&self, catalog: &Catalog) -> Result<(), ProvisionError> {
+    /// A step fails; the error says what exists by now.
+    pub(crate) async fn apply(
+        &self,
+        catalog: &Catalog,
+        fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
+    ) -> Result<(), ProvisionError> {
         let client = catalog.client();
         let run = |makes: &str, sql: String, left: Left| {
             let step = makes.to_owned();
@@ -269,6 +277,12 @@ impl Provision {
                 return Err(error);
             }
         }
+        if let Outbox::OneOf { table, .. } = &self.target.outbox
+            && let Err(reason) = self.check_columns(catalog, table, fits).await
+        {
+            let _ = client.batch_execute("ROLLBACK").await;
+            return Err(failed(&table.to_string(), Left::Nothing)(reason));
+        }
         run("transaction", "COMMIT".to_owned(), Left::Nothing)
             .await
             .map_err(|error| match error.reason {
@@ -292,6 +306,19 @@ impl Provision {
         Ok(())
     }
 
+    async fn check_columns(
+        &self,
+        catalog: &Catalog,
+        table: &TableName,
+        fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
+    ) -> Result<(), CatalogError> {
+        let found = catalog.tables(std::slice::from_ref(table), &self.target.publication);
+        match found.await?.first() {
+            Some((_, found)) => fits(table, found).map_err(CatalogError::Unfit),
+            None => Ok(()),
+        }
+    }
+
     fn fill_in(&self, file: &str) -> String {
         self.variables().fill_in(file)
     }
@@ -304,6 +331,7 @@ impl Provision {
             owner: self.owner.as_deref(),
             writer: None,
             failover: false,
+            row_bytes_max: self.row_bytes_max,
         }
     }
 }
@@ -327,6 +355,7 @@ mod tests {
             writers: vec!["it's a shop".to_owned()],
             failover: None,
             lock_timeout: Duration::from_secs(1),
+            row_bytes_max: 64 << 20,
         }
     }
 

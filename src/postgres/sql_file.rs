@@ -27,6 +27,8 @@ pub(super) struct Variables<'v> {
     pub(super) writer: Option<&'v str>,
     /// The slot is to follow a failover.
     pub(super) failover: bool,
+    /// `max_row_bytes` of the pipeline.
+    pub(super) row_bytes_max: usize,
 }
 
 impl Variables<'_> {
@@ -113,7 +115,12 @@ impl Variables<'_> {
         let (name, rest) = quoted[1..].split_once(quote)?;
         // The files take an empty name for no table.
         let table = self.target.outbox.table();
+        let row_bytes_max;
         let value = match name {
+            "max_row_bytes" => {
+                row_bytes_max = self.row_bytes_max.to_string();
+                &row_bytes_max
+            }
             "pipeline" => self.pipeline,
             "schema" => table.map_or("", |table| &table.schema),
             "table" => table.map_or("", |table| &table.name),
@@ -144,6 +151,7 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         owner: None,
         writer: None,
         failover: false,
+        row_bytes_max: 0,
     };
     variables.fill_in_with(EXAMINE, examine)
 }

@@ -13,6 +13,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::delivery::watermark::Deliveries;
 use crate::kafka::limits::BatchLimit;
 use crate::kafka::producer::KafkaSink;
+use crate::kafka::seen_topics::SeenTopics;
 use crate::model::exit::Exit;
 use crate::model::lifecycle::{ErrorKind, State};
 use crate::observe::registry::Registry;
@@ -462,12 +463,14 @@ async fn run_into_sink(
             pipeline::run(settings, postgres, orders, stats, make).await
         }
         Some(producer) => {
-            let limit = BatchLimit::default();
+            let (limit, seen) = (BatchLimit::default(), SeenTopics::default());
             let is_eager = is_eager || settings.delivery != Delivery::AtLeastOnce;
             let make = |deliveries: Arc<Deliveries>, batching: &Batching| {
-                let (producer, batching, limit) = (&producer, batching.clone(), &limit);
+                let (producer, batching) = (&producer, batching.clone());
+                let (limit, seen) = (&limit, &seen);
                 let make = move || {
-                    KafkaSink::for_pipeline(producer, &batching, limit, Arc::clone(&deliveries))
+                    let deliveries = Arc::clone(&deliveries);
+                    KafkaSink::for_pipeline(producer, &batching, limit, seen, deliveries)
                 };
                 Ok(match is_eager {
                     true => OnDemand::at_once(make()?),

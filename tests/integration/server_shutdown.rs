@@ -127,6 +127,73 @@ fn stops_while_a_pipeline_drains(exactly_once: bool) {
     });
 }
 
+/// The budget does not end a drain, and the monitor that finds it exceeded still notices the shutdown.
+#[test]
+fn stops_while_a_pipeline_over_its_wal_budget_drains() {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let arguments = [
+            "--drain-timeout",
+            "170s",
+            "--wal-budget-max",
+            "16MiB",
+            "--wal-budget-on-max",
+            "drop-slot",
+            "--http",
+            "127.0.0.1:0",
+        ];
+        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
+        let http = walpost.http();
+        broker.freeze();
+        scene.insert(&aggregate, "k");
+        let event = scene.history().pop().unwrap().end;
+        wait_until("the event to be sent", || scene.has_sent(event));
+        walpost.signal("TERM");
+        walpost.wait_for_log("draining");
+        scene
+            .db
+            .run("CREATE TABLE filler AS SELECT repeat('x', 900) FROM generate_series(1, 60000)");
+        wait_until("the slot monitor to see it", || {
+            let metrics = http.metrics();
+            let mut retained = metrics
+                .iter()
+                .filter(|(name, _)| name.starts_with("walpost_slot_retained_bytes"));
+            retained.any(|(_, bytes)| *bytes > 32e6)
+        });
+        expect_stop(server, &walpost);
+        walpost
+            .finish()
+            .expect_code(0)
+            .expect_says(&["before PostgreSQL had to shut down"]);
+        broker.thaw();
+    });
+}
+
+/// The stream is left in the middle of a transaction, and nothing says that it will be resumed by this process.
+#[test]
+fn pipeline_that_is_told_to_stop_does_not_log_that_it_reconnects() {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let arguments = ["--drain-timeout", "170s", "--window-records", "100"];
+        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
+        broker.freeze();
+        scene.db.run(&format!(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
+                 SELECT gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}' FROM generate_series(1, 2000)"
+        ));
+        let event = scene.history().pop().unwrap().end;
+        wait_until("the events to be sent", || scene.has_sent(event));
+        walpost.signal("TERM");
+        walpost.wait_for_log("draining");
+        expect_stop(server, &walpost);
+        let finished = walpost.finish().expect_code(0);
+        assert!(
+            !finished.stderr.contains("reconnecting"),
+            "{}",
+            finished.stderr
+        );
+        broker.thaw();
+    });
+}
+
 /// The slot is held without a session while there is no producer: Kafka was away for longer than a transaction may last.
 #[test]
 fn stops_while_the_slot_is_held_for_a_new_producer() {

@@ -274,3 +274,42 @@ fn killed_before_the_slot_moves_it_is_resumed() {
         assert_eq!(keys(&scene.records()), ["before", "after"]);
     }
 }
+
+/// Nothing can be written there, so the journal has no entry of it.
+#[test]
+fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
+    let primary = Server::private(17, "");
+    let scene = Scene::on(&primary, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let standby = primary.standby("standby", "hot_standby_feedback = on\n");
+    let mut scene = scene;
+    scene.reconnect();
+    let (slot, name) = (scene.slot(), scene.name.clone());
+    let create = format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
+    std::thread::scope(|scope| {
+        // It is created when the primary has logged which transactions are running.
+        let creating = scope.spawn(|| standby.session(&name).run(&create));
+        wait_until("the standby to have the slot", || {
+            scene.db.run("SELECT pg_log_standby_snapshot()");
+            creating.is_finished()
+        });
+    });
+    scene.insert(NO_TOPIC, "k");
+    scene.insert(&aggregate, "after");
+    let end = scene.db.value("SELECT pg_current_wal_lsn()").unwrap();
+    let session = standby.session("postgres");
+    wait_until("the standby to have replayed it", || {
+        let replayed = format!("SELECT (pg_last_wal_replay_lsn() >= '{end}')::int");
+        session.number(&replayed) == 1
+    });
+    scene.fail_over(&standby, []);
+    let run = || scene.run().args(["--snapshot", "never"]);
+    let halted = run().finish().expect_code(3).expect_says(&["halted"]);
+    let skipped = scene.skip(&position(&halted)).arg("--yes").finish();
+    skipped
+        .expect_code(0)
+        .expect_says(&["1 event", "standby in recovery"]);
+    let walpost = run().start_streaming();
+    assert_eq!(keys(&scene.wait_for_records(1)), ["after"]);
+    walpost.terminate().expect_code(0);
+}

@@ -322,6 +322,23 @@ impl Broker {
         }
     }
 
+    /// Stops the broker, and starts another cluster without topics at its address.
+    pub(crate) fn replace_cluster(&self) {
+        self.stop();
+        let identity = self.data().join("meta.properties");
+        let before = fs::read_to_string(&identity).unwrap();
+        fs::remove_dir_all(self.data()).unwrap();
+        copy_owned(&formatted(), &self.data());
+        let other = |line: &str| match line.starts_with("cluster.id=") {
+            true => "cluster.id=BBBBBBBBBBBBBBBBBBBBBg\n".to_owned(),
+            false => format!("{line}\n"),
+        };
+        let now: String = before.lines().map(other).collect();
+        assert_ne!(now, before);
+        fs::write(&identity, now).unwrap();
+        self.start();
+    }
+
     /// Freezes the broker: connections stay, answers do not come.
     pub(crate) fn freeze(&self) {
         freeze(self.process_id());

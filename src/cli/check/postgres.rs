@@ -258,7 +258,8 @@ async fn tables(
         report.add("tables", Outcome::Warning, message);
     }
     let asked = async {
-        let found = catalog.tables(&publication.tables).await?;
+        let found = catalog.tables(&publication.tables, &settings.target.publication);
+        let found = found.await?;
         let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
         Ok::<_, CatalogError>((found, unpublished))
     };

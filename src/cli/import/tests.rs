@@ -1365,3 +1365,106 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn refuses_yaml_and_says_where_to_get_json() {
+    const CLASS: &str = "connector.class: io.debezium.connector.postgresql.PostgresConnector";
+    for text in [
+        format!("apiVersion: kafka.strimzi.io/v1beta2\nspec:\n  config:\n    {CLASS}\n"),
+        format!("  config:\n    {CLASS}\n    database.hostname: \"db.example.com\"\n"),
+        format!("{CLASS}\ndatabase.hostname: \"db.example.com\"\n"),
+        "---\nname: 'x'\n".to_owned(),
+    ] {
+        let refused = import::debezium(&text, None).expect_err(&text);
+        assert!(refused.to_string().contains("kubectl get"), "{refused}");
+    }
+    let worker = "spec:\n  config:\n    key.converter: \"org.apache.kafka.connect.storage.StringConverter\"\n";
+    let refused = import::debezium(&connector(&[]), Some(worker)).expect_err(worker);
+    assert!(refused.to_string().contains("NAME=VALUE"), "{refused}");
+    // The colon of a value makes no YAML.
+    import_with(
+        &connector(&[]),
+        Some("# config:\nbootstrap.servers=kafka:9092\n"),
+    );
+}
+
+#[test]
+fn several_hosts_have_a_port_each() {
+    for (hosts, port, expected) in [
+        (
+            "a.example.com,b.example.com",
+            "5433",
+            "a.example.com:5432,b.example.com:5433",
+        ),
+        (
+            "a.example.com:5434, b.example.com",
+            "5433",
+            "a.example.com:5434,b.example.com:5433",
+        ),
+        (
+            "a.example.com,b.example.com",
+            "",
+            "a.example.com,b.example.com",
+        ),
+        ("fd00::1", "5433", "[fd00::1]:5433"),
+    ] {
+        let mut over = vec![("database.hostname", hosts)];
+        if !port.is_empty() {
+            over.push(("database.port", port));
+        }
+        let imported = import(&connector(&over));
+        let url = format!("postgresql://debezium@{expected}/shop");
+        assert!(imported.toml.contains(&url), "{url} in {}", imported.toml);
+    }
+}
+
+#[test]
+fn setting_that_changes_the_bytes_is_not_said_to_be_without_effect() {
+    let findings = |over: &[(&str, &str)]| {
+        let findings = import(&connector(over)).findings.into_iter();
+        let of_effect = |finding: &Finding| finding.property == "without effect in Walpost";
+        findings.partition::<Vec<_>, _>(of_effect)
+    };
+    const BINARY: (&str, &str) = (
+        "value.converter",
+        "io.debezium.converters.BinaryDataConverter",
+    );
+    const LONG: (&str, &str) = (
+        "key.converter",
+        "org.apache.kafka.connect.converters.LongConverter",
+    );
+    for (over, property) in [
+        (
+            &[
+                BINARY,
+                (
+                    "value.converter.delegate.converter.type",
+                    "org.apache.kafka.connect.json.JsonConverter",
+                ),
+            ][..],
+            "value.converter.delegate.converter.type",
+        ),
+        (&[("binary.handling.mode", "hex")], "binary.handling.mode"),
+        (
+            &[BINARY, ("value.converter.of.another", "x")],
+            "value.converter.of.another",
+        ),
+        (&[LONG], "key.converter"),
+    ] {
+        let (without_effect, others) = findings(over);
+        assert!(
+            without_effect
+                .iter()
+                .all(|finding| !finding.says.contains(property)),
+            "{without_effect:?}"
+        );
+        let found: Vec<_> = others
+            .iter()
+            .filter(|finding| finding.property == property)
+            .collect();
+        assert!(
+            !found.is_empty() && found.iter().all(|finding| finding.needs_person),
+            "{found:?}"
+        );
+    }
+}

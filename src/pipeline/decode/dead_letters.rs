@@ -6,6 +6,7 @@ use tracing::{debug, warn};
 
 use super::Step;
 use super::hand_over::{Mark, Undelivered, give};
+use crate::delivery::failure::RefusalCause;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::outage::{Outage, Say};
@@ -24,6 +25,8 @@ const REASON_BYTES_MAX: usize = 1000;
 enum Kind {
     Oversize,
     Unroutable,
+    /// Unroutable because of its timestamp, which the dead letter therefore must not have either.
+    Untimely,
     Malformed,
 }
 
@@ -39,8 +42,13 @@ impl Failure {
         let kind = match error {
             SinkError::TooLarge { .. }
             | SinkError::RecordRefused {
-                is_oversize: true, ..
+                cause: RefusalCause::Size,
+                ..
             } => Kind::Oversize,
+            SinkError::RecordRefused {
+                cause: RefusalCause::Timestamp,
+                ..
+            } => Kind::Untimely,
             SinkError::NoPartition { .. }
             | SinkError::TopicMissing { .. }
             | SinkError::TopicDenied { .. }
@@ -120,7 +128,7 @@ impl DeadLetters {
     pub(super) fn are_for(&self, failure: &Failure) -> bool {
         let becomes = match failure.kind {
             Kind::Oversize => self.settings.oversize,
-            Kind::Unroutable => self.settings.unroutable,
+            Kind::Unroutable | Kind::Untimely => self.settings.unroutable,
             Kind::Malformed => self.settings.malformed,
         };
         becomes == Undeliverable::DeadLetter
@@ -190,7 +198,7 @@ impl DeadLetters {
     fn count(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
-            Kind::Unroutable => self.counts.unroutable += 1,
+            Kind::Unroutable | Kind::Untimely => self.counts.unroutable += 1,
             Kind::Malformed => self.counts.malformed += 1,
         }
         let (pipeline, topic, kind) = (&self.pipeline, &self.settings.topic, failure.kind.name());
@@ -243,6 +251,8 @@ impl Kind {
             (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
             // Its payload must not be left out.
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
+            (Self::Untimely, Undeliverable::Halt) => (SMALLER[0], &[]),
+            (Self::Untimely, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
             // A message that is no event must not halt for its size either.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
@@ -253,7 +263,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Oversize => "oversize",
-            Self::Unroutable => "unroutable",
+            Self::Unroutable | Self::Untimely => "unroutable",
             Self::Malformed => "malformed",
         }
     }

@@ -28,15 +28,20 @@ pub enum CoreError {
     /// The stream violates the protocol.
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
-    /// The outbox has not the columns that the settings expect.
-    #[error(transparent)]
-    Mapping(#[from] MappingError),
+    /// The table lacks the columns that the settings expect.
+    #[error("{error}{hint}", hint = skip_hint(error, at))]
+    Mapping {
+        /// Position of the first row that has this form.
+        at: String,
+        error: Box<MappingError>,
+    },
     #[error(transparent)]
     History(HistoryConflict),
     /// The publication has another table's rows.
     #[error(
         "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
-         with publish_via_partition_root = true if that is partitioned"
+         with publish_via_partition_root = true if that is partitioned. The publication of the time decides about rows that were \
+         written before: to leave out the transaction, walpost skip --to {at}"
     )]
     ForeignTable {
         /// Position of the row.
@@ -49,7 +54,8 @@ pub enum CoreError {
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
         "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
+         of the publication: ALTER PUBLICATION ... DROP TABLE {found}. To leave out the transaction, which was written before \
+         that: walpost skip --to {at}"
     )]
     RowBesideMessages {
         /// Position of the row.
@@ -74,7 +80,7 @@ pub enum CoreError {
     #[error(
         "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
          max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
-         sql/outbox.sql and sql/publish.sql do"
+         sql/outbox.sql and sql/publish.sql do. To leave out the transaction that has it: walpost skip --to {at}"
     )]
     RowTooLarge {
         /// Position of the row.
@@ -146,6 +152,30 @@ pub enum CoreError {
     },
 }
 
+impl CoreError {
+    /// Returns the error that a mapping error is for a row at this position.
+    pub(crate) fn mapping(at: impl ToString) -> impl FnOnce(MappingError) -> Self {
+        let at = at.to_string();
+        |error| Self::Mapping {
+            at,
+            error: Box::new(error),
+        }
+    }
+}
+
+/// How to leave out the row that has the form that `error` is about: WAL keeps that form, whatever is altered since.
+fn skip_hint(error: &MappingError, at: &str) -> String {
+    match error {
+        // It says so itself.
+        MappingError::Renamed { .. } => String::new(),
+        _ => format!(
+            ". The rows at {at} have the table's form of the time when they were written, and the publication's, which nothing \
+             changes afterwards. Where the settings cannot fit that form either, leave out the transaction that has them: walpost \
+             skip --to {at}"
+        ),
+    }
+}
+
 impl From<HistoryError> for CoreError {
     fn from(error: HistoryError) -> Self {
         Self::History(error.into())
@@ -161,4 +191,103 @@ pub enum LineError {
     /// It could not be gone on behind it.
     #[error(transparent)]
     Key(#[from] KeyError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::lsn::Lsn;
+    use crate::postgres::wire::pgoutput::Message;
+
+    const AT: Position = Position {
+        commit: Lsn(0x200),
+        index: 7,
+    };
+
+    /// Whether `walpost skip` can be used; a variant that is added has to say so here.
+    fn is_about_a_row(error: &CoreError) -> bool {
+        match error {
+            CoreError::Order(_) | CoreError::History(_) => false,
+            CoreError::Decode { .. }
+            | CoreError::Mapping { .. }
+            | CoreError::ForeignTable { .. }
+            | CoreError::RowBesideMessages { .. }
+            | CoreError::Envelope { .. }
+            | CoreError::RowTooLarge { .. }
+            | CoreError::UnknownRelation { .. }
+            | CoreError::BadTuple { .. }
+            | CoreError::BadLine { .. }
+            | CoreError::Route { .. }
+            | CoreError::Produce { .. }
+            | CoreError::DeadLetter { .. } => true,
+        }
+    }
+
+    fn errors() -> Vec<CoreError> {
+        let (at, place) = (AT, || AT.to_string());
+        let outbox = || "t".to_owned();
+        let broken = || Box::new(SinkError::Broken(String::new()));
+        vec![
+            CoreError::Decode {
+                at: place(),
+                error: Message::decode(b"").expect_err("nothing"),
+            },
+            CoreError::mapping(at)(MappingError::TooManyColumns(outbox())),
+            CoreError::ForeignTable {
+                at,
+                found: outbox(),
+                expected: Box::new(Outbox::Table(TableName::of("public", "t"))),
+            },
+            CoreError::RowBesideMessages {
+                at,
+                found: outbox(),
+            },
+            CoreError::Envelope {
+                at,
+                prefix: outbox(),
+                error: EnvelopeError::Large(1),
+            },
+            CoreError::RowTooLarge {
+                at: place(),
+                bytes: 2,
+                max: 1,
+            },
+            CoreError::UnknownRelation { at, oid: 1 },
+            CoreError::BadTuple {
+                at,
+                table: TableName::of("public", "t"),
+                found: "nothing",
+            },
+            CoreError::BadLine {
+                at,
+                table: outbox(),
+                error: KeyError.into(),
+            },
+            CoreError::Route {
+                at,
+                row: outbox(),
+                error: RouteError::TopicNull,
+            },
+            CoreError::Produce {
+                at,
+                row: outbox(),
+                error: broken(),
+            },
+            CoreError::DeadLetter {
+                at,
+                row: outbox(),
+                error: broken(),
+                reason: String::new(),
+            },
+        ]
+    }
+
+    #[test]
+    fn every_error_about_a_row_names_its_position() {
+        for error in errors() {
+            assert!(is_about_a_row(&error), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains(&AT.to_string()), "{text}");
+        }
+    }
 }

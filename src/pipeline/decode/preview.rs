@@ -9,6 +9,7 @@ use super::source::{Meaning, Source};
 use crate::delivery::checkpoint::Delivered;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row};
+use crate::outbox::connect::ColumnFacts;
 use crate::outbox::envelope::Texts;
 use crate::outbox::route::Router;
 use crate::outbox::settings::OutboxSettings;
@@ -124,6 +125,13 @@ impl Preview {
             delivered,
             found: Found::default(),
         })
+    }
+
+    /// As [`Core::describe_columns`](super::Core::describe_columns).
+    pub(crate) fn describe_columns(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
+        if let Source::Table(source) = &mut self.source {
+            source.describe(facts);
+        }
     }
 
     /// As [`Core::read_older_rows_of`](super::Core::read_older_rows_of).

@@ -96,7 +96,12 @@ impl Core {
         if source.set_aside.covers_table(relation, &table, position) {
             return Err(error);
         }
-        let reason = error.to_string().chars().take(REASON_CHARS_MAX).collect();
+        let reason = match error {
+            // Nothing has to be skipped: the table's rows are left out, and can be replayed.
+            CoreError::Mapping { error, .. } => error.to_string(),
+            error => error.to_string(),
+        };
+        let reason = reason.chars().take(REASON_CHARS_MAX).collect();
         Ok(Step::SetAside(Box::new(TableNote::Begun {
             table,
             relation,
@@ -144,7 +149,7 @@ impl Core {
 /// The error concerns the table of one row, and neither the stream nor Kafka as a whole.
 fn concerns_one_table(error: &CoreError) -> bool {
     match error {
-        CoreError::Mapping(_)
+        CoreError::Mapping { .. }
         | CoreError::ForeignTable { .. }
         | CoreError::RowTooLarge { .. }
         | CoreError::BadTuple { .. }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::delivery::chunks::{CopyProgress, KeyError, KeyType};
 use crate::delivery::stats::PipelineStats;
 use crate::model::lsn::Position;
-use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn};
+use crate::outbox::columns::{Mapping, MappingError, Row, TableColumn, is_of_user};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
@@ -133,12 +133,27 @@ impl TableSource {
 
     /// The relation is an outbox, and what records of its rows are depends on what the catalog says of it, which is not known.
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
-        self.lacks_facts_of(relation.oid) && self.outbox.has(relation.namespace, relation.name)
+        let has_domains = || {
+            let mut columns = relation.columns.iter();
+            columns.any(|column| is_of_user(column.type_oid))
+        };
+        (self.settings.need_facts() || has_domains())
+            && self.lacks_facts_of(relation.oid)
+            && self.outbox.has(relation.namespace, relation.name)
     }
 
-    /// As [`Self::lacks_facts`], of an outbox by its OID.
-    pub(super) fn lacks_facts_of(&self, oid: u32) -> bool {
-        self.outbox.is_several() && self.settings.need_facts() && !self.facts.contains_key(&oid)
+    /// As [`Self::lacks_facts`], for an older row.
+    pub(super) fn lacks_facts_for(&self, row: &OlderRow) -> bool {
+        let has_domains = || {
+            row.columns()
+                .iter()
+                .any(|column| is_of_user(column.type_oid))
+        };
+        (self.settings.need_facts() || has_domains()) && self.lacks_facts_of(row.oid)
+    }
+
+    fn lacks_facts_of(&self, oid: u32) -> bool {
+        self.outbox.is_several() && !self.facts.contains_key(&oid)
     }
 
     /// Rows of the relation have older rows of other tables in them.
@@ -366,7 +381,7 @@ impl TableSource {
         others: &HashMap<u32, String>,
     ) -> CoreError {
         if let Some(error) = self.set_aside.mapping_error(relation) {
-            return error.clone().into();
+            return CoreError::mapping(at)(error.clone());
         }
         match others.get(&relation) {
             Some(name) => CoreError::ForeignTable {

@@ -10,6 +10,7 @@ use super::state::SessionState;
 use crate::delivery::watermark::Confirmed;
 use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::replication::ConnectionError;
 
 /// A confirmed LSN that has risen is reported at most this often: it bounds what a crash repeats.
@@ -81,7 +82,11 @@ impl Session<'_> {
 
     /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to be closed: it has failed, or
     /// the slot monitor has ended. Reads and confirms nothing more.
-    pub(in crate::pipeline) async fn hold(&mut self, ready: impl Future<Output = ()>) {
+    pub(in crate::pipeline) async fn hold(
+        &mut self,
+        watched: &Watched,
+        ready: impl Future<Output = ()>,
+    ) {
         let Some(reported) = self.reported else {
             return;
         };
@@ -108,6 +113,7 @@ impl Session<'_> {
             () = held => {}
             // Whatever the monitor has found ends it, and nothing else notices that the server is shutting down.
             _ = self.slot_monitor.join_next() => {}
+            () = watched.until_over() => {}
         }
     }
 }

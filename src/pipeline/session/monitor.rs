@@ -30,8 +30,6 @@ pub(super) enum MonitorEvent {
     Stopping,
     /// Nothing can be written down, for this reason.
     Unrecorded(String),
-    /// The slot retains more WAL than it may, and is to be dropped.
-    OverBudget,
 }
 
 /// Asks how the slot is every few seconds, until it is to be dropped or nobody answers.
@@ -68,7 +66,8 @@ pub(super) async fn monitor_slot<D: Database>(
     let target = &watched.target;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
-            Ok(true) => return MonitorEvent::OverBudget,
+            // A session that drains goes on, and has to hear of a shutdown of the server.
+            Ok(true) => watched.note_over(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }

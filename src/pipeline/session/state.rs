@@ -153,7 +153,8 @@ impl SessionState {
     ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
-        match written.or(ours.filter(|_| !another_owner)) {
+        // What was confirmed while the table could not be written is in our memory alone.
+        match written.max(ours.filter(|_| !another_owner)) {
             Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
                 slot: of.target.slot.clone(),
                 found,

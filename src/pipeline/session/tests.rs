@@ -90,6 +90,20 @@ fn another_owner_of_the_slot_explains_its_place_once() {
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
+/// The role may not have been allowed to write it down.
+#[test]
+fn what_was_confirmed_without_being_written_down_was_not_moved() {
+    let (mut session_state, of) = session_state();
+    let before = Some(Lsn(CONFIRMED.0 - 1));
+    assert!(session_state.check_slot(&of, before, CONFIRMED).is_ok());
+    let moved = session_state.check_slot(&of, before, BEYOND);
+    assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
+    // The memory of an instance that has lost the slot to another one proves nothing.
+    session_state.note_another_owner();
+    let moved = session_state.check_slot(&of, before, CONFIRMED);
+    assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
+}
+
 /// Who stands by has no memory of its own, and whoever has had the slot has written down how far it is.
 #[test]
 fn what_is_written_down_counts_whoever_had_the_slot() {

@@ -11,7 +11,7 @@ use super::world::{
     Cluster, DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
 };
 use crate::delivery::checkpoint::Checkpoint;
-use crate::delivery::failure::{DeliveryFailure, RefusedRecord, content};
+use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord, content};
 use crate::delivery::isolation::Batching;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lsn::{Lsn, Position};
@@ -349,7 +349,7 @@ impl Sink for SimSink {
                 topic: record.topic.to_owned(),
                 bytes: 0,
                 content: content(record.key, record.payload),
-                is_oversize: true,
+                cause: RefusalCause::Size,
                 reason: format!("event {id} was refused"),
             },
         });

@@ -33,6 +33,8 @@ pub(crate) struct Watched {
     sets_tables_aside: bool,
     /// Open entries about tables that are set aside, as they were read last.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
+    /// The slot is to be dropped.
+    is_over: Arc<watch::Sender<bool>>,
 }
 
 impl Watched {
@@ -46,7 +48,24 @@ impl Watched {
             stats: Arc::clone(stats),
             sets_tables_aside: settings.sets_tables_aside(),
             set_aside: Arc::new(watch::Sender::default()),
+            is_over: Arc::new(watch::Sender::default()),
         }
+    }
+
+    /// A session begins, and nothing was found of its slot yet.
+    pub(crate) fn begin_session(&self) {
+        self.is_over.send_replace(false);
+    }
+
+    /// The slot is to be dropped.
+    pub(crate) fn note_over(&self) {
+        self.is_over.send_replace(true);
+    }
+
+    /// Resolves when the slot is to be dropped.
+    pub(crate) async fn until_over(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
     /// The open entries about tables that are set aside, each time that they have changed.

@@ -47,14 +47,17 @@ impl Catalog {
         })
     }
 
-    /// The end of the WAL that is on the server's disk.
+    /// The end of the WAL that is on the server's disk; of a standby, of what it has replayed.
     ///
     /// # Errors
-    /// The server can't be asked, or is a standby.
+    /// The query fails.
     pub(crate) async fn log_end(&self) -> Result<Lsn, CatalogError> {
         let row = self
             .client()
-            .query_one("SELECT pg_current_wal_flush_lsn()", &[])
+            .query_one(
+                "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END",
+                &[],
+            )
             .await?;
         Ok(row.try_get(0)?)
     }

@@ -133,7 +133,7 @@ impl Catalog {
             .query_opt(
                 "SELECT $1 OR has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') \
                  AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), \
-                 quote_ident(current_user) \
+                 quote_ident(current_user), pg_is_in_recovery() \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE n.nspname = 'walpost' AND c.relname = 'slot_state'",
                 &[&(to == Use::Read)],
@@ -143,6 +143,11 @@ impl Catalog {
             let why = "table walpost.slot_state does not exist. Create it: walpost init, or sql/journal.sql and sql/role.sql";
             return Ok(FoundState::Unusable(why.to_owned()));
         };
+        if found.try_get(2)? {
+            // A row there is about the primary's slot of this name.
+            let why = "the server is a standby in recovery, where nothing can be written";
+            return Ok(FoundState::Unusable(why.to_owned()));
+        }
         if !found.try_get::<_, bool>(0)? {
             let role: String = found.try_get(1)?;
             return Ok(FoundState::Unusable(format!(
@@ -309,7 +314,8 @@ impl Catalog {
             .client()
             .query_one(
                 "SELECT system_identifier::text, \
-                 ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int8 FROM pg_control_system()",
+                 CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint()) \
+                 ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int8 END FROM pg_control_system()",
                 &[],
             )
             .await?;

@@ -302,6 +302,9 @@ impl Conninfo {
     }
 
     fn read(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Conninfo, ConninfoError> {
+        if text.trim_start().starts_with("jdbc:") {
+            return Err(ConninfoError::Jdbc);
+        }
         let settings = Settings::gather(text, env)?;
         let home = env("HOME")
             .filter(|home| !home.is_empty())

@@ -73,6 +73,23 @@ impl Broker {
         }
     }
 
+    /// Returns when the topic is gone.
+    pub(crate) fn delete_topic(&self, name: &str) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let options = again_soon();
+        wait_for("the topic to be deleted", || {
+            let deleted = runtime
+                .block_on(admin.delete_topics(&[name], &options))
+                .ok()?;
+            matches!(
+                deleted[0],
+                Err((_, RDKafkaErrorCode::UnknownTopicOrPartition))
+            )
+            .then_some(())
+        });
+    }
+
     /// On every node.
     fn replication(&self) -> TopicReplication<'static> {
         TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())

@@ -1,6 +1,7 @@
 //! Events that can't be delivered as they are.
 
 use super::*;
+use crate::delivery::failure::RefusalCause;
 use crate::pipeline::recovery::{Remedy, of_core};
 use crate::pipeline::settings::Undeliverable;
 
@@ -135,7 +136,7 @@ fn an_event_whose_topic_can_not_be_used_keeps_its_payload() {
             commit: Lsn(0x200),
             index: 0,
         },
-        is_oversize: false,
+        cause: RefusalCause::Other,
     };
     for (error, words) in [
         (denied, "not authorized"),

@@ -137,6 +137,7 @@ fn a_table_whose_columns_are_not_known_is_asked_for_where_records_depend_on_that
     let facts = |not_null| {
         let payload = ColumnFacts {
             name: "payload".to_owned(),
+            domain: None,
             type_modifier: -1,
             not_null,
             default: None,

@@ -22,17 +22,20 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::replication::Identity;
 use crate::postgres::table::TableName;
-use crate::postgres::target::Outbox;
+use crate::postgres::target::{Outbox, Target};
 use crate::sink::Sink;
 
 /// The tables of an outbox of several.
 async fn published(
     catalog: &impl CatalogQueries,
     observed: &Observed,
+    target: &Target,
 ) -> Result<Vec<(TableName, ObservedTable)>, CatalogError> {
     match &observed.publication {
         Some(publication) if !publication.tables.is_empty() => {
-            catalog.tables(&publication.tables).await
+            catalog
+                .tables(&publication.tables, &target.publication)
+                .await
         }
         _ => Ok(Vec::new()),
     }
@@ -94,7 +97,7 @@ impl<C: CatalogQueries> Checked<C> {
             facts.insert(table.oid, table.facts.clone());
         }
         let mut names = Vec::new();
-        for (name, table) in published(&catalog, &observed).await? {
+        for (name, table) in published(&catalog, &observed, target).await? {
             match settings.mapping_of(&name, Some(&table)) {
                 Err(error) if settings.sets_tables_aside() => {
                     warn!(pipeline = settings.name, %error, "the table is set aside when a row of it arrives");

@@ -80,6 +80,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             .watermark
             .stats()
             .entered(State::Streaming);
+        start.session_state.watched.begin_session();
         slot_monitor.spawn(monitor_slot(
             start.database.clone(),
             start.session_state.watched.clone(),

@@ -13,6 +13,12 @@ pub enum ConninfoError {
         /// What was found or expected there.
         what: &'static str,
     },
+    /// The driver of Java has it.
+    #[error(
+        "connection string: it is a JDBC URL, expected one of libpq: postgresql://USER@HOST:PORT/DBNAME, with the parameters of \
+         libpq behind a question mark"
+    )]
+    Jdbc,
     /// A URL whose password holds a character that has a meaning of its own there.
     #[error(
         "connection URL: an @ stands where host, port, database or parameters are expected; in a password \

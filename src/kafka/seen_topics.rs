@@ -1,0 +1,198 @@
+//! Whether topics, and the cluster that has them, are still those that a pipeline has delivered to.
+//!
+//! A topic that is deleted and created again has the name of before and another id. Records are delivered to it as if
+//! nothing had happened, so that the loss of its earlier records is noticed only if somebody compares the ids.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::producer::{BaseProducer, Producer};
+use tracing::{debug, warn};
+
+use super::context::Context;
+use super::native::{self, Description, TopicId};
+
+/// How often the topics that records were produced to are compared.
+pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
+/// How soon the id of a topic is looked up after its first record.
+pub(super) const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// How many ids are kept. Names are chosen by rows, but only of topics that exist.
+const TOPICS_MAX: usize = 10_000;
+/// How many topics are looked up with one request.
+const NAMES_MAX: usize = 1000;
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The ids of topics and of the cluster. Clones share them, so that they outlive a producer.
+#[derive(Clone, Default)]
+pub struct SeenTopics(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    cluster: Option<String>,
+    topics: HashMap<Box<str>, SeenTopic>,
+}
+
+struct SeenTopic {
+    id: TopicId,
+    is_missing: bool,
+}
+
+/// A difference to what was seen before.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    OtherCluster { before: String, now: String },
+    Deleted { topic: String },
+    CreatedAgain { topic: String },
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherCluster { before, now } => write!(
+                f,
+                "the brokers belong to another Kafka cluster than before: {now:?}, expected {before:?}. Records that were delivered \
+                 before are not in its topics"
+            ),
+            Self::Deleted { topic } => write!(
+                f,
+                "topic {topic:?} was deleted, and the records that it had are gone"
+            ),
+            Self::CreatedAgain { topic } => write!(
+                f,
+                "topic {topic:?} was deleted and created again, and the records that it had before are gone"
+            ),
+        }
+    }
+}
+
+impl SeenTopics {
+    /// Whether the topic was seen.
+    pub(super) fn has(&self, topic: &str) -> bool {
+        self.lock().topics.contains_key(topic)
+    }
+
+    /// Looks up these topics, and logs what has changed since they were seen before. Blocks.
+    pub(super) fn compare(&self, producer: &BaseProducer<Context>, topics: &[String]) {
+        let pipeline = producer.context().pipeline();
+        debug!(pipeline, topics = topics.len(), "comparing topics");
+        let mut changes = Vec::new();
+        if let Some(cluster) = native::cluster_id(producer.client()) {
+            changes.extend(self.note_cluster(cluster));
+        }
+        for names in topics.chunks(NAMES_MAX) {
+            match native::describe_topics(producer.client(), names, ANSWER) {
+                Ok(found) => {
+                    let found = found.into_iter();
+                    changes.extend(found.filter_map(|(topic, about)| self.note(topic, &about)));
+                }
+                // Records go on meanwhile, and the next comparison finds the same.
+                Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
+            }
+        }
+        for change in changes {
+            warn!(
+                pipeline,
+                "{change}. Events that are still in the outbox table can be sent again: walpost replay"
+            );
+        }
+    }
+
+    /// Notes the cluster's id.
+    fn note_cluster(&self, now: String) -> Option<Change> {
+        let mut seen = self.lock();
+        let before = seen.cluster.replace(now.clone())?;
+        if before == now {
+            return None;
+        }
+        // Its topics are others, and saying so for each would add nothing.
+        seen.topics.clear();
+        Some(Change::OtherCluster { before, now })
+    }
+
+    /// Notes the answer about a topic.
+    fn note(&self, topic: String, about: &Description) -> Option<Change> {
+        let mut seen = self.lock();
+        let before = seen.topics.get_mut(topic.as_str());
+        let id = match about {
+            Ok(facts) => facts.id?,
+            Err(Code::UnknownTopic | Code::UnknownTopicOrPartition) => {
+                let was_missing = std::mem::replace(&mut before?.is_missing, true);
+                return (!was_missing).then_some(Change::Deleted { topic });
+            }
+            Err(_) => return None,
+        };
+        let Some(before) = before else {
+            if seen.topics.len() < TOPICS_MAX {
+                let found = SeenTopic {
+                    id,
+                    is_missing: false,
+                };
+                seen.topics.insert(topic.into(), found);
+            }
+            return None;
+        };
+        before.is_missing = false;
+        let is_same = std::mem::replace(&mut before.id, id) == id;
+        (!is_same).then_some(Change::CreatedAgain { topic })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::native::TopicFacts;
+
+    fn with_id(id: i64) -> Description {
+        let id = Some(TopicId(id, id));
+        Ok(TopicFacts { partitions: 1, id })
+    }
+
+    #[test]
+    fn reports_each_change_of_a_topic_once() {
+        let seen = SeenTopics::default();
+        let note = |about: &Description| seen.note("t".to_owned(), about);
+        let topic = || "t".to_owned();
+        assert_eq!(note(&Err(Code::UnknownTopicOrPartition)), None);
+        assert_eq!(note(&with_id(1)), None);
+        assert_eq!(note(&with_id(1)), None);
+        let missing = Err(Code::UnknownTopicOrPartition);
+        assert_eq!(note(&missing), Some(Change::Deleted { topic: topic() }));
+        assert_eq!(note(&missing), None);
+        let again = Some(Change::CreatedAgain { topic: topic() });
+        assert_eq!(note(&with_id(2)), again);
+        assert_eq!(note(&with_id(2)), None);
+        // Brokers that were just started can know less than they will.
+        assert_eq!(note(&Err(Code::LeaderNotAvailable)), None);
+        assert_eq!(note(&with_id(2)), None);
+    }
+
+    #[test]
+    fn reports_another_cluster_once_and_not_for_each_of_its_topics() {
+        let seen = SeenTopics::default();
+        assert_eq!(seen.note_cluster("a".to_owned()), None);
+        assert_eq!(seen.note("t".to_owned(), &with_id(1)), None);
+        let change = seen.note_cluster("b".to_owned());
+        assert!(
+            matches!(change, Some(Change::OtherCluster { .. })),
+            "{change:?}"
+        );
+        assert_eq!(seen.note_cluster("b".to_owned()), None);
+        assert_eq!(seen.note("t".to_owned(), &with_id(2)), None);
+    }
+
+    #[test]
+    fn keeps_a_bounded_number_of_topics() {
+        let seen = SeenTopics::default();
+        for number in 0..TOPICS_MAX + 10 {
+            assert_eq!(seen.note(number.to_string(), &with_id(1)), None);
+        }
+        assert_eq!(seen.lock().topics.len(), TOPICS_MAX);
+    }
+}

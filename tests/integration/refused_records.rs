@@ -1,0 +1,152 @@
+//! Records that brokers refuse because of what is in them: the message has the broker's reason, and `on_unroutable` applies.
+
+use std::path::PathBuf;
+
+use crate::support::records::Record;
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregateid text, payload text, at timestamptz)";
+
+in_both_modes! {
+    timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting
+    record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one
+    topic_that_collides_halts_and_names_the_other_topic
+    refused_records_become_dead_letters
+}
+
+/// A configuration that takes timestamps from a column and creates topics.
+fn file(scene: &Scene, settings: &str) -> PathBuf {
+    let mode = match scene.is_exactly_once() {
+        true => "exactly-once",
+        false => "at-least-once",
+    };
+    scene.file(&format!(
+        "timestamp = 'at'\ncreate_topics = {{ partitions = 1, replication = 1 }}\ndelivery = '{mode}'\n{settings}"
+    ))
+}
+
+/// Runs until it halts, after these rows.
+fn halts(scene: &Scene, rows: &str, texts: &[&str]) {
+    scene.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
+    let run = Invocation::new(["run", "--config"]).arg(file(scene, ""));
+    run.finish()
+        .expect_code(3)
+        .expect_says(&["halted"])
+        .expect_says(texts);
+}
+
+fn of_topic(records: &[Record], topic: &str) -> Vec<String> {
+    let records = records.iter().filter(|record| record.topic == topic);
+    records.map(|record| record.text().to_owned()).collect()
+}
+
+fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    scene.db.run("SET timezone = 'UTC'");
+    let ahead = scene
+        .db
+        .value("SELECT to_char(date_trunc('second', now() + interval '2 hours'), 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
+        .unwrap();
+    halts(
+        &scene,
+        &format!(
+            "('1', '{aggregate}', 'k', 'good', now()), ('2', '{aggregate}', 'k', 'ahead', '{ahead}')"
+        ),
+        &[
+            "id 2",
+            &ahead,
+            "message.timestamp.after.max.ms",
+            "walpost skip --to",
+        ],
+    );
+    assert_eq!(
+        of_topic(&scene.records(), &format!("outbox.event.{aggregate}")),
+        if exactly_once {
+            vec![]
+        } else {
+            vec!["good".to_owned()]
+        }
+    );
+}
+
+fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = format!("{}-compacted", scene.name);
+    scene.topic(
+        &format!("outbox.event.{aggregate}"),
+        1,
+        &[("cleanup.policy", "compact")],
+    );
+    halts(
+        &scene,
+        &format!("('1', '{aggregate}', NULL, 'p', now())"),
+        &[
+            "id 1",
+            "compacted",
+            "needs a key",
+            "without key",
+            "walpost skip --to",
+        ],
+    );
+}
+
+fn topic_that_collides_halts_and_names_the_other_topic(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let taken = format!("outbox.event.{}.orders", scene.name);
+    scene.topic(&taken, 1, &[]);
+    halts(
+        &scene,
+        &format!("('1', '{}_orders', 'k', 'p', now())", scene.name),
+        &[
+            &format!("outbox.event.{}_orders", scene.name),
+            "collides",
+            &taken,
+        ],
+    );
+}
+
+fn refused_records_become_dead_letters(exactly_once: bool) {
+    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let dead = format!("{}.dead", scene.name);
+    scene.topic(&dead, 1, &[]);
+    let compacted = format!("{}-compacted", scene.name);
+    scene.topic(
+        &format!("outbox.event.{compacted}"),
+        1,
+        &[("cleanup.policy", "compact")],
+    );
+    scene.topic(&format!("outbox.event.{}.orders", scene.name), 1, &[]);
+    let settings = format!("on_unroutable = 'dead-letter'\ndead_letter_topic = '{dead}'");
+    let walpost = Invocation::new(["run", "--config"])
+        .arg(file(&scene, &settings))
+        .start_streaming();
+    let name = &scene.name;
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', 'first', now()),
+             ('2', '{aggregate}', 'k', 'ahead', now() + interval '2 hours'),
+             ('3', '{compacted}', NULL, 'no key', now()),
+             ('4', '{name}_orders', 'k', 'collides', now()),
+             ('5', '{aggregate}', 'k', 'last', now())"
+    ));
+    let records = scene.wait_for_records(5);
+    scene.wait_until_confirmed();
+    let topic = format!("outbox.event.{aggregate}");
+    assert_eq!(of_topic(&records, &topic), ["first", "last"]);
+    let letters = records.iter().filter(|record| record.topic == dead);
+    let letters: Vec<_> = letters
+        .map(|letter| (letter.text(), letter.header("walpost-error-message")))
+        .collect();
+    for ((payload, message), (expected, part)) in letters.iter().zip([
+        ("ahead", "message.timestamp.after.max.ms"),
+        ("no key", "needs a key"),
+        ("collides", "collides"),
+    ]) {
+        assert_eq!(*payload, expected);
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(letters.len(), 3);
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,204 @@
+//! Rows in a form that the settings do not fit: WAL keeps it, so the error names the position, and `skip` leaves the rows out.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+in_both_modes! {
+    row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped
+    row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
+    domains_over_supported_types_are_delivered
+}
+
+const TABLE: &str =
+    "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
+
+/// Skips to where the log says.
+fn skip_from(scene: &Scene<'_>, log: &str) {
+    let (_, at) = log.rsplit_once("walpost skip --to ").unwrap();
+    let at = at.get(..28).expect("a position");
+    scene.skip(at).arg("--yes").finish().expect_code(0);
+}
+
+fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exactly_once: bool) {
+    let scene = Scene::bare_on(Server::shared(17), Broker::shared());
+    scene.db.run(TABLE);
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let first = scene.start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'first')"
+    ));
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    first.terminate().expect_code(0);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} SET TABLE outbox (id, aggregatetype, aggregateid)"
+    ));
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["no column \"payload\"", "id, aggregatetype, aggregateid"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (2, '{aggregate}', 'k', 'cut');
+         ALTER PUBLICATION {publication} SET TABLE outbox;
+         INSERT INTO outbox VALUES (3, '{aggregate}', 'k', 'whole')"
+    ));
+    scene.check().finish().expect_code(0);
+    let halted = scene.run().finish().expect_code(3);
+    let halted = halted.expect_says(&["halted", "no column \"payload\"", "walpost skip --to"]);
+    skip_from(&scene, &halted.stderr);
+    let walpost = scene.start();
+    let records = scene.wait_for_records(2);
+    let found: Vec<_> = records.iter().map(|record| record.text()).collect();
+    assert_eq!(found, ["first", "whole"]);
+    walpost.terminate().expect_code(0);
+}
+
+/// One of several tables, which was added without `walpost init`.
+fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped(
+    exactly_once: bool,
+) {
+    let mut scene = Scene::bare();
+    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    scene.init().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2;
+         CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text, payload text);
+         SELECT walpost.add_outbox('tenant_1.outbox', '{publication}');
+         CREATE TABLE tenant_2.outbox (id int, aggregatetype text, aggregateid text);
+         INSERT INTO tenant_2.outbox VALUES (1, '{aggregate}', 'k');
+         SELECT walpost.add_outbox('tenant_2.outbox', '{publication}');
+         ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox;
+         INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', 'of another tenant')"
+    ));
+    let halted = scene.run().finish().expect_code(3);
+    let halted = halted.expect_says(&["halted", "tenant_2.outbox", "walpost skip --to"]);
+    skip_from(&scene, &halted.stderr);
+    let walpost = scene.start();
+    let records = scene.wait_for_records(1);
+    assert_eq!(records[0].text(), "of another tenant");
+    walpost.terminate().expect_code(0);
+}
+
+fn domains_over_supported_types_are_delivered(exactly_once: bool) {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE DOMAIN document AS jsonb; CREATE DOMAIN body AS document CHECK (VALUE <> '{}');
+         CREATE DOMAIN headers_of_event AS json; CREATE DOMAIN moment AS timestamptz;
+         CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload body,
+             headers headers_of_event, at moment)",
+    );
+    let aggregate = scene.aggregate(1);
+    let row = |id: u32| {
+        format!(
+            "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{\"n\": {id}}}', '{{\"a\": \"b\"}}', '2026-01-02 03:04:05Z')"
+        )
+    };
+    // One is older than the slot.
+    scene.db.run(&row(1));
+    scene.init().finish().expect_code(0);
+    scene.check().finish().expect_code(0);
+    let scene = scene.in_mode(exactly_once);
+    let mode = if exactly_once {
+        "exactly-once"
+    } else {
+        "at-least-once"
+    };
+    let walpost = scene.start_with_file(&format!("timestamp = 'at'\ndelivery = '{mode}'"));
+    scene.db.run(&row(2));
+    let records = scene.wait_for_records(2);
+    for (record, id) in records.iter().zip(1..) {
+        assert_eq!(record.text(), format!("{{\"n\": {id}}}"));
+        assert_eq!(record.header("a"), "b");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn domains_in_one_of_several_tables_are_delivered() {
+    let mut scene = Scene::bare();
+    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    scene.init().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "CREATE DOMAIN body AS jsonb; CREATE SCHEMA tenant_1;
+         CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text, payload body);
+         INSERT INTO tenant_1.outbox VALUES (1, '{aggregate}', 'k', '1')"
+    ));
+    let add = scene.init().args(["--table", "tenant_1.outbox"]);
+    add.finish().expect_code(0);
+    scene.db.run(&format!(
+        "INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', '2')"
+    ));
+    let records = scene.wait_for_records(2);
+    let found: Vec<_> = records.iter().map(|record| record.text()).collect();
+    assert_eq!(found, ["1", "2"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn stored_generated_column_is_delivered_where_the_publication_has_it() {
+    let scene = Scene::bare_on(Server::shared(18), Broker::shared());
+    scene.db.run(
+        "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, n int,
+             payload text GENERATED ALWAYS AS ('event ' || n) STORED)",
+    );
+    scene.init().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["no column \"payload\""]);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
+    ));
+    scene.check().finish().expect_code(0);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, n) VALUES (1, '{aggregate}', 'k', 7)"
+    ));
+    assert_eq!(scene.wait_for_records(1)[0].text(), "event 7");
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn init_refuses_a_table_that_would_halt_the_others() {
+    let mut scene = Scene::bare_on(Server::shared(MAJOR), Broker::shared());
+    scene.use_settings("tables = [\"tenant_*.outbox\"]\nmax_row_bytes = '1MiB'\n");
+    scene.init().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2; CREATE SCHEMA tenant_3;
+         CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text);
+         CREATE TABLE tenant_2.outbox (id int, aggregatetype text, aggregateid text, payload text);
+         INSERT INTO tenant_2.outbox VALUES (1, '{aggregate}', 'k', repeat('\"', 720000));
+         CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox);
+         INSERT INTO tenant_3.outbox VALUES (1, '{aggregate}', 'k', 'fits')"
+    ));
+    let init = |table: &str| -> Invocation { scene.init().args(["--table", table]) };
+    let refused = init("tenant_1.outbox").finish().expect_code(3);
+    refused.expect_says(&[
+        "tenant_1.outbox",
+        "no column \"payload\"",
+        "Nothing was changed",
+    ]);
+    let refused = init("tenant_2.outbox").finish().expect_code(3);
+    refused.expect_says(&[
+        "tenant_2.outbox",
+        "expected at most 1048576",
+        "max_row_bytes",
+    ]);
+    let published = scene.db.number(
+        "SELECT count(*) FROM pg_publication_tables WHERE schemaname IN ('tenant_1', 'tenant_2')",
+    );
+    assert_eq!(published, 0);
+    init("tenant_3.outbox").finish().expect_code(0);
+    assert_eq!(scene.wait_for_records(1)[0].text(), "fits");
+    walpost.terminate().expect_code(0);
+}
