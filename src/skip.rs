@@ -20,7 +20,7 @@ use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry, Written};
 use crate::postgres::catalog::slot_state::FoundState;
-use crate::postgres::catalog::{Catalog, CatalogError, Problem, SnapshotRecord};
+use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
 
@@ -146,10 +146,11 @@ impl<'s> Skip<'s> {
         // Without a journal nothing is moved, so that is found out first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
-        let begun = matches!(
-            SnapshotRecord::of(&journal),
-            SnapshotRecord::Begun(snapshot_lsn) if plan.confirmed < snapshot_lsn
-        );
+        // Also one of a table that the pipeline had before.
+        let snapshots = catalog.table_snapshots(&settings.target).await?;
+        let begun = snapshots
+            .iter()
+            .any(|found| found.record.is_open(plan.confirmed));
         let found = plan.checkpoint.as_ref().map(|(found, _)| found);
         let copied = found.and_then(|found| found.snapshot.as_ref());
         if begun && settings.snapshot == SnapshotMode::Initial

@@ -241,6 +241,42 @@ mod tests {
         assert_eq!(table, Ok(expected));
     }
 
+    /// A value of a row is a text, whatever it looks like: as a placeholder it would put another column of the outbox there.
+    #[test]
+    fn braces_in_a_value_are_no_placeholder() {
+        let row = row(&[("v", Some("{payload}{{")), ("name", Some("a"))]);
+        let table = filled(
+            "headers = { a = \"{source.v}-{id}\" }\nkey = \"{source.v}\"",
+            &row,
+        );
+        let expected: Table =
+            "headers = { a = \"{{payload}}{{{{-{id}\" }\nkey = \"{{payload}}{{{{\""
+                .parse()
+                .expect("TOML");
+        assert_eq!(table, Ok(expected));
+    }
+
+    #[test]
+    fn source_is_known_by_its_query_and_its_database() {
+        let source = |postgres: &str, query: &str| QuerySource {
+            postgres: postgres.to_owned(),
+            password_command: None,
+            query: query.to_owned(),
+            every: EVERY_DEFAULT,
+            template: Table::new(),
+        };
+        let ours = source("postgresql://r:old@h/shards", "SELECT 1");
+        assert!(ours.asks_as(&source("postgresql://r:new@h/shards", "SELECT 1")));
+        for other in [
+            source("postgresql://r:old@h/shards", "SELECT 2"),
+            // During an outage of the one its rows would be those of the other.
+            source("postgresql://r:old@h/tenants", "SELECT 1"),
+            source("postgresql://r:old@h2/shards", "SELECT 1"),
+        ] {
+            assert!(!ours.asks_as(&other), "{other:?}");
+        }
+    }
+
     #[test]
     fn value_says_nothing_else_of_the_connection() {
         let text = "a?host=evil&user=b/c@d:e%20,\u{e4}";

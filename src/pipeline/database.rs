@@ -13,7 +13,7 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
-    SnapshotRecord, Statement, TableGuard,
+    SnapshotRecord, Statement, TableGuard, TableSnapshot,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -99,7 +99,6 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// What is known of a pipeline's past.
     fn snapshot_history(
         &self,
-        pipeline: &str,
         target: &Target,
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
@@ -107,9 +106,14 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// What the journal says of its snapshot.
     fn snapshot_record(
         &self,
-        pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
+
+    /// What the journal says of the snapshots of each table that its slot was for.
+    fn table_snapshots(
+        &self,
+        target: &Target,
+    ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
     fn row_order(
@@ -236,19 +240,18 @@ impl CatalogQueries for Catalog {
 
     async fn snapshot_history(
         &self,
-        pipeline: &str,
         target: &Target,
         table: &TableName,
     ) -> Result<SnapshotHistory, CatalogError> {
-        Catalog::snapshot_history(self, pipeline, target, table).await
+        Catalog::snapshot_history(self, target, table).await
     }
 
-    async fn snapshot_record(
-        &self,
-        pipeline: &str,
-        target: &Target,
-    ) -> Result<SnapshotRecord, CatalogError> {
-        Catalog::snapshot_record(self, pipeline, target).await
+    async fn snapshot_record(&self, target: &Target) -> Result<SnapshotRecord, CatalogError> {
+        Catalog::snapshot_record(self, target).await
+    }
+
+    async fn table_snapshots(&self, target: &Target) -> Result<Vec<TableSnapshot>, CatalogError> {
+        Catalog::table_snapshots(self, target).await
     }
 
     async fn row_order(&self, table: &TableName) -> Result<RowOrder, CatalogError> {

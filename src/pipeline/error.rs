@@ -169,6 +169,7 @@ fn of_snapshot(error: &SnapshotError) -> Cause<'_> {
         | SnapshotError::Denied { .. }
         | SnapshotError::Waits(_)
         | SnapshotError::Interrupted { .. }
+        | SnapshotError::Unfinished { .. }
         | SnapshotError::OtherServer
         | SnapshotError::Outrun => Cause::Other,
     }

@@ -87,6 +87,7 @@ fn slot(error: &SlotError) -> Both {
         SlotError::OtherCluster { .. } | SlotError::SlotMoved { .. } => {
             (ErrorKind::History, Remedy::Halt)
         }
+        SlotError::TableSetAside { .. } => (ErrorKind::Setup, Remedy::Halt),
     }
 }
 
@@ -270,7 +271,8 @@ fn snapshot(error: &SnapshotError) -> Both {
         SnapshotError::Mapping(_)
         | SnapshotError::NoJournal { .. }
         | SnapshotError::Denied { .. }
-        | SnapshotError::Interrupted { .. } => (ErrorKind::Setup, Remedy::Halt),
+        | SnapshotError::Interrupted { .. }
+        | SnapshotError::Unfinished { .. } => (ErrorKind::Setup, Remedy::Halt),
         SnapshotError::Waits(_) | SnapshotError::OtherServer | SnapshotError::Outrun => {
             (ErrorKind::Setup, Remedy::Reconnect)
         }

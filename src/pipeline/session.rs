@@ -21,7 +21,7 @@ use super::database::{CatalogQueries, Database};
 use super::decode::{Core, Step};
 use super::error::PipelineError;
 use super::exactly_once::committer::{Committed, TransactionCommitter};
-use super::order::{Order, drain_ordered};
+use super::order::{Order, drain_ordered, drain_ordered_at_once};
 use super::settings::PipelineSettings;
 use super::snapshot::pace::Pace;
 use super::snapshot::{self, Copying, Read};
@@ -82,6 +82,8 @@ pub(super) struct Session<'s> {
     pace: Pace,
     /// Rows that come before the stream, until they are durable.
     copying: Option<Copying>,
+    /// It was logged that a restart waits for the copy.
+    has_announced_restart: bool,
     /// Tables that are set aside.
     tables: TableWatch,
     /// Exactly-once.
@@ -203,6 +205,7 @@ impl Session<'_> {
                 next = next.min(due);
             }
             let drained = drain_until.unwrap_or(next).min(next);
+            let completes_copy = self.completes_copy(orders, now);
             match self.pace.pause(now) {
                 Some(_) if !copies && self.connection.read_ahead(self.beside(), now) => {}
                 // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
@@ -212,7 +215,7 @@ impl Session<'_> {
             }
             tokio::select! {
                 biased;
-                () = drain_ordered(orders), if drain_until.is_none() => {
+                () = drain_due(orders, completes_copy), if drain_until.is_none() => {
                     info!(pipeline = self.settings.name, in_flight = core.delivery.watermark.in_flight().records, "draining");
                     core.delivery.watermark.stats().entered(State::Draining);
                     drain_until = Some(Instant::now() + self.settings.drain_timeout);
@@ -375,6 +378,26 @@ impl Session<'_> {
         }
     }
 
+    /// Older rows are still being copied and make progress, so that a restart with another definition waits for them.
+    fn completes_copy(&mut self, orders: &watch::Receiver<Order>, now: Instant) -> bool {
+        let Some(copying) = &mut self.copying else {
+            return false;
+        };
+        if !copying.progresses(now, self.settings.drain_timeout) {
+            return false;
+        }
+        if !self.has_announced_restart && *orders.borrow() == Order::DrainAfterCopy {
+            self.has_announced_restart = true;
+            info!(
+                pipeline = self.settings.name,
+                "the definition has changed: the pipeline restarts with the new one when the copy of older rows is complete. To \
+                 restart it now: walpost pipeline restart {}",
+                self.settings.name
+            );
+        }
+        true
+    }
+
     /// A Kafka transaction is being committed.
     fn is_committing(&self) -> bool {
         self.committer
@@ -386,6 +409,13 @@ impl Session<'_> {
     pub(super) fn has_progressed(&self) -> bool {
         self.reported
             .is_some_and(|reported| reported.lsn() > self.resume)
+    }
+}
+
+async fn drain_due(orders: &mut watch::Receiver<Order>, completes_copy: bool) {
+    match completes_copy {
+        true => drain_ordered_at_once(orders).await,
+        false => drain_ordered(orders).await,
     }
 }
 

@@ -52,7 +52,7 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
     CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
-    SnapshotHistory, SnapshotRecord,
+    SnapshotHistory, SnapshotRecord, TableSnapshot,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
@@ -251,7 +251,6 @@ impl CatalogQueries for SimDatabase {
 
     async fn snapshot_history(
         &self,
-        _: &str,
         _: &Target,
         _: &TableName,
     ) -> Result<SnapshotHistory, CatalogError> {
@@ -259,14 +258,25 @@ impl CatalogQueries for SimDatabase {
         let world = self.shared.lock();
         Ok(SnapshotHistory {
             record: world.record(),
-            has_streamed: world.database.has_sent,
+            has_streamed: world.database.has_sent || world.database.begun.is_some(),
             rows: world.rows(),
         })
     }
 
-    async fn snapshot_record(&self, _: &str, _: &Target) -> Result<SnapshotRecord, CatalogError> {
+    async fn snapshot_record(&self, _: &Target) -> Result<SnapshotRecord, CatalogError> {
         self.journal().await?;
         Ok(self.shared.lock().record())
+    }
+
+    async fn table_snapshots(&self, target: &Target) -> Result<Vec<TableSnapshot>, CatalogError> {
+        let record = self.snapshot_record(target).await?;
+        let table = target.outbox.table().map(ToString::to_string);
+        Ok(match record {
+            SnapshotRecord::NoJournal | SnapshotRecord::Nothing => Vec::new(),
+            SnapshotRecord::Begun(_) | SnapshotRecord::Done => {
+                vec![TableSnapshot { table, record }]
+            }
+        })
     }
 
     async fn row_order(&self, _: &TableName) -> Result<RowOrder, CatalogError> {
@@ -323,6 +333,11 @@ impl CatalogQueries for SimDatabase {
             .filter(|(timeline, _)| *timeline == of.timeline);
         let confirmed = same.map_or(confirmed, |(_, before)| before.max(confirmed));
         world.database.state = Some((of.timeline, confirmed));
+        // A server that was failed over has cut the connection that this came over.
+        if world.database.timeline == of.timeline {
+            let end = world.database.end;
+            world.database.begun.get_or_insert(end);
+        }
         Ok(())
     }
 

@@ -9,15 +9,14 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::pipeline::settings::SnapshotMode;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use self::error::SnapshotError;
 use super::database::{CatalogQueries, Database};
 use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
-use super::settings::PipelineSettings;
+use super::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::delivery::chunks::{CopyProgress, KeyType};
 use crate::delivery::watermark::OrderError;
 use crate::model::lifecycle::SnapshotPhase;
@@ -26,15 +25,19 @@ use crate::outbox::columns::Mapping;
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::{
-    Catalog, Observed, RowOrder, Rows, SnapshotHistory, SnapshotRecord,
+    Catalog, CatalogError, Observed, RowOrder, Rows, SnapshotHistory, SnapshotRecord, TableSnapshot,
 };
 use crate::postgres::replication::{Connection, ConnectionError, CopyOut, Identity};
 use crate::postgres::table::TableName;
+use crate::postgres::target::{Outbox, Target};
 use crate::progress::Progress;
 use crate::sink::Sink;
 
 /// How long the snapshot may wait for one transaction that is open.
 const LOCK_TIMEOUT: &str = "30s";
+
+/// Why there is nothing to copy: what is older was delivered when the slot was new.
+const STREAMED: &str = "streamed before";
 
 /// What to do about rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +59,12 @@ fn decide(
 ) -> Result<Decision, SnapshotError> {
     match (snapshot_history.record, &snapshot_history.rows) {
         (SnapshotRecord::Done, _) => Ok(Decision::Stream),
-        // Nothing at or after the consistent point is confirmed before all of the copy is durable.
-        (SnapshotRecord::Begun(snapshot_lsn), _) if confirmed >= snapshot_lsn => {
+        (record @ SnapshotRecord::Begun(_), _) if !record.is_open(confirmed) => {
             Ok(Decision::Settled("copied"))
         }
         (SnapshotRecord::NoJournal, _) if snapshot_history.has_streamed => Ok(Decision::Stream),
         (SnapshotRecord::Nothing, _) if snapshot_history.has_streamed => {
-            Ok(Decision::Settled("streamed before"))
+            Ok(Decision::Settled(STREAMED))
         }
         (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
         (SnapshotRecord::Nothing, Rows::None) => Ok(Decision::Settled("empty table")),
@@ -83,10 +85,16 @@ fn decide(
 /// What a start does about rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
-    /// Nothing, and to write that down, for this reason, when it is certain whose slot it is.
-    Settled(&'static str),
+    /// Nothing, and to record that when it is certain whose slot it is.
+    Settled(Settlement),
     /// Copy them.
     Copy(Box<Plan>),
+}
+
+/// That the rows of a table that are older than the slot need not be copied.
+pub(super) struct Settlement {
+    table: Option<String>,
+    why: &'static str,
 }
 
 /// A copy that is to be made.
@@ -113,24 +121,38 @@ pub(super) async fn plan(
     delivered: Option<&Known>,
 ) -> Result<Planned, SnapshotError> {
     let (pipeline, target) = (&settings.name, &settings.target);
-    let Some(table) = target.outbox.table() else {
+    let table = target.outbox.table();
+    let copied = delivered.and_then(|known| known.copied.as_ref());
+    let before = copied.filter(|copied| !copied.is_complete());
+    let snapshots = table_snapshots(target, catalog).await?;
+    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed(observed));
+    // A checkpoint with events of the stream and none of a copy says that every copy is in Kafka.
+    let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
+    let unfinished = unfinished.filter(|_| !is_passed);
+    if let Some(unfinished) = &unfinished
+        && settings.snapshot == SnapshotMode::Never
+        && copied.is_none()
+    {
+        return Ok(Planned::Settled(unfinished.leave_out(pipeline)));
+    }
+    if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
+        return Err(unfinished.error(settings));
+    }
+    let Some(table) = table else {
         return Ok(Planned::Nothing);
     };
-    let before = match delivered {
-        // It was begun, and ends only when all is copied.
-        Some(Known {
-            copied: Some(copied),
-            ..
-        }) if !copied.is_complete() => Some(copied.clone()),
-        Some(known) if known.has_delivered => return Ok(Planned::Nothing),
-        _ if settings.snapshot == SnapshotMode::Never => return Ok(Planned::Nothing),
-        _ => None,
-    };
-    let confirmed = observed
-        .slot
-        .as_ref()
-        .map_or(Lsn::ZERO, |slot| slot.confirmed);
-    let snapshot_history = catalog.snapshot_history(pipeline, target, table).await?;
+    if before.is_none() && settings.snapshot == SnapshotMode::Never {
+        return Ok(Planned::Nothing);
+    }
+    if before.is_none() && delivered.is_some_and(|known| known.has_delivered) {
+        return Ok(match replaced(&snapshots, table) {
+            Some(_) => settled(settings, &snapshots, table, STREAMED),
+            None => Planned::Nothing,
+        });
+    }
+    let before = before.cloned();
+    let confirmed = confirmed(observed);
+    let snapshot_history = catalog.snapshot_history(target, table).await?;
     let order = match &before {
         Some(copied) => {
             info!(
@@ -147,14 +169,21 @@ pub(super) async fn plan(
         None => {
             match decide(&snapshot_history, confirmed, table, &target.slot)? {
                 Decision::Stream => return Ok(Planned::Nothing),
-                Decision::Settled(why) => return Ok(Planned::Settled(why)),
+                Decision::Settled(why) => return Ok(settled(settings, &snapshots, table, why)),
                 Decision::Copy => {}
             }
             if let SnapshotRecord::Begun(snapshot_lsn) = snapshot_history.record {
-                warn!(
-                    pipeline, %snapshot_lsn,
-                    "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
-                );
+                match delivered {
+                    // A checkpoint without rows of the copy says that none of them is in Kafka.
+                    Some(_) => info!(
+                        pipeline, %snapshot_lsn,
+                        "the snapshot of an earlier start had delivered nothing and is begun again"
+                    ),
+                    None => warn!(
+                        pipeline, %snapshot_lsn,
+                        "the snapshot of an earlier start was not completed: all rows are delivered again from the first on"
+                    ),
+                }
             }
             catalog.row_order(table).await?
         }
@@ -175,6 +204,12 @@ pub(super) async fn plan(
         false => order.by_bytes(),
     };
     let mapping = settings.mapping_of(table, observed.table.as_ref())?;
+    let publication = observed.publication.as_ref();
+    if publication.is_some_and(|publication| publication.has_locked_filter) {
+        let reason =
+            format!("table {table} is locked, and the publication has a row filter for it");
+        return Err(SnapshotError::Waits(reason));
+    }
     Ok(Planned::Copy(Box::new(Plan {
         statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
         mapping,
@@ -189,6 +224,113 @@ pub(super) async fn plan(
         before,
         record: snapshot_history.record,
     })))
+}
+
+fn confirmed(observed: &Observed) -> Lsn {
+    let slot = observed.slot.as_ref();
+    slot.map_or(Lsn::ZERO, |slot| slot.confirmed)
+}
+
+/// A copy that an earlier start has begun, perhaps under another definition of the pipeline. Whether rows are left to deliver
+/// depends on it, and not on what the outbox is now.
+struct Unfinished {
+    table: Option<String>,
+    snapshot_lsn: Lsn,
+}
+
+impl Unfinished {
+    /// Of several, one that is not of the outbox's table.
+    fn find(snapshots: &[TableSnapshot], outbox: &Outbox, confirmed: Lsn) -> Option<Self> {
+        let open = snapshots.iter().filter_map(|found| match found.record {
+            SnapshotRecord::Begun(snapshot_lsn) if found.record.is_open(confirmed) => Some(Self {
+                table: found.table.clone(),
+                snapshot_lsn,
+            }),
+            _ => None,
+        });
+        open.min_by_key(|found| found.is_of(outbox.table()))
+    }
+
+    fn is_of(&self, table: Option<&TableName>) -> bool {
+        let (ours, found) = (table.map(TableName::to_string), self.table.as_ref());
+        ours.is_some_and(|ours| found.is_none_or(|found| *found == ours))
+    }
+
+    /// The copy is not completed because the configuration says so.
+    fn leave_out(&self, pipeline: &str) -> Settlement {
+        let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
+        warn!(
+            pipeline, table, %snapshot_lsn,
+            "the copy of older rows was not complete, and snapshot = \"never\" leaves out the rest: rows committed before \
+             snapshot_lsn may be missing in Kafka. To send them: walpost replay"
+        );
+        Settlement {
+            table,
+            why: "snapshot = \"never\"",
+        }
+    }
+
+    fn error(self, settings: &PipelineSettings) -> SnapshotError {
+        SnapshotError::Unfinished {
+            table: self
+                .table
+                .unwrap_or_else(|| "of an earlier configuration".to_owned()),
+            outbox: settings.target.outbox.to_string(),
+            snapshot_lsn: self.snapshot_lsn,
+            adopt: match settings.delivery {
+                Delivery::AtLeastOnce => String::new(),
+                Delivery::ExactlyOnce(_) => {
+                    format!(
+                        "walpost checkpoint adopt --pipeline {}, and then ",
+                        settings.name
+                    )
+                }
+            },
+        }
+    }
+}
+
+/// The snapshots that the journal has of the slot.
+async fn table_snapshots(
+    target: &Target,
+    catalog: &impl CatalogQueries,
+) -> Result<Vec<TableSnapshot>, CatalogError> {
+    match catalog.table_snapshots(target).await {
+        Err(CatalogError::NoJournal) => Ok(Vec::new()),
+        // Without this right no copy was begun either.
+        Err(CatalogError::Server(error))
+            if target.outbox.table().is_none() && error.code == DENIED =>
+        {
+            Ok(Vec::new())
+        }
+        snapshots => snapshots,
+    }
+}
+
+/// The table whose place the target's table has taken on the slot, if the journal knows nothing of the latter.
+fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
+    match SnapshotRecord::of_table(snapshots, Some(table)) {
+        SnapshotRecord::Nothing => snapshots.iter().find_map(|found| found.table.as_deref()),
+        _ => None,
+    }
+}
+
+fn settled(
+    settings: &PipelineSettings,
+    snapshots: &[TableSnapshot],
+    table: &TableName,
+    why: &'static str,
+) -> Planned {
+    if let Some(before) = replaced(snapshots, table) {
+        warn!(
+            pipeline = settings.name,
+            slot = settings.target.slot,
+            "the slot delivered table {before} before: rows that {table} had when it took its place are not delivered, unless it \
+             was one of several tables until then. To send them: walpost replay"
+        );
+    }
+    let table = Some(table.to_string());
+    Planned::Settled(Settlement { table, why })
 }
 
 /// It is certain, before it is known what Kafka has, that a start has nothing to copy.
@@ -210,14 +352,19 @@ async fn decided(
     observed: &Observed,
 ) -> Result<Option<(Decision, Rows)>, SnapshotError> {
     let target = &settings.target;
-    let (SnapshotMode::Initial, Some(table), Some(slot)) =
-        (settings.snapshot, target.outbox.table(), &observed.slot)
-    else {
+    let (SnapshotMode::Initial, Some(slot)) = (settings.snapshot, &observed.slot) else {
         return Ok(None);
     };
-    let snapshot_history = catalog
-        .snapshot_history(&settings.name, target, table)
-        .await?;
+    let table = target.outbox.table();
+    let snapshots = table_snapshots(target, catalog).await?;
+    let unfinished = Unfinished::find(&snapshots, &target.outbox, slot.confirmed);
+    if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
+        return Err(unfinished.error(settings));
+    }
+    let Some(table) = table else {
+        return Ok(None);
+    };
+    let snapshot_history = catalog.snapshot_history(target, table).await?;
     let decision = decide(&snapshot_history, slot.confirmed, table, &target.slot)?;
     Ok(Some((decision, snapshot_history.rows)))
 }
@@ -275,14 +422,21 @@ pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     confirmed: Lsn,
-    why: &str,
+    settlement: Settlement,
 ) {
-    let pipeline = &settings.name;
+    let (pipeline, why) = (&settings.name, settlement.why);
     info!(
         pipeline,
         why, "no snapshot is needed: no rows that are older than the slot are left to deliver"
     );
-    let entry = entry(settings, confirmed, SnapshotRecord::DONE, Some(why));
+    let entry = Entry {
+        pipeline,
+        target: &settings.target,
+        action: Action::Snapshot,
+        from: None,
+        to: Some(confirmed),
+        detail: detail(SnapshotRecord::DONE, settlement.table, Some(why)),
+    };
     if let Err(error) = catalog.write_journal(&entry).await {
         warn!(pipeline, %error, "failed to record in the journal that no snapshot is needed");
     }
@@ -332,12 +486,11 @@ fn statement(
     copy::statement(&needed, table, &conditions, order)
 }
 
-fn entry<'s>(
-    settings: &'s PipelineSettings,
-    snapshot_lsn: Lsn,
-    state: &str,
-    why: Option<&str>,
-) -> Entry<'s> {
+fn detail(state: &str, table: Option<String>, why: Option<&str>) -> serde_json::Value {
+    serde_json::json!({ SnapshotRecord::STATE: state, "table": table, "why": why })
+}
+
+fn entry<'s>(settings: &'s PipelineSettings, snapshot_lsn: Lsn, state: &str) -> Entry<'s> {
     let table = settings.target.outbox.table().map(ToString::to_string);
     Entry {
         pipeline: &settings.name,
@@ -345,7 +498,7 @@ fn entry<'s>(
         action: Action::Snapshot,
         from: None,
         to: Some(snapshot_lsn),
-        detail: serde_json::json!({ SnapshotRecord::STATE: state, "table": table, "why": why }),
+        detail: detail(state, table, None),
     }
 }
 
@@ -404,11 +557,11 @@ impl Snapshot {
         // As soon as the slot is taken the server counts what that sends, and the next start would take a
         // slot that has sent something, and of which nothing is written, for one with a life behind it.
         if plan.record == SnapshotRecord::Nothing && plan.before.is_none() {
-            let record = catalog.snapshot_record(pipeline, &settings.target).await?;
+            let record = catalog.snapshot_record(&settings.target).await?;
             if record != plan.record {
                 return Err(SnapshotError::Outrun);
             }
-            let entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN, None);
+            let entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN);
             catalog.write_journal(&entry).await?;
             plan.record = SnapshotRecord::Begun(snapshot_lsn);
         }
@@ -434,7 +587,7 @@ impl Snapshot {
         core: &mut Core,
     ) -> Result<Copying, SnapshotError> {
         let (pipeline, target) = (&settings.name, &settings.target);
-        let record = catalog.snapshot_record(pipeline, target).await?;
+        let record = catalog.snapshot_record(target).await?;
         let stream_from = self.stream_from();
         if is_outrun(self.plan.record, record, confirmed, stream_from) {
             return Err(SnapshotError::Outrun);
@@ -448,7 +601,7 @@ impl Snapshot {
             ..
         } = *self.plan;
         if before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
-            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN, None);
+            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN);
             catalog.write_journal(&entry).await?;
         }
         let guard = match target.outbox.table() {
@@ -476,6 +629,7 @@ impl Snapshot {
             snapshot_lsn: stream_from,
             resumed: confirmed,
             progress: Some(Progress::new("rows copied", about)),
+            progressed: None,
             rows: 0,
             counted: 0,
         })
@@ -494,6 +648,8 @@ fn is_outrun(
 }
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// insufficient_privilege
+const DENIED: &str = "42501";
 
 /// A snapshot that is copied, or was and is not durable yet.
 pub(super) struct Copying {
@@ -503,6 +659,8 @@ pub(super) struct Copying {
     /// Where the slot stood when it began.
     resumed: Lsn,
     progress: Option<Progress>,
+    /// How many rows there were when it last made progress, and when that was.
+    progressed: Option<(u64, Instant)>,
     /// Rows that were read, and those of them that the progress has counted.
     rows: u64,
     counted: u64,
@@ -540,6 +698,17 @@ impl Copying {
     /// Rows are still to come.
     pub(super) fn reads(&self) -> bool {
         self.connection.is_some()
+    }
+
+    /// A row was read within the last `limit`: the sink accepts more.
+    pub(super) fn progresses(&mut self, now: Instant, limit: Duration) -> bool {
+        match self.progressed {
+            Some((rows, since)) if rows == self.rows => now < since + limit,
+            _ => {
+                self.progressed = Some((self.rows, now));
+                true
+            }
+        }
     }
 
     /// Takes the next row, if it is there.
@@ -617,7 +786,7 @@ impl Copying {
     pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
         let pipeline = &settings.name;
         info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
-        let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE, None);
+        let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE);
         let record = async { database.catalog().await?.write_journal(&entry).await };
         match timeout(NOTE, record).await {
             Ok(Ok(())) => {}

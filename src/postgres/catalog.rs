@@ -27,7 +27,8 @@ pub(crate) use self::observed::{
     Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
     some_of, unpublished_warning,
 };
-pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord};
+use self::published::RowFilter;
+pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
 use self::synchronous::IS_SYNCHRONOUS;
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
 pub(crate) use self::table_guard::{SelectedRows, Statement, TableGuard, examine_sql};
@@ -41,6 +42,7 @@ mod limits;
 mod observed;
 mod own_table;
 pub(crate) mod peek;
+mod published;
 mod refusal;
 pub(crate) mod set_aside;
 pub(crate) mod slot_state;
@@ -404,7 +406,7 @@ impl Catalog {
             .query(
                 &format!(
                     "SELECT a.attrelid, a.attname::text, a.atttypid, format_type(a.atttypid, a.atttypmod), \
-                     coalesce(d.modifier, a.atttypmod), a.attnotnull, CASE a.attgenerated WHEN '' THEN pg_get_expr(adbin, adrelid) END, d.base \
+                     coalesce(d.modifier, a.atttypmod), a.attnotnull, CASE a.attgenerated WHEN '' THEN pg_get_expr(adbin, 0) END, d.base \
                      FROM pg_attribute a LEFT JOIN pg_attrdef ON adrelid = a.attrelid AND adnum = a.attnum \
                      LEFT JOIN LATERAL (WITH RECURSIVE domains AS (SELECT typbasetype AS base, typtypmod AS modifier \
                      FROM pg_type WHERE oid = a.atttypid AND typtype = 'd' UNION ALL \
@@ -463,33 +465,15 @@ impl Catalog {
             )
             .await?;
         let Some(found) = found else { return Ok(None) };
-        // Row filters came with PostgreSQL 15.
-        let filter = if version >= 150_000 {
-            "rowfilter"
-        } else {
-            "NULL::text"
-        };
-        let tables = self
-            .client
-            .query(
-                &format!(
-                    "SELECT schemaname::text, tablename::text, {filter} \
-                     FROM pg_publication_tables WHERE pubname = $1"
-                ),
-                &[&target.publication],
-            )
-            .await?;
+        let tables = self.published_tables(&target.publication, version).await?;
         let mut publication = ObservedPublication {
             inserts: found.try_get(0)?,
             more_than_inserts: found.try_get(1)?,
             via_root: found.try_get(2)?,
             ..ObservedPublication::default()
         };
-        for row in tables {
-            let table = TableName {
-                schema: row.try_get(0)?,
-                name: row.try_get(1)?,
-            };
+        for published in tables {
+            let table = &published.name;
             let [schema, name] = OUTBOX_ROW;
             if target.outbox.is_several() && table.is(schema, name) {
                 publication.has_outbox_row = true;
@@ -499,12 +483,18 @@ impl Catalog {
                 publication.other_tables.push(table.to_string());
                 continue;
             }
-            if target.outbox.table().is_none_or(|ours| *ours == table) {
-                publication.row_filter = publication.row_filter.or(row.try_get(2)?);
+            if target.outbox.table().is_none_or(|ours| ours == table)
+                && publication.row_filter.is_none()
+            {
+                match self.row_filter(&target.publication, &published).await? {
+                    RowFilter::None => {}
+                    RowFilter::Condition(filter) => publication.row_filter = Some(filter),
+                    RowFilter::Locked => publication.has_locked_filter = true,
+                }
             }
             match &target.outbox {
-                Outbox::Tables(_) => publication.tables.push(table),
-                outbox if outbox.table() == Some(&table) => publication.has_table = true,
+                Outbox::Tables(_) => publication.tables.push(published.name),
+                outbox if outbox.table() == Some(table) => publication.has_table = true,
                 _ => {}
             }
         }

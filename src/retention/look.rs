@@ -192,7 +192,7 @@ pub(crate) async fn found(client: &Client, outbox: &Maintained) -> Result<Found,
 async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, CatalogError> {
     let bound = |side: &str| {
         let text = format!(
-            "substring(pg_get_expr(c.relpartbound, c.oid) FROM '{side} \\(''([^'']*)''\\)')::timestamptz"
+            "substring(pg_get_expr(c.relpartbound, 0) FROM '{side} \\(''([^'']*)''\\)')::timestamptz"
         );
         micros(&text)
     };

@@ -87,6 +87,24 @@ enum Then {
     Remove,
 }
 
+impl Phase {
+    /// What to do with a pipeline that has ended in this phase. Nothing if it ended by itself, or halted when it was to stop.
+    fn next(self, ended: Ended) -> Option<Then> {
+        match (self, ended) {
+            (Self::Draining(Then::Stop), Ended::Halted | Ended::Defect) => None,
+            // What it halted for may be what the new definition corrects.
+            (Self::Draining(then), _) => Some(then),
+            (Self::Running | Self::Over(_), _) => None,
+        }
+    }
+
+    /// A pipeline in this phase continues under a definition that `is_same` as before.
+    fn continues(self, is_same: bool) -> bool {
+        // One that was removed and is added again has to be started again.
+        is_same && self != Self::Draining(Then::Remove)
+    }
+}
+
 impl<D: PartialEq> Pipelines<D> {
     /// None yet. Each that is started is in the registry, and says at `endings` how it has ended.
     pub(super) fn new(registry: Arc<Registry>, endings: mpsc::UnboundedSender<Ending>) -> Self {
@@ -143,7 +161,7 @@ impl<D: PartialEq> Pipelines<D> {
             let entry = &mut self.all[at];
             let is_same = entry.definition == defined.definition;
             entry.source = defined.source;
-            if is_same && entry.phase != Phase::Draining(Then::Remove) {
+            if entry.phase.continues(is_same) {
                 continue;
             }
             let (before, now) = (&entry.settings, &defined.settings);
@@ -156,10 +174,17 @@ impl<D: PartialEq> Pipelines<D> {
                     before.postgres.describe()
                 );
             }
+            let waits_for_copy = waits_for_copy(before, now);
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
             // What a person has stopped they start again.
             let then = match entry.phase {
                 Phase::Over(Ended::Stopped) | Phase::Draining(Then::Stop) => continue,
+                Phase::Running if waits_for_copy => {
+                    entry.phase = Phase::Draining(Then::Start);
+                    entry.orders.send_replace(Order::DrainAfterCopy);
+                    continue;
+                }
+                Phase::Draining(Then::Start) => continue,
                 _ => Then::Start,
             };
             self.end(at, then, None);
@@ -327,22 +352,21 @@ impl<D: PartialEq> Pipelines<D> {
         };
         let entry = &mut self.all[at];
         let phase = std::mem::replace(&mut entry.phase, Phase::Over(ended));
-        match (phase, ended) {
-            (Phase::Draining(Then::Remove), _) => {
+        match phase.next(ended) {
+            Some(Then::Remove) => {
                 self.go_on(at, Then::Remove);
                 self.all.remove(at);
                 self.show();
             }
-            (Phase::Draining(Then::Start), _) => self.go_on(at, Then::Start),
-            (Phase::Draining(Then::Stop), Ended::Stopped) => self.go_on(at, Then::Stop),
-            (_, Ended::Halted | Ended::Defect) => {
+            Some(then) => self.go_on(at, then),
+            None if ended == Ended::Stopped => {}
+            None => {
                 let name = entry.settings.name.clone();
                 for waits in std::mem::take(&mut entry.waiting) {
                     let why = format!("{name} has halted while it was stopped: see the log");
                     let _ = waits.send(Err(why));
                 }
             }
-            (_, Ended::Stopped) => {}
         }
     }
 
@@ -397,6 +421,22 @@ impl<D: PartialEq> Pipelines<D> {
         };
         self.all.iter().map(at).collect()
     }
+}
+
+/// The sink has to exist before the first record. A transaction of exactly-once takes over what was produced before it.
+fn needs_sink_at_once(delivery: &Delivery) -> bool {
+    *delivery != Delivery::AtLeastOnce
+}
+
+/// A copy of older rows is completed under the definition `before`, because under `now` it would begin again or could not be
+/// continued.
+fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
+    let has_same_slot = before.target.slot == now.target.slot
+        && before.postgres.describe() == now.postgres.describe();
+    let is_resumed = now.delivery != Delivery::AtLeastOnce
+        && before.delivery == now.delivery
+        && before.target.outbox == now.target.outbox;
+    has_same_slot && !is_resumed
 }
 
 /// Runs a pipeline on a thread of its own.
@@ -464,7 +504,7 @@ async fn run_into_sink(
         }
         Some(producer) => {
             let (limit, seen) = (BatchLimit::default(), SeenTopics::default());
-            let is_eager = is_eager || settings.delivery != Delivery::AtLeastOnce;
+            let is_eager = is_eager || needs_sink_at_once(&settings.delivery);
             let make = |deliveries: Arc<Deliveries>, batching: &Batching| {
                 let (producer, batching) = (&producer, batching.clone());
                 let (limit, seen) = (&limit, &seen);
@@ -527,5 +567,62 @@ impl Drop for Report {
         }
         // Nobody listens only when the process ends.
         let _ = self.endings.send((self.start, self.ending));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kafka::settings::CheckpointSettings;
+
+    fn exactly_once() -> Delivery {
+        Delivery::ExactlyOnce(CheckpointSettings {
+            topic: "walpost-checkpoints".to_owned(),
+            replication: 1,
+        })
+    }
+
+    #[test]
+    fn pipeline_that_has_ended_does_what_it_was_asked_for() {
+        use Ended::{Defect, Halted, Stopped};
+        use Then::{Remove, Start, Stop};
+        for (then, ended, expected) in [
+            (Start, Stopped, Some(Start)),
+            (Start, Halted, Some(Start)),
+            (Start, Defect, Some(Start)),
+            (Remove, Stopped, Some(Remove)),
+            (Remove, Halted, Some(Remove)),
+            (Stop, Stopped, Some(Stop)),
+            // It is not stopped but halted, and counts as that.
+            (Stop, Halted, None),
+            (Stop, Defect, None),
+        ] {
+            let found = Phase::Draining(then).next(ended);
+            assert_eq!(found, expected, "{then:?} {ended:?}");
+        }
+        for ended in [Stopped, Halted, Defect] {
+            assert_eq!(Phase::Running.next(ended), None);
+        }
+    }
+
+    #[test]
+    fn pipeline_that_is_added_again_while_it_is_removed_starts_again() {
+        assert!(!Phase::Draining(Then::Remove).continues(true));
+        for phase in [
+            Phase::Running,
+            Phase::Draining(Then::Start),
+            Phase::Draining(Then::Stop),
+            Phase::Over(Ended::Halted),
+        ] {
+            assert!(phase.continues(true), "{phase:?}");
+            assert!(!phase.continues(false), "{phase:?}");
+        }
+    }
+
+    /// Transactions of one that is made with the first record would have nothing to take over with.
+    #[test]
+    fn exactly_once_has_its_sink_from_the_beginning() {
+        assert!(needs_sink_at_once(&exactly_once()));
+        assert!(!needs_sink_at_once(&Delivery::AtLeastOnce));
     }
 }

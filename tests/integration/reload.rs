@@ -15,6 +15,7 @@ use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, Walpost};
 
+mod copies;
 mod query;
 
 const RELOADED: &str = "configuration reloaded";

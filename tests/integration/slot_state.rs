@@ -6,7 +6,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{lsn_text, parse_lsn};
-use crate::support::postgres::{MAJOR, Server};
+use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Walpost;
@@ -305,4 +305,71 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     let run = scene.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_says(&["walpost checkpoint adopt"]);
+}
+
+/// Nothing was confirmed, and whoever has the slot next has to know all the same that it was read.
+#[test]
+fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.start().kill();
+    make_anew(&scene, &aggregate);
+    expect_halt(&scene, scene.run().start(), 0);
+}
+
+/// As long as there is no checkpoint nothing is in Kafka, whatever the first start has died of.
+#[test]
+fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
+    let run = |scene: &Scene| scene.run().arg("--exactly-once").start();
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    // On a server of its own there is nothing to confirm, and so no checkpoint.
+    let begun = |scene: &Scene| {
+        scene
+            .db
+            .is_true("SELECT bool_or(begun) FROM walpost.slot_state")
+    };
+    for kills in 1..3 {
+        let mut walpost = run(&scene);
+        walpost.wait_for_log("streaming");
+        walpost.kill();
+        assert!(
+            !begun(&scene),
+            "{kills}: the first checkpoint has to be missing"
+        );
+    }
+    let mut walpost = run(&scene);
+    walpost.wait_for_log("streaming");
+    scene.end_walsender();
+    walpost.wait_for_logs("streaming", 2);
+    server.stop(Stop::Immediate);
+    server.start();
+    scene.reconnect();
+    walpost.wait_for_logs("streaming", 3);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(1);
+    scene.wait_until_confirmed();
+    assert!(begun(&scene));
+    walpost.kill();
+    let walpost = run(&scene);
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    scene.judge(&[], Resends::Never);
+}
+
+/// The same with rows that are older than the slot.
+#[test]
+fn first_copy_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
+    let scene = crate::snapshot::filled(crate::snapshot::TABLE, 1000, false).0;
+    let mut walpost = scene.run().arg("--exactly-once").start();
+    walpost.wait_for_log("starting a snapshot");
+    walpost.kill();
+    let mut walpost = scene.run().arg("--exactly-once").start();
+    walpost.wait_for_log("snapshot delivered");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    crate::snapshot::expect_all(&scene, 1000, true);
 }

@@ -1,5 +1,6 @@
 //! Several outbox tables on one slot.
 
+mod locked;
 pub(crate) mod set_aside;
 
 use crate::support::checker::Resends;

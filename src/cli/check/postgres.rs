@@ -215,11 +215,14 @@ async fn budget(
 /// What setting tables aside requires, and which tables are set aside.
 async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     const SUBJECT: &str = "set aside";
-    if !settings.target.outbox.is_several() {
+    let outbox = &settings.target.outbox;
+    if outbox.is_messages() {
         return;
     }
     let entries = match catalog.set_aside(&settings.target).await {
         Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+        // Where it is needed, that the journal can't be read is reported elsewhere.
+        Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {
             return report.add(SUBJECT, of(recovery::of_catalog(&error)), error);
         }
@@ -233,7 +236,13 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
             entry.table,
             settings.name
         );
-        report.add(SUBJECT, Outcome::Warning, message);
+        // As the only table of the outbox it can't be left out.
+        let is_alone = matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
+        let outcome = match is_alone {
+            true => Outcome::Failure,
+            false => Outcome::Warning,
+        };
+        report.add(SUBJECT, outcome, message);
     }
 }
 

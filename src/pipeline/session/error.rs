@@ -51,6 +51,18 @@ pub(crate) enum SlotError {
         /// What a person does then.
         then: String,
     },
+    /// The table was set aside while it was one of several, and as the only one its rows could not be left out.
+    #[error(
+        "table {table} is set aside, and only an outbox of several tables can leave its rows out: {missing} are not delivered, and \
+         would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: walpost replay \
+         --set-aside --table {table} --pipeline {pipeline}; and then change the definition"
+    )]
+    TableSetAside {
+        /// Which events.
+        missing: String,
+        table: String,
+        pipeline: String,
+    },
 }
 
 impl SlotError {

@@ -59,9 +59,6 @@ impl Seen {
         unpublished: &[TableName],
     ) -> Option<(String, String)> {
         self.tables.extend(publication.tables.iter().cloned());
-        let filter_before = self
-            .filter
-            .get_or_insert_with(|| publication.row_filter.clone());
         let name = identifier(&target.publication);
         let lost = unpublished
             .iter()
@@ -80,6 +77,13 @@ impl Seen {
                 ),
             ));
         }
+        // Another look compares it, when the table is no longer locked.
+        if publication.has_locked_filter {
+            return None;
+        }
+        let filter_before = self
+            .filter
+            .get_or_insert_with(|| publication.row_filter.clone());
         let filter = publication.row_filter.as_ref()?;
         // With several tables it is unknown which one's filter this is.
         let is_new = match target.outbox.is_several() {

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::error::SlotError;
 use crate::model::outage::{Outage, Say};
 use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -13,6 +14,7 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::error::{NotRecorded, PipelineError};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::set_aside::TableNote;
+use crate::postgres::table::TableName;
 use crate::sink::SinkError;
 
 /// A note on its way into the journal. The result is the entry that it has opened, if it has opened one.
@@ -139,6 +141,29 @@ pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
                 "the table stays set aside. Run walpost replay --set-aside again"
             );
         }
+    }
+}
+
+/// Checks that the only table of an outbox is not one that was set aside while it was one of several.
+///
+/// # Errors
+/// It is, and its rows were not sent again.
+pub(super) fn check_single(
+    settings: &PipelineSettings,
+    entries: &[SetAside],
+) -> Result<(), SlotError> {
+    let table = settings.target.outbox.table().map(TableName::to_string);
+    let mut open = entries.iter().filter(|entry| entry.until.is_none());
+    match open.find(|entry| Some(&entry.table) == table.as_ref()) {
+        None => Ok(()),
+        Some(entry) => Err(SlotError::TableSetAside {
+            missing: format!(
+                "its events from position {} on (entry {} of the journal, {})",
+                entry.position, entry.id, entry.at
+            ),
+            table: entry.table.clone(),
+            pipeline: settings.name.clone(),
+        }),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::order::{Order, drain_ordered};
 use crate::pipeline::settings::PipelineSettings;
-use crate::pipeline::snapshot::Snapshot;
+use crate::pipeline::snapshot::{Settlement, Snapshot};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::sink::Sink;
@@ -61,8 +61,8 @@ pub(in crate::pipeline) async fn open<'s>(
 enum OlderRows {
     /// They are dealt with, and that is known.
     Nothing,
-    /// They are, and that is to be recorded, for this reason.
-    Settled(&'static str),
+    /// They are, and that is to be recorded.
+    Settled(Settlement),
     /// They come first.
     Copy(Box<Snapshot>),
 }

@@ -72,6 +72,8 @@ pub(super) struct Database {
     pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
     /// The server's statistics have transactions that the slot has sent.
     pub(super) has_sent: bool,
+    /// Where in the log it was recorded that the slot was read.
+    pub(super) begun: Option<Lsn>,
     /// Rises when all its connections end.
     pub(super) incarnation: u64,
     /// The slot, as the server knows it, and as it is on its disk.
@@ -194,6 +196,7 @@ impl Shared {
                     made: start,
                     journal: Vec::new(),
                     has_sent: false,
+                    begun: None,
                     incarnation: 0,
                     confirmed: start,
                     on_disk: start,
@@ -329,6 +332,7 @@ impl World {
         database.confirmed = database.confirmed.min(at);
         database.on_disk = database.on_disk.min(database.confirmed);
         database.journal.retain(|(end, _)| *end <= at);
+        database.begun = database.begun.filter(|end| *end <= at);
         database.has_sent = false;
         database.end_connections();
     }

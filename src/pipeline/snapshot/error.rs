@@ -1,5 +1,6 @@
 //! What keeps rows that are older than the slot from being delivered.
 
+use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::decode::error::CoreError;
 use crate::postgres::catalog::CatalogError;
@@ -59,6 +60,20 @@ pub(crate) enum SnapshotError {
         /// How many rows.
         rows: u64,
         pipeline: String,
+    },
+    /// A copy that was begun under another definition of the pipeline can't go on under this one.
+    #[error(
+        "the copy of the older rows of table {table} is not complete, and the configuration has {outbox} in its place: rows of \
+         {table} that were committed before {snapshot_lsn} may be missing in Kafka. Have it completed first: put table = \
+         {table:?} back, wait until the log says \"snapshot delivered\", and then change the definition. To leave the rest out: \
+         {adopt}snapshot = \"never\""
+    )]
+    Unfinished {
+        table: String,
+        outbox: String,
+        snapshot_lsn: Lsn,
+        /// Exactly-once: the command that comes before.
+        adopt: String,
     },
     /// The second connection has reached another server than the first.
     #[error("the snapshot's connection was answered by another server than the stream's")]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::postgres::table_pattern::TablePatterns;
 
 const SNAPSHOT_LSN: Lsn = Lsn(0x200);
 const BEFORE: Lsn = Lsn(0x1ff);
@@ -10,6 +11,7 @@ fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
         snapshot_lsn: SNAPSHOT_LSN,
         resumed,
         progress: None,
+        progressed: None,
         rows: 2,
         counted: 2,
     }
@@ -118,4 +120,83 @@ fn snapshot_that_another_instance_has_outrun_is_not_copied() {
             assert!(outrun(record, BEFORE), "{record:?}");
         }
     }
+}
+
+#[test]
+fn copy_makes_progress_until_no_row_was_read_for_a_while() {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let mut copying = copying(None, Lsn::ZERO);
+    let start = Instant::now();
+    let mut progresses = |rows, seconds| {
+        copying.rows = rows;
+        copying.progresses(start + Duration::from_secs(seconds), LIMIT)
+    };
+    assert!(progresses(2, 0));
+    assert!(progresses(2, 9));
+    assert!(!progresses(2, 10));
+    assert!(progresses(3, 11));
+    assert!(progresses(3, 20));
+    assert!(!progresses(3, 21));
+}
+
+/// The table of docs/pipelines.md, "While older rows are being copied": every kind of outbox that a definition can have before and
+/// after a change, with a copy that is open.
+#[test]
+fn open_copy_is_continued_by_the_same_table_only() {
+    let table = |name: &str| Outbox::Table(name.parse().expect("a table"));
+    let patterns = || TablePatterns::new(&["public.*".to_owned()]).expect("patterns");
+    let one_of = |name: &str| Outbox::OneOf {
+        table: name.parse().expect("a table"),
+        of: patterns(),
+    };
+    let messages = Outbox::Messages {
+        prefix: "p".to_owned(),
+    };
+    let begun = |table: Option<&str>| TableSnapshot {
+        table: table.map(str::to_owned),
+        record: SnapshotRecord::Begun(SNAPSHOT_LSN),
+    };
+    let continues = |snapshots: &[TableSnapshot], outbox: &Outbox| {
+        let found = Unfinished::find(snapshots, outbox, BEFORE).expect("it is open");
+        found.is_of(outbox.table())
+    };
+    let of_a = [begun(Some("public.a"))];
+    for (outbox, expected) in [
+        (table("public.a"), true),
+        (one_of("public.a"), true),
+        (table("public.b"), false),
+        (one_of("public.b"), false),
+        (Outbox::Tables(patterns()), false),
+        (messages, false),
+    ] {
+        assert_eq!(continues(&of_a, &outbox), expected, "{outbox}");
+        // What is complete is of no concern to any of them.
+        for (confirmed, record) in [
+            (SNAPSHOT_LSN, SnapshotRecord::Begun(SNAPSHOT_LSN)),
+            (BEFORE, SnapshotRecord::Done),
+        ] {
+            let table = Some("public.a".to_owned());
+            let complete = [TableSnapshot { table, record }];
+            let found = Unfinished::find(&complete, &outbox, confirmed);
+            assert!(found.is_none(), "{outbox}");
+        }
+    }
+    // An entry that names no table is of whichever the definition has.
+    assert!(continues(&[begun(None)], &table("public.a")));
+    assert!(!continues(&[begun(None)], &Outbox::Tables(patterns())));
+    // The one that the definition does not continue is named.
+    let both = [begun(Some("public.a")), begun(Some("public.b"))];
+    assert!(!continues(&both, &table("public.a")));
+}
+
+#[test]
+fn table_that_took_the_place_of_another_is_noticed_once() {
+    let of = |table: &str| TableSnapshot {
+        table: Some(table.to_owned()),
+        record: SnapshotRecord::Done,
+    };
+    let ours: TableName = "public.b".parse().expect("a table");
+    assert_eq!(replaced(&[], &ours), None);
+    assert_eq!(replaced(&[of("public.a")], &ours), Some("public.a"));
+    assert_eq!(replaced(&[of("public.a"), of("public.b")], &ours), None);
 }

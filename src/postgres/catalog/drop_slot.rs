@@ -150,12 +150,12 @@ impl Catalog {
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
             .await?;
-        let record = SnapshotRecord::of(&self.journal(pipeline, target).await?);
+        let snapshots = self.table_snapshots(target).await?;
+        let record = SnapshotRecord::of_table(&snapshots, target.outbox.table());
         let is_copied = match record {
-            // Nothing at or after the consistent point is confirmed before all of the copy is durable.
-            SnapshotRecord::Begun(snapshot_lsn) => slot_position.confirmed >= snapshot_lsn,
+            SnapshotRecord::Begun(_) => !record.is_open(slot_position.confirmed),
             SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
-                !copies || self.has_streamed(&target.slot).await?
+                !copies || self.has_streamed(target).await?
             }
             SnapshotRecord::Done => true,
         };

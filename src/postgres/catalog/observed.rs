@@ -126,6 +126,8 @@ pub(crate) struct ObservedPublication {
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
     pub row_filter: Option<String>,
+    /// There is such a condition, and it is unknown because the table is locked.
+    pub has_locked_filter: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

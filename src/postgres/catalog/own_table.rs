@@ -9,6 +9,9 @@ use super::Catalog;
 use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
+/// How long to wait for a lock on one of them: until the statement is done, nothing is confirmed.
+const LOCK_TIMEOUT: &str = "2s";
+
 /// A table that `sql/journal.sql` creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnTable {
@@ -41,7 +44,7 @@ impl Catalog {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
-            "{settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
+            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
             sql_file::examine(target, table.word())
         );
         let messages = match self.client().simple_query(&sql).await {

@@ -15,9 +15,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
 /// Of the rows' format. Rows of other versions say nothing to us.
-const VERSION: i32 = 1;
-/// Whoever has the row or the table locked is told of: until it is written, nothing is confirmed.
-const LOCK_TIMEOUT: &str = "2s";
+pub(super) const VERSION: i32 = 1;
 
 /// A slot, and the history that its LSNs are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,9 +224,7 @@ impl Catalog {
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         // Not waiting for standbys is safe: one that is promoted without the row has another timeline.
-        let settings = format!(
-            "SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; "
-        );
+        let settings = "SET LOCAL synchronous_commit = local; ";
         let sql = format!(
             "INSERT INTO walpost.slot_state AS s \
              (slot, pipeline, version, system_id, database_oid, timeline, created_lsn, begun, confirmed_lsn, at) \
@@ -241,7 +237,7 @@ impl Catalog {
             escape_literal(&of.system_id),
             of.timeline,
         );
-        self.run_on_own_table(OwnTable::SlotState, &of.target, &settings, &sql)
+        self.run_on_own_table(OwnTable::SlotState, &of.target, settings, &sql)
             .await?;
         Ok(())
     }
@@ -262,7 +258,7 @@ impl Catalog {
         };
         let created = slot.confirmed;
         let of = self.slot_of(pipeline, target).await?;
-        let is_first = self.snapshot_record(pipeline, target).await? == SnapshotRecord::Nothing;
+        let is_first = self.snapshot_record(target).await? == SnapshotRecord::Nothing;
         let before = match self.slot_state(&of).await? {
             FoundState::State(before) => before
                 .filter(|before| before.begun || !is_first)

@@ -1,6 +1,12 @@
 //! What tells whether rows that are older than a slot were delivered.
 
+use std::collections::BTreeMap;
+
+use postgres_protocol::escape::escape_literal;
+
 use super::journal::{Action, Written};
+use super::own_table::OwnTable;
+use super::slot_state;
 use super::table::Rows;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
@@ -12,10 +18,19 @@ use crate::postgres::target::Target;
 pub(crate) struct SnapshotHistory {
     /// What the journal says of it.
     pub record: SnapshotRecord,
-    /// The slot has sent transactions, as far as the server's statistics reach back.
+    /// The slot was read before, according to the server's statistics or walpost.slot_state.
     pub has_streamed: bool,
     /// The rows that are in the table.
     pub rows: Rows,
+}
+
+/// What the journal says of the snapshot of one table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TableSnapshot {
+    /// As the journal spells it. None if the entry does not name one.
+    pub table: Option<String>,
+    /// Never [`SnapshotRecord::NoJournal`].
+    pub record: SnapshotRecord,
 }
 
 /// What the journal says of the snapshot.
@@ -52,20 +67,79 @@ impl SnapshotRecord {
         }
         record
     }
+
+    /// The record of a table, of those that [`TableSnapshot::by_table`] returns.
+    #[must_use]
+    pub(crate) fn of_table(snapshots: &[TableSnapshot], table: Option<&TableName>) -> Self {
+        let table = table.map(TableName::to_string);
+        let is_ours = |found: &&TableSnapshot| found.table.is_none() || found.table == table;
+        let mut ours = snapshots.iter().filter(is_ours).map(|found| found.record);
+        match (ours.next(), ours.next()) {
+            (None, _) => Self::Nothing,
+            (Some(record), None) => record,
+            // Those that name no table come first.
+            (Some(Self::Done), _) => Self::Done,
+            (Some(_), Some(record)) => record,
+        }
+    }
+
+    /// Rows of a snapshot that was begun may be missing, where the slot is at `confirmed`.
+    #[must_use]
+    pub(crate) fn is_open(self, confirmed: Lsn) -> bool {
+        match self {
+            // Nothing at or after the consistent point is confirmed before all of the copy is durable. What an earlier slot had
+            // not delivered has an entry of its own in the journal.
+            Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
+            Self::NoJournal | Self::Nothing | Self::Done => false,
+        }
+    }
+}
+
+impl TableSnapshot {
+    /// Of entries in the order in which they were written: one for each table, and first the one without a table.
+    fn by_table(entries: Vec<Written>) -> Vec<Self> {
+        let mut by_table = BTreeMap::<Option<String>, Vec<Written>>::new();
+        for entry in entries {
+            let table = entry.detail["table"].as_str().map(str::to_owned);
+            by_table.entry(table).or_default().push(entry);
+        }
+        let by_table = by_table.into_iter().map(|(table, entries)| Self {
+            table,
+            record: SnapshotRecord::of(&entries),
+        });
+        by_table.collect()
+    }
 }
 
 impl Catalog {
-    /// What the journal says of the snapshot.
+    /// What the journal says of the snapshots of each table that the slot was for, under whatever name the pipeline had.
     ///
     /// # Errors
-    /// The server can't be asked, or lets us not read the journal.
+    /// The catalog query failed, or the journal does not exist or may not be read.
+    pub(crate) async fn table_snapshots(
+        &self,
+        target: &Target,
+    ) -> Result<Vec<TableSnapshot>, CatalogError> {
+        let condition = format!(
+            "j.slot = {} AND j.action = {}",
+            escape_literal(&target.slot),
+            escape_literal(Action::Snapshot.name())
+        );
+        Ok(TableSnapshot::by_table(
+            self.entries(target, &condition).await?,
+        ))
+    }
+
+    /// What the journal says of the snapshot of the target's table.
+    ///
+    /// # Errors
+    /// The catalog query failed, or the journal may not be read.
     pub(crate) async fn snapshot_record(
         &self,
-        pipeline: &str,
         target: &Target,
     ) -> Result<SnapshotRecord, CatalogError> {
-        match self.journal(pipeline, target).await {
-            Ok(entries) => Ok(SnapshotRecord::of(&entries)),
+        match self.table_snapshots(target).await {
+            Ok(snapshots) => Ok(SnapshotRecord::of_table(&snapshots, target.outbox.table())),
             Err(CatalogError::NoJournal) => Ok(SnapshotRecord::NoJournal),
             Err(error) => Err(error),
         }
@@ -74,14 +148,13 @@ impl Catalog {
     /// What is known of the past of a pipeline whose outbox is `table`.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The catalog query failed.
     pub(crate) async fn snapshot_history(
         &self,
-        pipeline: &str,
         target: &Target,
         table: &TableName,
     ) -> Result<SnapshotHistory, CatalogError> {
-        let record = self.snapshot_record(pipeline, target).await?;
+        let record = self.snapshot_record(target).await?;
         if record == SnapshotRecord::Done {
             return Ok(SnapshotHistory {
                 record,
@@ -89,7 +162,7 @@ impl Catalog {
                 rows: Rows::None,
             });
         }
-        let has_streamed = self.has_streamed(&target.slot).await?;
+        let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
             // How many rows there are makes no difference.
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing if has_streamed => Rows::None,
@@ -105,17 +178,40 @@ impl Catalog {
         })
     }
 
-    /// The slot has sent transactions, as far as the server's statistics reach back.
-    pub(in crate::postgres) async fn has_streamed(&self, slot: &str) -> Result<bool, CatalogError> {
-        let found = self
+    /// The slot was read before, according to the server's statistics, which do not survive its crash, or walpost.slot_state.
+    pub(super) async fn has_streamed(&self, target: &Target) -> Result<bool, CatalogError> {
+        let sent = self
             .client()
             .query_opt(
                 "SELECT total_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = $1",
-                &[&slot],
+                &[&target.slot],
             )
             .await?;
-        let found: Option<bool> = found.map(|row| row.try_get(0)).transpose()?.flatten();
-        Ok(found.unwrap_or(false))
+        let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
+        if has_sent == Some(true) {
+            return Ok(true);
+        }
+        // A standby that was promoted has read what its primary had.
+        let select = format!(
+            "SELECT begun FROM walpost.slot_state WHERE slot = {} AND version = {} \
+             AND system_id = (SELECT system_identifier::text FROM pg_control_system()) \
+             AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            escape_literal(&target.slot),
+            slot_state::VERSION,
+        );
+        let found = self.run_on_own_table(OwnTable::SlotState, target, "", &select);
+        let rows = match found.await.map_err(CatalogError::from) {
+            // invalid_schema_name, undefined_table, insufficient_privilege
+            Err(CatalogError::Server(error))
+                if matches!(&*error.code, "3F000" | "42P01" | "42501") =>
+            {
+                Vec::new()
+            }
+            rows => rows?,
+        };
+        Ok(rows
+            .first()
+            .is_some_and(|row| row.get("begun") == Some("t")))
     }
 }
 
@@ -132,6 +228,48 @@ mod tests {
             to: Some(Lsn(to)),
             by_role: String::new(),
             detail: serde_json::json!({ "state": state }),
+        }
+    }
+
+    #[test]
+    fn each_table_has_a_snapshot_of_its_own() {
+        let of = |table: Option<&str>, state, to| {
+            let mut entry = entry(Action::Snapshot, state, to);
+            entry.detail["table"] = table.into();
+            entry
+        };
+        let (begun, done) = (SnapshotRecord::BEGUN, SnapshotRecord::DONE);
+        let record = |entries: &[Written], table: &str| {
+            let snapshots = TableSnapshot::by_table(entries.to_vec());
+            let table: TableName = table.parse().expect("a table");
+            SnapshotRecord::of_table(&snapshots, Some(&table))
+        };
+        let two = [
+            of(Some("public.a"), begun, 7),
+            of(Some("public.b"), done, 8),
+        ];
+        assert_eq!(record(&two, "public.a"), SnapshotRecord::Begun(Lsn(7)));
+        assert_eq!(record(&two, "public.b"), SnapshotRecord::Done);
+        assert_eq!(record(&two, "public.c"), SnapshotRecord::Nothing);
+        // An entry without a table is of every one.
+        let one = [of(Some("public.a"), begun, 7), of(None, done, 7)];
+        assert_eq!(record(&one, "public.a"), SnapshotRecord::Done);
+        let one = [of(None, begun, 7), of(Some("public.a"), done, 7)];
+        assert_eq!(record(&one, "public.a"), SnapshotRecord::Done);
+        assert_eq!(record(&one, "public.b"), SnapshotRecord::Begun(Lsn(7)));
+    }
+
+    #[test]
+    fn snapshot_is_open_until_the_slot_is_confirmed_up_to_it() {
+        let begun = SnapshotRecord::Begun(Lsn(7));
+        assert!(begun.is_open(Lsn(6)));
+        assert!(!begun.is_open(Lsn(7)));
+        for record in [
+            SnapshotRecord::Done,
+            SnapshotRecord::Nothing,
+            SnapshotRecord::NoJournal,
+        ] {
+            assert!(!record.is_open(Lsn(6)));
         }
     }
 

@@ -270,7 +270,7 @@ impl Catalog {
                  JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
                  WHERE p.opcdefault AND p.opcintype = coalesce((SELECT nullif(typbasetype, 0) FROM pg_type t \
                  WHERE t.oid = a.atttypid), a.atttypid)), 'pg_catalog'), \
-                 coalesce(pg_get_expr(d.adbin, d.adrelid), '') LIKE '%uuidv7(%', \
+                 coalesce(pg_get_expr(d.adbin, 0), '') LIKE '%uuidv7(%', \
                  k.place IS NOT NULL, a.attname = 'created_at' AND a.attnotnull \
                  AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype) \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \

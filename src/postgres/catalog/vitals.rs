@@ -12,7 +12,7 @@ fn query() -> String {
     // Only what is written in ISO's way is read: anything else would fail all of the query.
     let time = |side: &str| {
         let text = format!(
-            "substring(pg_get_expr(k.relpartbound, k.oid) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
+            "substring(pg_get_expr(k.relpartbound, 0) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
         );
         format!(
             "CASE a.atttypid WHEN 'timestamptz'::regtype THEN {text}::timestamptz \
@@ -24,9 +24,10 @@ fn query() -> String {
          pg_current_wal_lsn() END), s.slot_name IS NOT NULL, coalesce(s.active, false), \
          s.confirmed_flush_lsn, s.restart_lsn, s.wal_status, s.safe_wal_size, \
          age(s.catalog_xmin)::int8, \
-         (SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, \
-         LATERAL pg_partition_tree(c.oid) t \
-         WHERE n.nspname = $2 AND c.relname = $3 AND c.relkind = 'p' AND t.isleaf), \
+         (WITH RECURSIVE tree AS (SELECT c.oid, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = $2 AND c.relname = $3 AND c.relkind = 'p' UNION ALL \
+         SELECT k.oid, k.relkind FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid JOIN pg_class k ON k.oid = i.inhrelid \
+         WHERE t.relkind = 'p') SELECT count(*) FROM tree WHERE relkind <> 'p'), \
          EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
          WHERE n.nspname = $2 AND c.relname = $3 AND c.relkind = 'p'), \
          o.xid::text, age(o.xid)::int8, o.pid, o.gid, o.role, o.database, \

@@ -72,6 +72,10 @@ const LATER_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settin
 /// The version that has the first of them.
 const LATER_TIMEOUTS_SINCE: u32 = 14;
 
+/// How long a statement of an SQL client waits for a lock, unless it is told otherwise: a lock that others hold must not stall a
+/// pipeline without a word in the log.
+const LOCK_TIMEOUT: &str = "10s";
+
 const ROLE: (&str, &str) = ("role", "none");
 
 /// An authenticated connection that is ready for queries.
@@ -135,7 +139,7 @@ pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
-    let session = open(conninfo, &[]).await?;
+    let session = open(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
     handover::to_tokio_postgres(session, &conninfo.user, limits).await
 }
 

@@ -60,6 +60,43 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
     }
 }
 
+/// Commits an event that is older than the retention.
+fn insert_old(scene: &Scene, key: &str) {
+    let old = scene.insert_sql(&scene.aggregate(1), key);
+    let old = old.replace("payload)", "payload, created_at)");
+    let old = old.replace("\"}')", "\"}', now() - interval '1 day')");
+    assert!(old.contains("interval"), "{old}");
+    scene.db.run(&old);
+}
+
+/// Moves a slot to the end of WAL, as if Walpost had delivered what is before that.
+fn advance(scene: &Scene, slot: &str) {
+    let end = scene.db.value("SELECT pg_current_wal_lsn()").unwrap();
+    for statement in [
+        format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
+        format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+    ] {
+        scene.db.run(&statement);
+    }
+}
+
+/// The slot passes rows that the publication does not have, and they are in the table only.
+#[test]
+fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() {
+    let scene = Scene::new();
+    let slot = scene.slot();
+    scene
+        .db
+        .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
+    insert_old(&scene, "old");
+    advance(&scene, &slot);
+    let arguments = ["--retention", "1s", "--delete-rows"];
+    maintain(&scene, &arguments)
+        .expect_code(3)
+        .expect_says(&["publication"]);
+    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+}
+
 #[test]
 fn rows_without_a_time_are_not_deleted() {
     let scene = Scene::with_table(

@@ -100,6 +100,25 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
     }
 }
 
+/// A table that can't be looked at keeps nothing from the tables after it.
+#[test]
+fn table_that_is_locked_keeps_no_other_from_being_kept() {
+    let scene = scene(MAJOR);
+    let aggregate = scene.aggregate(1);
+    insert(&scene, "whole", &aggregate, "2 days");
+    let holder = scene.server.session(&scene.name);
+    holder.run("BEGIN; LOCK TABLE tenant_cut.outbox IN ACCESS EXCLUSIVE MODE");
+    let mut walpost = scene.start();
+    scene.wait_for_records(1);
+    walpost.wait_for_log("maintenance failed: ");
+    wait_until("the row to go", || {
+        scene.write_other_wal(1);
+        rows(&scene, "whole") == 0
+    });
+    holder.run("ROLLBACK");
+    walpost.terminate().expect_code(0);
+}
+
 #[test]
 fn one_table_of_several_is_kept_by_a_command_and_the_others_are_not() {
     let scene = scene(MAJOR);

@@ -161,6 +161,32 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     walpost.terminate().expect_code(0);
 }
 
+/// Its events that come now would be delivered before those that were left out.
+#[test]
+fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
+    const TABLE: &str = "tenant_1.outbox";
+    let mut scene = scene(&[TABLE], false);
+    let aggregate = scene.aggregate(1);
+    let payload = format!("\"{}\"", "x".repeat(200_000));
+    let mut walpost = scene.start();
+    scene
+        .db
+        .run(&writer(&[TABLE]).one(Event::new(&aggregate, "bad", &payload)));
+    walpost.wait_for_log("table set aside");
+    walpost.terminate().expect_code(0);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} SET TABLE {TABLE}"
+    ));
+    scene.db.run(&event(TABLE, &aggregate, "later"));
+    scene.use_settings(&format!("table = '{TABLE}'\n"));
+    let says = ["table tenant_1.outbox is set aside"];
+    let halted = scene.run().finish().expect_code(3).expect_says(&says);
+    halted.expect_says(&["Put the former definition back"]);
+    scene.check().finish().expect_code(3).expect_says(&says);
+    assert_eq!(scene.records().len(), 0);
+}
+
 fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let scene = scene(&[TABLE, "tenant_ok.outbox"], exactly_once);

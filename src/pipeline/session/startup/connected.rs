@@ -54,7 +54,7 @@ impl<C: CatalogQueries> Connected<C> {
         }
         let older = match planned {
             snapshot::Planned::Nothing => OlderRows::Nothing,
-            snapshot::Planned::Settled(why) => OlderRows::Settled(why),
+            snapshot::Planned::Settled(settlement) => OlderRows::Settled(settlement),
             snapshot::Planned::Copy(plan) => {
                 let stats = start.core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Making, None);

@@ -19,10 +19,14 @@ use crate::pipeline::session::Session;
 use crate::pipeline::session::link::Link;
 use crate::pipeline::session::monitor::monitor_slot;
 use crate::pipeline::session::set_aside::{self, TableWatch};
+use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
 use crate::pipeline::snapshot::pace::Pace;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
+
+/// insufficient_privilege
+const DENIED: &str = "42501";
 
 /// The slot is ours, and nobody else moves it.
 pub(super) struct SlotTaken<C> {
@@ -52,18 +56,22 @@ impl<C: CatalogQueries> SlotTaken<C> {
             }
         };
         let set_aside = self.load_set_aside(&mut start, known_from).await?;
-        // A slot that was re-created is beyond a consistent point that nothing was delivered up to.
-        start.session_state.snapshot_done |= !matches!(self.older, OlderRows::Copy(_));
-        if let OlderRows::Settled(why) = self.older {
-            snapshot::settle(settings, &self.catalog, resume, why).await;
-        }
-        let copying = match self.older {
-            OlderRows::Copy(snapshot) => Some(
+        let snapshot = match self.older {
+            OlderRows::Copy(snapshot) => Some(snapshot),
+            OlderRows::Settled(settlement) => {
+                snapshot::settle(settings, &self.catalog, resume, settlement).await;
+                None
+            }
+            OlderRows::Nothing => None,
+        };
+        start.session_state.snapshot_done |= snapshot.is_none();
+        let copying = match snapshot {
+            Some(snapshot) => Some(
                 snapshot
                     .copy(settings, &self.catalog, resume, start.core)
                     .await?,
             ),
-            OlderRows::Nothing | OlderRows::Settled(_) => {
+            None => {
                 let (slot, host) = (&settings.target.slot, &self.link.connection.host);
                 info!(pipeline = settings.name, slot, from = %resume, host, "streaming");
                 None
@@ -107,6 +115,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             stopping_since: None,
             pace,
             copying,
+            has_announced_restart: false,
             tables: TableWatch::new(set_aside, start.session_state.watched.set_aside()),
         })
     }
@@ -116,17 +125,26 @@ impl<C: CatalogQueries> SlotTaken<C> {
         &self,
         start: &mut Startup<'_, '_, D>,
         known_from: Lsn,
-    ) -> Result<Vec<SetAside>, CatalogError> {
+    ) -> Result<Vec<SetAside>, PipelineError> {
         let settings = start.settings;
-        if !settings.target.outbox.is_several() {
+        let outbox = &settings.target.outbox;
+        if outbox.is_messages() {
             return Ok(Vec::new());
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+            // Without this right none was set aside.
+            Err(CatalogError::Server(error)) if !outbox.is_several() && error.code == DENIED => {
+                Vec::new()
+            }
             entries => entries?,
         };
         if !std::mem::replace(&mut start.session_state.has_listed_tables, true) {
             set_aside::remind(&settings.name, &entries);
+        }
+        if !outbox.is_several() {
+            set_aside::check_single(settings, &entries)?;
+            return Ok(Vec::new());
         }
         let cluster = self.server.system_id.clone();
         start
@@ -180,7 +198,16 @@ impl Recorded {
         let Some(before) = self.state else {
             return Ok((Confirms::unrecorded(), None));
         };
-        match catalog.write_slot_state(&self.of, resume).await {
+        // Exactly-once delivers nothing without a checkpoint, and the first position that it confirms is written before that. Until
+        // then the slot counts as unread, so that a first start that dies before its first checkpoint can be repeated.
+        let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;
+        let is_unread =
+            exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));
+        let written = match is_unread {
+            true => Ok(()),
+            false => catalog.write_slot_state(&self.of, resume).await,
+        };
+        match written {
             Ok(()) => {
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let (confirms, writer) = Confirms::written(self.of, confirmed, now);

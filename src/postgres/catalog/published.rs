@@ -1,0 +1,160 @@
+//! The tables of a publication, from the catalog's own tables. The view `pg_publication_tables` locks each table from PostgreSQL
+//! 17 on, so one that is locked exclusively would hold up every table of the slot. For the same reason expressions are printed
+//! with `pg_get_expr(expression, 0)`, which is possible for all that contain no columns: defaults and partition bounds.
+
+use tokio_postgres::SimpleQueryMessage;
+
+use super::{Catalog, CatalogError};
+use crate::postgres::table::TableName;
+
+/// How long to wait for a table whose row filter is read: nothing is confirmed in the meantime.
+const LOCK_TIMEOUT: &str = "500ms";
+
+/// lock_not_available
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// A table of a publication.
+pub(super) struct PublishedTable {
+    pub(super) name: TableName,
+    oid: u32,
+    has_filter: bool,
+}
+
+/// A row filter of a publication.
+pub(super) enum RowFilter {
+    None,
+    Condition(String),
+    /// Unknown, because the table is locked.
+    Locked,
+}
+
+/// The query for what `pg_get_publication_tables` returns on a server of this version; `$1` is the publication.
+fn query(version: i32) -> String {
+    // Schemas and row filters came with PostgreSQL 15.
+    let (schemas, filter) = match version >= 150_000 {
+        true => (
+            "UNION SELECT c.oid FROM found p JOIN pg_publication_namespace s ON s.pnpubid = p.oid \
+             JOIN pg_class c ON c.relnamespace = s.pnnspid \
+             WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'",
+            "NOT p.puballtables AND NOT EXISTS (SELECT FROM pg_publication_namespace s \
+             WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace) \
+             AND EXISTS (SELECT FROM pg_publication_rel r \
+             WHERE r.prpubid = p.oid AND r.prrelid = c.oid AND r.prqual IS NOT NULL)",
+        ),
+        false => ("", "false"),
+    };
+    // 16384 is the first OID of a table that is not the server's own.
+    format!(
+        "WITH RECURSIVE found AS (SELECT oid, puballtables, pubviaroot FROM pg_publication WHERE pubname = $1), \
+         member AS (SELECT r.prrelid AS oid FROM found p JOIN pg_publication_rel r ON r.prpubid = p.oid \
+         UNION SELECT c.oid FROM found p JOIN pg_class c ON p.puballtables \
+         WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 {schemas}), \
+         below AS (SELECT i.inhrelid AS oid FROM member m JOIN pg_class c ON c.oid = m.oid AND c.relkind = 'p' \
+         JOIN pg_inherits i ON i.inhparent = m.oid \
+         UNION SELECT i.inhrelid FROM below b JOIN pg_inherits i ON i.inhparent = b.oid) \
+         SELECT n.nspname::text, c.relname::text, c.oid, {filter} FROM found p CROSS JOIN LATERAL ( \
+         SELECT m.oid FROM member m WHERE p.pubviaroot AND m.oid NOT IN (SELECT oid FROM below) \
+         UNION SELECT a.oid FROM (SELECT oid FROM member UNION SELECT oid FROM below) a \
+         JOIN pg_class k ON k.oid = a.oid AND k.relkind <> 'p' WHERE NOT p.pubviaroot) t \
+         JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1, 2"
+    )
+}
+
+impl Catalog {
+    /// The tables of a publication, as `pg_publication_tables` lists them. Locks none of them.
+    pub(super) async fn published_tables(
+        &self,
+        publication: &str,
+        version: i32,
+    ) -> Result<Vec<PublishedTable>, CatalogError> {
+        let rows = self
+            .client()
+            .query(&query(version), &[&publication])
+            .await?;
+        let table = |row: &tokio_postgres::Row| {
+            Ok(PublishedTable {
+                name: TableName {
+                    schema: row.try_get(0)?,
+                    name: row.try_get(1)?,
+                },
+                oid: row.try_get(2)?,
+                has_filter: row.try_get(3)?,
+            })
+        };
+        rows.iter().map(table).collect()
+    }
+
+    /// The row filter that a publication has for a table.
+    pub(super) async fn row_filter(
+        &self,
+        publication: &str,
+        table: &PublishedTable,
+    ) -> Result<RowFilter, CatalogError> {
+        if !table.has_filter {
+            return Ok(RowFilter::None);
+        }
+        // It names columns, and so printing it locks the table.
+        let sql = format!(
+            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r \
+             JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = {} AND r.prrelid = {}",
+            postgres_protocol::escape::escape_literal(publication),
+            table.oid
+        );
+        let messages = match self.client().simple_query(&sql).await {
+            Ok(messages) => messages,
+            Err(error) => match CatalogError::from(error) {
+                CatalogError::Server(error) if error.code == LOCK_NOT_AVAILABLE => {
+                    return Ok(RowFilter::Locked);
+                }
+                error => return Err(error),
+            },
+        };
+        let filter = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        Ok(filter.map_or(RowFilter::None, |filter| {
+            RowFilter::Condition(filter.to_owned())
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    /// What locks the table that it is about, with the statement that may use it: before any row was delivered, by a role that
+    /// reads the table next.
+    const LOCKING: [(&str, &[&str]); 6] = [
+        ("pg_publication_tables", &[]),
+        ("pg_get_publication_tables(", &[]),
+        ("pg_partition_tree(", &["$1::text::regclass"]),
+        ("pg_relation_size(", &["pg_relation_size(part)"]),
+        ("pg_get_indexdef(", &[]),
+        // Only this with 0 does not.
+        ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
+    ];
+
+    #[test]
+    fn catalog_queries_beside_the_stream_lock_no_table() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/postgres");
+        let mut files = vec![folder.join("catalog.rs")];
+        let listed = fs::read_dir(folder.join("catalog")).expect("a folder");
+        files.extend(listed.map(|entry| entry.expect("an entry").path()));
+        let mut found = Vec::new();
+        for file in files.iter().filter(|file| file.is_file()) {
+            let text = fs::read_to_string(file).expect("a file");
+            let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
+            for line in code.lines().filter(|line| !line.trim().starts_with("//")) {
+                let locks = |(word, allowed): &(&str, &[&str])| {
+                    line.contains(word) && !allowed.iter().any(|allowed| line.contains(allowed))
+                };
+                if LOCKING.iter().any(locks) {
+                    found.push(format!("{}: {}", file.display(), line.trim()));
+                }
+            }
+        }
+        assert!(found.is_empty(), "locks a table of others: {found:#?}");
+    }
+}

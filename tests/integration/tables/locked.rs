@@ -1,0 +1,83 @@
+//! A table that a session has locked exclusively, as a migration does that waits for something.
+
+use std::time::Duration;
+
+use super::*;
+use crate::support::wait::stays;
+
+/// PostgreSQL 17 and newer lock each table of a publication to list them.
+const VERSIONS: [u32; 4] = [14, MAJOR, 17, 18];
+
+fn lock(scene: &Scene, table: &str) -> Session {
+    let session = scene.server.session(&scene.name);
+    session.run(&format!(
+        "BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+    ));
+    session
+}
+
+#[test]
+fn table_that_is_locked_holds_up_no_other_table() {
+    for major in VERSIONS {
+        let mut scene = scene_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
+        // A filter has to be printed with the names of its columns, for which the server locks the table.
+        if major >= 15 {
+            let publication = scene.slot();
+            scene.db.run(&format!(
+                "ALTER PUBLICATION {publication} SET TABLE walpost.outbox_row, tenant_1.outbox WHERE (aggregateid <> 'x'), tenant_2.outbox"
+            ));
+        }
+        scene.write_to(writer(&["tenant_2.outbox"]));
+        let aggregate = scene.aggregate(1);
+        let migration = lock(&scene, "tenant_1.outbox");
+        let mut walpost = scene.start();
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(1);
+        scene.wait_until_confirmed();
+        // A new connection of the catalog looks at everything again.
+        scene.end_walsender();
+        walpost.wait_for_logs("streaming", 2);
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(2);
+        scene.wait_until_confirmed();
+        scene.check().finish().expect_code(0);
+        migration.run("ROLLBACK");
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn partitioned_outbox_that_is_locked_is_confirmed() {
+    for major in VERSIONS {
+        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        scene.db.run(
+            "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
+                 created_at timestamptz NOT NULL DEFAULT now()) PARTITION BY RANGE (created_at);
+             CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM ('2020-01-01') TO ('2100-01-01')",
+        );
+        scene.init().finish().expect_code(0);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        let migration = lock(&scene, "outbox");
+        // For longer than the slot monitor pauses between two looks.
+        stays("confirmed", Duration::from_secs(7), || {
+            scene.write_other_wal(2);
+            scene.wait_until_confirmed();
+            true
+        });
+        migration.run("ROLLBACK");
+        walpost.terminate().expect_code(0);
+    }
+}
+
+/// It can't start without the journal, but it must say so.
+#[test]
+fn journal_that_is_locked_is_named_in_the_log() {
+    let scene = scene(&["tenant_1.outbox"]);
+    let holder = lock(&scene, "walpost.journal");
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("lock timeout");
+    holder.run("ROLLBACK");
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+}
