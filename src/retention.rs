@@ -171,6 +171,16 @@ pub(crate) enum RetentionError {
     /// The slot does not say what is delivered.
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
+    /// What is recorded of the slot describes another history of the database.
+    #[error(
+        "nothing is removed that slot {slot:?} may not have delivered: {what}. Record it: {init}, or walpost run"
+    )]
+    OtherHistory {
+        slot: String,
+        /// The events that may be missing.
+        what: String,
+        init: &'static str,
+    },
     /// Another Walpost has the claim.
     #[error("another Walpost is maintaining table {0}; nothing was done")]
     Claimed(TableName),
@@ -493,11 +503,21 @@ impl Pass<'_> {
             };
             let moved = async {
                 let of = self.catalog.slot_of("", &target).await?;
-                self.catalog.moved(&of, *confirmed).await
+                let gap = self.catalog.gap_of_other_history(&of, *confirmed).await?;
+                Ok((gap, self.catalog.moved(&of, *confirmed).await?))
             };
             match moved.await {
-                Ok(None) => {}
-                Ok(Some(moved)) => {
+                Ok((None, None)) => {}
+                Ok((Some(gap), _)) => {
+                    let error = RetentionError::OtherHistory {
+                        slot: slot.clone(),
+                        what: gap.describe(*confirmed),
+                        init: target.outbox.init(),
+                    };
+                    self.report.troubles.push(error);
+                    return Ok(None);
+                }
+                Ok((None, Some(moved))) => {
                     *confirmed = moved.confirmed;
                     self.report.troubles.push(RetentionError::Moved(moved));
                 }

@@ -202,13 +202,14 @@ impl<'s> Skip<'s> {
                 None
             }
             None => {
+                let cluster = catalog.cluster().await?;
                 let entry = Entry {
                     pipeline,
                     target: &settings.target,
                     action: Action::Skip,
                     from: Some(confirmed),
                     to: Some(to),
-                    detail: detail(&plan.found),
+                    detail: detail(&plan.found, &cluster),
                 };
                 Some(catalog.write_journal(&entry).await?)
             }
@@ -340,10 +341,8 @@ async fn moved(
     let FoundState::State(Some(state)) = catalog.slot_state(&of).await? else {
         return Ok(None);
     };
-    let is_known = state.confirmed >= to
-        || catalog
-            .is_accounted_for(target, state.confirmed, to)
-            .await?;
+    let is_known =
+        state.confirmed >= to || catalog.is_accounted_for(&of, state.confirmed, to).await?;
     Ok((!is_known).then_some(state.confirmed))
 }
 
@@ -387,8 +386,9 @@ async fn checkpoint(
 }
 
 /// What the journal says of it.
-fn detail(found: &Found) -> serde_json::Value {
+fn detail(found: &Found, cluster: &str) -> serde_json::Value {
     json!({
+        "system_id": cluster,
         "events": found.events,
         "dealt_with": found.dealt_with,
         "unroutable": found.unroutable,

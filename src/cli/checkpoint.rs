@@ -10,9 +10,11 @@ use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
+use crate::model::lsn::Lsn;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
+use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
@@ -237,12 +239,47 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         // It is for a start to halt for.
         Err(error) => say!("{name}: {error}"),
     }
+    let of = catalog.slot_of(name, &settings.target).await?;
+    say_gaps(settings, &catalog, &of, server.confirmed).await?;
     if !yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));
     }
+    // A start that has a checkpoint replaces the state of the earlier slot.
+    catalog
+        .record_gap_of_other_history(&of, server.confirmed)
+        .await?;
     let epoch = found.map_or(1, |found| found.next_epoch());
     let mut checkpoint = Checkpoint::first(epoch, &server);
     sink.commit(&mut checkpoint).await?;
     info!(pipeline = name, epoch, safe = %checkpoint.safe_lsn, "checkpoint set");
+    Ok(())
+}
+
+/// Prints which events may be missing that no slot delivers, with the command that sends them again.
+async fn say_gaps(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    of: &SlotOf,
+    confirmed: Lsn,
+) -> Result<(), Failure> {
+    let name = &settings.name;
+    if let Some(gap) = catalog.gap_of_other_history(of, confirmed).await? {
+        let resend = match settings.target.outbox.is_messages() {
+            true => settings.target.outbox.resend(),
+            false => "Send them again afterwards: walpost replay --dropped-slots",
+        };
+        say!("{name}: {}. {resend}", gap.describe(confirmed));
+    }
+    let open = match catalog.dropped_slots(name, &settings.target).await {
+        Err(CatalogError::NoJournal) => Vec::new(),
+        open => open?,
+    };
+    for entry in open {
+        let resend = match settings.target.outbox.is_messages() {
+            true => settings.target.outbox.resend().to_owned(),
+            false => format!("Send them again: {}", entry.replay(name)),
+        };
+        say!("{name}: {} may be missing. {resend}", entry.describe());
+    }
     Ok(())
 }

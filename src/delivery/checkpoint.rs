@@ -181,6 +181,9 @@ pub struct Phantom {
     pub to: Position,
 }
 
+/// Two servers with one pipeline overtake each other's checkpoints, which looks like a change of history.
+const SECOND_SERVER: &str = "If a second server delivers to the same brokers for this pipeline, such as a clone of the disk, stop one of them";
+
 /// A checkpoint that can't be gone on from.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
@@ -232,7 +235,7 @@ pub enum HistoryError {
         "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
          without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} is at \
-         {confirmed}"
+         {confirmed}. {SECOND_SERVER}"
     )]
     LogEndsBefore {
         /// Where it ends.
@@ -246,7 +249,7 @@ pub enum HistoryError {
     /// The transaction at the checkpoint's place is another one.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
-         another history of the cluster"
+         another history of the cluster. {SECOND_SERVER}"
     )]
     OtherTransaction {
         /// Its commit record.
@@ -261,7 +264,7 @@ pub enum HistoryError {
     /// The checkpoint's transaction should have come again and did not.
     #[error(
         "the transaction with commit LSN {commit}, the last that was published, is not in WAL any more, which \
-         continues at {next} without it. This is another history of the cluster"
+         continues at {next} without it. This is another history of the cluster. {SECOND_SERVER}"
     )]
     TransactionMissing {
         /// Its commit record.
@@ -272,7 +275,7 @@ pub enum HistoryError {
     /// An event is where nothing was that was not published.
     #[error(
         "the transaction with commit LSN {commit} has an event that is not in Kafka, and WAL was delivered up to {safe}: \
-         this is another history of the cluster"
+         this is another history of the cluster. {SECOND_SERVER}"
     )]
     NotPublished {
         /// Its commit record.

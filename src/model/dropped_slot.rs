@@ -11,11 +11,14 @@ pub struct DroppedSlot {
     pub id: i64,
     /// When, as the server prints it.
     pub at: String,
-    /// What it had confirmed: nothing up to here is missing.
+    /// What it had confirmed: nothing up to here is missing. Unknown if the slot was one of another history of the database.
     pub from: Option<Lsn>,
     /// Where the log ended. What was committed after that, before there was a new slot, is missing
     /// too.
     pub to: Option<Lsn>,
+    /// The table, if several shared the slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<String>,
     /// The first transaction that may be missing; where that is not known, all rows may be.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
@@ -28,10 +31,28 @@ impl DroppedSlot {
     /// For people: which it is, and what may be missing.
     #[must_use]
     pub fn describe(&self) -> String {
-        let from = self.from.unwrap_or_default();
+        let of_table = match &self.table {
+            Some(table) => format!(" of table {table}"),
+            None => String::new(),
+        };
+        let when = match (self.from, self.to) {
+            (None, Some(to)) => format!("before {to}"),
+            (from, _) => format!("after {}", from.unwrap_or_default()),
+        };
         format!(
-            "events committed after {from} (entry {} of the journal, {})",
+            "events{of_table} committed {when} (entry {} of the journal, {})",
             self.id, self.at
         )
+    }
+
+    /// The command that sends them again.
+    #[must_use]
+    pub fn replay(&self, pipeline: &str) -> String {
+        match &self.table {
+            Some(table) => {
+                format!("walpost replay --dropped-slots --table {table} --pipeline {pipeline}")
+            }
+            None => format!("walpost replay --dropped-slots --pipeline {pipeline}"),
+        }
     }
 }

@@ -181,9 +181,7 @@ pub(crate) fn add_dropped_slots(
             severity: Severity::Critical,
             source: Source::Database,
             what: format!("{what} may be in the table only: a slot was dropped"),
-            remedy: format!(
-                "Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
-            ),
+            remedy: format!("Send them again: {}", entry.replay(pipeline)),
             since: None,
         });
     }

@@ -252,6 +252,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn last_position_is_not_confirmed_if_its_write_fails() {
+        let (mut confirms, writer, _) = begin();
+        let last = confirms.last(durable(1100));
+        drop(writer);
+        assert_eq!(last.await.lsn(), Lsn(1000));
+        assert_eq!(confirms.now(durable(1100)).lsn(), Lsn(1000));
+    }
+
+    #[tokio::test]
     async fn nothing_may_be_confirmed_before_it_is_written() {
         let mut all = begin();
         assert_eq!(ask(&mut all, 1000, false, 0), (1000, None));

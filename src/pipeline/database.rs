@@ -157,10 +157,17 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// The journal says why the slot is at `found`, beyond `confirmed`.
     fn is_accounted_for(
         &self,
-        target: &Target,
+        of: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
+
+    /// Adds to the journal what may be missing according to the state of a slot in another history.
+    fn record_gap_of_other_history(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Says of an error with which the server refuses a connection for replication what fixes it.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
@@ -285,11 +292,19 @@ impl CatalogQueries for Catalog {
 
     async fn is_accounted_for(
         &self,
-        target: &Target,
+        of: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
-        Catalog::is_accounted_for(self, target, confirmed, found).await
+        Catalog::is_accounted_for(self, of, confirmed, found).await
+    }
+
+    async fn record_gap_of_other_history(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> Result<(), CatalogError> {
+        Catalog::record_gap_of_other_history(self, of, found).await
     }
 
     async fn explain_refusal(&self, error: &mut ServerError) {

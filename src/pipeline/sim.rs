@@ -341,8 +341,12 @@ impl CatalogQueries for SimDatabase {
         Ok(())
     }
 
-    async fn is_accounted_for(&self, _: &Target, _: Lsn, _: Lsn) -> Result<bool, CatalogError> {
+    async fn is_accounted_for(&self, _: &SlotOf, _: Lsn, _: Lsn) -> Result<bool, CatalogError> {
         Ok(false)
+    }
+
+    async fn record_gap_of_other_history(&self, _: &SlotOf, _: Lsn) -> Result<(), CatalogError> {
+        Ok(())
     }
 
     async fn explain_refusal(&self, _: &mut ServerError) {}

@@ -451,7 +451,7 @@ impl Catalog {
         Ok(found.try_get(0)?)
     }
 
-    async fn publication(
+    pub(super) async fn publication(
         &self,
         target: &Target,
         version: i32,

@@ -301,6 +301,11 @@ impl Provision {
                 let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
                 noted.map_err(failed(note, Left::Slot))?;
             }
+            if left == Left::NoSlot && !is_new {
+                let note = "record of the slot";
+                let recorded = self.record_other_history(catalog).await;
+                recorded.map_err(failed(note, Left::LastStep))?;
+            }
             left = if is_new { Left::Slot } else { Left::LastStep };
         }
         Ok(())
@@ -317,6 +322,22 @@ impl Provision {
             Some((_, found)) => fits(table, found).map_err(CatalogError::Unfit),
             None => Ok(()),
         }
+    }
+
+    /// An existing slot may have been created by hand, or by an `init` that did not get further.
+    async fn record_other_history(&self, catalog: &Catalog) -> Result<(), CatalogError> {
+        let Some(slot) = catalog.slot(&self.target.slot).await? else {
+            return Ok(());
+        };
+        let of = catalog.slot_of(&self.pipeline, &self.target).await?;
+        if catalog
+            .gap_of_other_history(&of, slot.confirmed)
+            .await?
+            .is_none()
+        {
+            return Ok(());
+        }
+        catalog.slot_was_made(&self.pipeline, &self.target).await
     }
 
     fn fill_in(&self, file: &str) -> String {

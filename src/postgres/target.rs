@@ -45,6 +45,18 @@ impl Outbox {
         }
     }
 
+    /// Of several tables this one, or the outbox itself.
+    #[must_use]
+    pub(crate) fn one(&self, table: &TableName) -> Self {
+        match self {
+            Self::Tables(of) | Self::OneOf { of, .. } => Self::OneOf {
+                table: table.clone(),
+                of: of.clone(),
+            },
+            Self::Table(_) | Self::Messages { .. } => self.clone(),
+        }
+    }
+
     /// Other tables share the publication and the slot.
     #[must_use]
     pub(crate) fn is_several(&self) -> bool {

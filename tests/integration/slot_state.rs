@@ -1,12 +1,14 @@
 //! What is confirmed is written down first, so that nobody moves a slot, or makes it anew, unnoticed.
 
+use std::collections::HashSet;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{lsn_text, parse_lsn};
-use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::postgres::{MAJOR, Server, Stop, debian};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Walpost;
@@ -16,6 +18,9 @@ for_each_outbox! {
     slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted
     nothing_is_confirmed_before_it_is_written_down
 }
+
+/// How many entries of the journal are about slots that replaced others.
+const GAPS: &str = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
 /// What was confirmed, as it is written down.
 fn written(scene: &Scene) -> u64 {
@@ -92,6 +97,220 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     walpost.terminate().expect_code(0);
 }
 
+/// The journal explains only a move up to the LSN that was skipped to.
+#[test]
+fn skip_does_not_excuse_a_later_move() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    make_anew(&scene, &aggregate);
+    let found = lsn_text(scene.confirmed());
+    scene.skip(&found).arg("--yes").finish().expect_code(0);
+    make_anew(&scene, &aggregate);
+    expect_halt(&scene, scene.run().start(), 1);
+}
+
+/// A dump that was restored has the journal of another cluster, whose LSNs say nothing about this slot.
+#[test]
+fn skip_on_another_cluster_does_not_excuse_a_move() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    make_anew(&scene, &aggregate);
+    scene.db.run(&format!(
+        "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
+         SELECT '{}', '{}', 'skip', '0/1', 'FFFFFFFF/0', detail::jsonb \
+         FROM unnest(ARRAY['{{}}', '{{\"system_id\": \"1\"}}']) AS detail",
+        scene.name,
+        scene.slot()
+    ));
+    expect_halt(&scene, scene.run().start(), 1);
+}
+
+/// Of two instances, the one that lags must not take back what the other has recorded.
+#[test]
+fn recorded_position_never_decreases() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET confirmed_lsn = 'FFFFFFFF/0'");
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    assert_eq!(lsn_text(written(&scene)), "FFFFFFFF/0");
+}
+
+/// `init` has died after it created the slot, or the slot was created by hand.
+#[test]
+fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    make_anew(&scene, &aggregate);
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET system_id = '1'");
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    scene.init().finish().expect_code(0);
+    // As if it had died before it recorded the new slot.
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET system_id = '1'");
+    scene.init().finish().expect_code(0);
+    assert_eq!(scene.db.number(GAPS), 1);
+}
+
+#[test]
+fn run_records_what_is_missing_before_a_slot_that_it_finds_on_another_history() {
+    for history in [
+        "timeline = timeline + 1",
+        "system_id = '1'",
+        "database_oid = 1",
+    ] {
+        let scene = Scene::new();
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        walpost.terminate().expect_code(0);
+        make_anew(&scene, &aggregate);
+        scene
+            .db
+            .run(&format!("UPDATE walpost.slot_state SET {history}"));
+        scene
+            .check()
+            .finish()
+            .expect_code(3)
+            .expect_says(&["another history of the database", "walpost init"]);
+        let mut walpost = scene.run().start();
+        walpost.wait_for_log("may be missing");
+        walpost.wait_for_log("streaming");
+        scene
+            .check()
+            .finish()
+            .expect_code(3)
+            .expect_says(&["walpost replay --dropped-slots"]);
+        scene
+            .replay(&["--dropped-slots", "--yes"])
+            .finish()
+            .expect_code(0);
+        scene.wait_for_ids(&scene.history());
+        scene.check().finish().expect_code(0);
+        walpost.terminate().expect_code(0);
+        assert_eq!(scene.db.number(GAPS), 1, "{history}");
+    }
+}
+
+/// A slot that followed a failover is no further than what was recorded.
+#[test]
+fn slot_that_has_followed_a_failover_has_no_gap() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET timeline = timeline + 1");
+    scene.init().finish().expect_code(0);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "k");
+    scene.wait_for_records(2);
+    walpost.terminate().expect_code(0);
+    scene.check().finish().expect_code(0);
+    assert_eq!(scene.db.number(GAPS), 0);
+}
+
+/// Nothing was read from the first slot, and there are no older rows to copy.
+#[test]
+fn init_twice_without_a_run_between_names_what_came_between() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.drop_slot();
+    scene.insert(&aggregate, "k");
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    let walpost = scene.start();
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
+    scene.wait_for_ids(&scene.history());
+    walpost.terminate().expect_code(0);
+}
+
+/// A database that is moved by dump and restore has undelivered rows and no slot.
+#[test]
+fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
+    for exactly_once in [false, true] {
+        let restored = Server::private(MAJOR, "");
+        let mut scene = Scene::new();
+        if exactly_once {
+            scene = scene.exactly_once();
+        }
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+        walpost.terminate().expect_code(0);
+        scene.insert(&aggregate, "not delivered");
+        restored
+            .session("postgres")
+            .run(&format!("CREATE DATABASE {}", scene.name));
+        let copied = Command::new("sh")
+            .arg("-c")
+            .arg("\"$0/pg_dump\" -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
+            .arg(debian(MAJOR))
+            .arg(scene.conninfo())
+            .arg(restored.conninfo(&scene.name))
+            .output()
+            .unwrap();
+        assert!(copied.status.success(), "{copied:?}");
+        scene.fail_over(&restored, []);
+        let init = scene.init().finish().expect_code(0);
+        init.expect_says(&[
+            "slot created on another cluster",
+            "may be missing",
+            "walpost replay --dropped-slots",
+        ]);
+        scene
+            .check()
+            .finish()
+            .expect_code(3)
+            .expect_says(&["walpost replay --dropped-slots"]);
+        if exactly_once {
+            scene.run().finish().expect_code(3);
+            let adopt = scene.checkpoint("adopt").arg("--yes");
+            let adopt = adopt.finish().expect_code(0);
+            assert!(
+                adopt.stdout.contains("walpost replay --dropped-slots"),
+                "{adopt:?}"
+            );
+        }
+        let walpost = scene.start();
+        scene
+            .replay(&["--dropped-slots", "--yes"])
+            .finish()
+            .expect_code(0);
+        scene.insert(&aggregate, "new");
+        wait_until("the last event", || {
+            scene.records().iter().any(|record| record.key() == "new")
+        });
+        walpost.terminate().expect_code(0);
+        assert!(
+            scene
+                .records()
+                .iter()
+                .any(|record| record.key() == "not delivered")
+        );
+        scene.check().finish().expect_code(0);
+    }
+}
+
 /// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.
 #[test]
 fn slot_that_init_makes_anew_has_the_events_between_replayed() {
@@ -122,6 +341,66 @@ fn slot_that_init_makes_anew_has_the_events_between_replayed() {
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
     walpost.terminate().expect_code(0);
+}
+
+/// What walpost.slot_state says is of another timeline after a failover to a standby without the slot, and of another cluster or
+/// database after a dump was restored.
+#[test]
+fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
+    for history in [
+        "timeline = timeline + 1",
+        "system_id = '1'",
+        "database_oid = 1",
+    ] {
+        let scene = Scene::new();
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        walpost.terminate().expect_code(0);
+        scene.drop_slot();
+        for _ in 0..10 {
+            scene.insert(&aggregate, "k");
+        }
+        scene
+            .db
+            .run(&format!("UPDATE walpost.slot_state SET {history}"));
+        let init = scene.init().finish().expect_code(0);
+        init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+        let check = scene.check().finish().expect_code(3);
+        assert!(
+            check.stdout.contains("walpost replay --dropped-slots"),
+            "{history}: {}",
+            check.stdout
+        );
+        scene
+            .replay(&["--dropped-slots", "--yes"])
+            .finish()
+            .expect_code(0);
+        scene.wait_for_ids(&scene.history());
+        let ids: HashSet<_> = scene
+            .records()
+            .iter()
+            .map(|record| record.header("id").to_owned())
+            .collect();
+        assert_eq!(ids.len(), 11, "{history}");
+        // A slot that is made where nothing is missing is not said to miss anything.
+        let check = scene.check().finish().expect_code(0);
+        assert!(!check.stdout.contains("dropped-slots"), "{}", check.stdout);
+    }
+}
+
+#[test]
+fn slot_for_messages_that_init_makes_anew_names_what_can_not_be_sent_again() {
+    let scene = Scene::of(Outbox::Messages);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    scene.drop_slot();
+    scene.insert(&aggregate, "k");
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "publish them again"]);
+    let entries =
+        "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' = 'slot re-created'";
+    assert_eq!(scene.db.number(entries), 1);
 }
 
 fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {

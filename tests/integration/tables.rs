@@ -1,6 +1,7 @@
 //! Several outbox tables on one slot.
 
 mod locked;
+mod new_slot;
 pub(crate) mod set_aside;
 
 use crate::support::checker::Resends;

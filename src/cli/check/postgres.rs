@@ -195,7 +195,7 @@ async fn budget(
             Err(error) => report.add("WAL budget", Outcome::Failure, error),
         }
     }
-    if !observed.has_journal || settings.target.outbox.table().is_none() {
+    if !observed.has_journal || settings.target.outbox.is_messages() {
         return;
     }
     // That the journal can't be read is said where it is needed.
@@ -204,11 +204,11 @@ async fn budget(
         .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
-            "{} may be in the table only: a slot was dropped. Send them again: walpost replay --dropped-slots --pipeline {}",
+            "{} may be in the table only: a slot was dropped. Send them again: {}",
             entry.describe(),
-            settings.name
+            entry.replay(&settings.name)
         );
-        report.add("dropped slots", Outcome::Warning, message);
+        report.add("dropped slots", Outcome::Failure, message);
     }
 }
 
@@ -364,6 +364,14 @@ async fn moved(
     };
     let asked = async {
         let of = catalog.slot_of(&settings.name, &settings.target).await?;
+        if let Some(gap) = catalog.gap_of_other_history(&of, slot.confirmed).await? {
+            let message = format!(
+                "{}. walpost.slot_state describes a slot in another history of the database. Record it: {}",
+                gap.describe(slot.confirmed),
+                settings.target.outbox.init()
+            );
+            report.add("slot", Outcome::Failure, message);
+        }
         catalog.moved(&of, slot.confirmed).await
     };
     match asked.await {

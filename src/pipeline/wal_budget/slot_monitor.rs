@@ -254,7 +254,7 @@ pub(crate) async fn remind(
     catalog: &impl CatalogQueries,
 ) -> Result<(), CatalogError> {
     let (pipeline, target) = (&settings.name, &settings.target);
-    if target.outbox.table().is_none() {
+    if target.outbox.is_messages() {
         return Ok(());
     }
     match catalog.dropped_slots(pipeline, target).await {
@@ -262,10 +262,13 @@ pub(crate) async fn remind(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "events of a dropped slot were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: walpost \
-                     replay --dropped-slots --pipeline {pipeline}",
+                    "events of a dropped slot were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: {}",
                     entry.describe(),
-                    target.outbox
+                    match &entry.table {
+                        Some(table) => format!("table {table}"),
+                        None => target.outbox.to_string(),
+                    },
+                    entry.replay(pipeline)
                 );
             }
         }

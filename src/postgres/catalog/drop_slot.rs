@@ -25,7 +25,7 @@ use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, Written};
 use super::{Catalog, CatalogError, SnapshotRecord, synchronous};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
-use crate::postgres::target::Target;
+use crate::postgres::target::{Outbox, Target};
 
 /// How long a session that has ended may still have the slot.
 const RELEASE: Duration = Duration::from_secs(10);
@@ -45,6 +45,19 @@ fn open() -> String {
          AND c.id > j.id AND c.detail ->> 'state' = 'done' AND (c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id) \
          OR c.detail -> 'let_go' @> to_jsonb(j.id)))"
     )
+}
+
+/// The text of the condition that an entry `j` of the journal is of a target's slot. Of a slot that several tables share, each
+/// has entries of its own.
+fn of_slot(target: &Target) -> String {
+    let slot = format!("j.slot = {}", escape_literal(&target.slot));
+    match &target.outbox {
+        Outbox::OneOf { table, .. } => format!(
+            "({slot} AND (j.detail ->> 'table' IS NULL OR j.detail ->> 'table' = {}))",
+            escape_literal(&table.to_string())
+        ),
+        Outbox::Table(_) | Outbox::Tables(_) | Outbox::Messages { .. } => slot,
+    }
 }
 
 /// What came of dropping it.
@@ -79,15 +92,15 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        let slot = escape_literal(&target.slot);
         // A pipeline keeps what went with a dropped slot also under another name, or with a slot of another name.
         let whose = match target.outbox.table() {
             Some(table) => format!(
-                "j.slot = {slot} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
+                "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
+                of_slot(target),
                 escape_literal(pipeline),
                 escape_literal(&table.to_string())
             ),
-            None => format!("j.slot = {slot}"),
+            None => of_slot(target),
         };
         self.open_entries(target, &whose).await
     }
@@ -103,8 +116,11 @@ impl Catalog {
         table: &TableName,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let whose = format!(
-            "j.slot = {} OR j.detail ->> 'table' = {}",
-            escape_literal(&target.slot),
+            "{} OR j.detail ->> 'table' = {}",
+            of_slot(&Target {
+                outbox: target.outbox.one(table),
+                ..target.clone()
+            }),
             escape_literal(&table.to_string())
         );
         match self.open_entries(target, &whose).await {
@@ -326,6 +342,7 @@ impl From<Written> for DroppedSlot {
         Self {
             since: text("catalog_xmin").and_then(|id| id.parse().ok()),
             cluster: text("system_id"),
+            table: text("table").filter(|_| entry.detail["several"] == true),
             id: entry.id,
             at: entry.at,
             from: entry.from,
@@ -346,6 +363,7 @@ mod tests {
             to: None,
             since,
             cluster: Some(cluster.to_owned()),
+            table: None,
         }
     }
 

@@ -155,13 +155,28 @@ impl Catalog {
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be trusted.
     pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
-        let action = entry.action;
-        match self.insert(entry, action.name(), entry.version()).await {
+        let ids = self.write_journal_entries(std::slice::from_ref(entry));
+        let id = ids.await?.first().copied();
+        id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
+    }
+
+    /// Adds entries about one slot with the same action, all or none, and returns their ids.
+    ///
+    /// # Errors
+    /// See [`Catalog::write_journal`].
+    pub(super) async fn write_journal_entries(
+        &self,
+        entries: &[Entry<'_>],
+    ) -> Result<Vec<i64>, CatalogError> {
+        let Some(action) = entries.first().map(|entry| entry.action) else {
+            return Ok(Vec::new());
+        };
+        match self.insert(entries, action.name(), None).await {
             // check_violation
             Err(CatalogError::Server(error))
                 if action == Action::DropSlot && error.code == "23514" =>
             {
-                self.insert(entry, DROP_SLOT_BEFORE, 1).await
+                self.insert(entries, DROP_SLOT_BEFORE, Some(1)).await
             }
             Err(CatalogError::Server(error))
                 if action == Action::SetAside && error.code == "23514" =>
@@ -174,28 +189,41 @@ impl Catalog {
 
     async fn insert(
         &self,
-        entry: &Entry<'_>,
+        entries: &[Entry<'_>],
         action: &str,
-        version: u64,
-    ) -> Result<i64, CatalogError> {
+        version: Option<u64>,
+    ) -> Result<Vec<i64>, CatalogError> {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        let mut detail = entry.detail.clone();
-        if let Some(detail) = detail.as_object_mut() {
-            detail.insert("version".to_owned(), version.into());
-        }
+        let Some(target) = entries.first().map(|entry| entry.target) else {
+            return Ok(Vec::new());
+        };
+        let values: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let mut detail = entry.detail.clone();
+                if let Some(detail) = detail.as_object_mut() {
+                    let version = version.unwrap_or_else(|| entry.version());
+                    detail.insert("version".to_owned(), version.into());
+                }
+                format!(
+                    "({}, {}, {}, {}, {}, {})",
+                    escape_literal(entry.pipeline),
+                    escape_literal(&entry.target.slot),
+                    escape_literal(action),
+                    lsn(entry.from),
+                    lsn(entry.to),
+                    escape_literal(&detail.to_string()),
+                )
+            })
+            .collect();
         let insert = format!(
-            "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
-             VALUES ({}, {}, {}, {}, {}, {}) RETURNING id",
-            escape_literal(entry.pipeline),
-            escape_literal(&entry.target.slot),
-            escape_literal(action),
-            lsn(entry.from),
-            lsn(entry.to),
-            escape_literal(&detail.to_string()),
+            "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) VALUES {} RETURNING id",
+            values.join(", ")
         );
-        let rows = self.of_journal(entry.target, &insert).await?;
-        let id = rows.first().and_then(|row| row.get(0)?.parse().ok());
-        id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
+        let rows = self.of_journal(target, &insert).await?;
+        let id = |row: &SimpleQueryRow| row.get(0)?.parse().ok();
+        let ids: Option<Vec<i64>> = rows.iter().map(id).collect();
+        ids.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
     /// The entries about a pipeline with its slot, in the order in which they were written.

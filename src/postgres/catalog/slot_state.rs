@@ -5,17 +5,20 @@
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::journal::{Action, DROP_SLOT_NAMES, Entry};
 use super::own_table::OwnTable;
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
-use crate::postgres::target::Target;
+use crate::postgres::target::{Outbox, Target};
 
 /// Of the rows' format. Rows of other versions say nothing to us.
 pub(super) const VERSION: i32 = 1;
+/// The condition for rows about slots of this database.
+const OF_DATABASE: &str =
+    "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
 /// A slot, and the history that its LSNs are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,7 +116,7 @@ impl Catalog {
             FoundState::State(Some(state)) if state.confirmed < found => state,
             FoundState::State(_) | FoundState::Unusable(_) => return Ok(None),
         };
-        if self.is_accounted_for(&of.target, confirmed, found).await? {
+        if self.is_accounted_for(of, confirmed, found).await? {
             return Ok(None);
         }
         Ok(Some(Moved {
@@ -153,15 +156,23 @@ impl Catalog {
                  SELECT, INSERT, UPDATE ON walpost.slot_state TO {role}"
             )));
         }
+        let rows = self.slot_state_rows(of, &of_history(of)).await?;
+        let state = rows.first().map(state).transpose()?;
+        Ok(FoundState::State(state))
+    }
+
+    /// The rows about a slot of this name that fulfil a condition.
+    async fn slot_state_rows(
+        &self,
+        of: &SlotOf,
+        condition: &str,
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let select = format!(
-            "SELECT created_lsn, begun, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {VERSION} \
-             AND system_id = {} AND timeline = {} \
-             AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            "SELECT created_lsn, begun, confirmed_lsn, system_id, timeline, {OF_DATABASE} AS is_same_database \
+             FROM walpost.slot_state WHERE slot = {} AND {condition}",
             escape_literal(&of.target.slot),
-            escape_literal(&of.system_id),
-            of.timeline,
         );
-        let rows = self
+        self
             .run_on_own_table(OwnTable::SlotState, &of.target, "", &select)
             .await
             .map_err(|error| {
@@ -170,9 +181,7 @@ impl Catalog {
                         "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT ON walpost.slot_state TO {role}"
                     )
                 })
-            })?;
-        let state = rows.first().map(state).transpose()?;
-        Ok(FoundState::State(state))
+            })
     }
 
     /// Writes down that nothing beyond `confirmed` is confirmed of a slot; when this returns, that is on
@@ -242,12 +251,11 @@ impl Catalog {
         Ok(())
     }
 
-    /// Writes down that a slot was made just now. Where there was another of its name, with what it had
-    /// not delivered, the journal says that this was given up; but not where the first start is still to come,
-    /// which delivers the rows that are there.
+    /// Records a slot that was just created. If there was another one of its name, in any history, the journal gets entries for
+    /// the events that it had not delivered; unless the first start is still to come, which delivers the rows that exist by then.
     ///
     /// # Errors
-    /// The server can't be asked, or refuses.
+    /// A query fails, or Walpost's tables may not be trusted.
     pub(crate) async fn slot_was_made(
         &self,
         pipeline: &str,
@@ -258,42 +266,176 @@ impl Catalog {
         };
         let created = slot.confirmed;
         let of = self.slot_of(pipeline, target).await?;
-        let is_first = self.snapshot_record(target).await? == SnapshotRecord::Nothing;
-        let before = match self.slot_state(&of).await? {
-            FoundState::State(before) => before
-                .filter(|before| before.begun || !is_first)
-                .map(|before| before.confirmed),
-            FoundState::Unusable(why) => {
-                debug!(pipeline, "{why}");
-                return Ok(());
-            }
-        };
-        if let (Some(before), Some(table)) = (before, target.outbox.table())
-            && before < created
-            && !self.is_accounted_for(target, before, created).await?
+        if let FoundState::Unusable(why) = self.slot_state(&of).await? {
+            warn!(
+                pipeline,
+                slot = target.slot,
+                "cannot tell whether an earlier slot of this name had delivered everything: {why}"
+            );
+            return Ok(());
+        }
+        if !self.is_copied_at_first_start(&of).await?
+            && let Some(gap) = self.gap_before(&of, created, "true").await?
         {
-            let entry = Entry {
+            self.write_gap(&of, &gap, created).await?;
+        }
+        self.write_new_slot_state(&of, created).await
+    }
+
+    /// Adds to the journal what may be missing if `walpost.slot_state` describes a slot of this name in another history of the
+    /// database: on another timeline, or before a dump was restored. The next write of the state replaces that row.
+    ///
+    /// # Errors
+    /// A query fails, or Walpost's tables may not be trusted.
+    pub(crate) async fn record_gap_of_other_history(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> Result<(), CatalogError> {
+        match self.gap_of_other_history(of, found).await? {
+            Some(gap) if !self.is_copied_at_first_start(of).await? => {
+                self.write_gap(of, &gap, found).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The events that may be missing before `found` according to a row of another history.
+    ///
+    /// # Errors
+    /// A query fails, or Walpost's tables may not be trusted.
+    pub(crate) async fn gap_of_other_history(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> Result<Option<Gap>, CatalogError> {
+        if let FoundState::Unusable(_) = self.found_state(of, Use::Read).await? {
+            return Ok(None);
+        }
+        let other = format!("version = {VERSION} AND NOT ({})", of_history(of));
+        self.gap_before(of, found, &other).await
+    }
+
+    /// Nothing was read from the slot yet, and the first start delivers all rows of the table.
+    async fn is_copied_at_first_start(&self, of: &SlotOf) -> Result<bool, CatalogError> {
+        Ok(matches!(of.target.outbox, Outbox::Table(_))
+            && self.slot_state_rows(of, "begun").await?.is_empty()
+            && self.snapshot_record(&of.target).await? == SnapshotRecord::Nothing)
+    }
+
+    /// The events that a slot of this name may not have delivered, according to the row that fulfils `condition`, if the slot is
+    /// at `found` now.
+    async fn gap_before(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+        condition: &str,
+    ) -> Result<Option<Gap>, CatalogError> {
+        let rows = self.slot_state_rows(of, condition).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let is_same_cluster = row.try_get("system_id")? == Some(&*of.system_id);
+        let is_same_database = row.try_get("is_same_database")? == Some("t");
+        if !is_same_cluster || !is_same_database {
+            // Its LSNs say nothing about this slot.
+            return Ok(Some(Gap {
+                from: None,
+                reason: match is_same_cluster {
+                    true => "slot created in another database",
+                    false => "slot created on another cluster",
+                },
+            }));
+        }
+        // A row is written after the WAL that it describes, so a server that has the row has that WAL, on every timeline.
+        let before = state(row)?.confirmed;
+        if before >= found || self.is_accounted_for(of, before, found).await? {
+            return Ok(None);
+        }
+        let is_same_timeline = row.try_get("timeline")? == Some(&*of.timeline.to_string());
+        Ok(Some(Gap {
+            from: Some(before),
+            reason: match is_same_timeline {
+                true => "slot re-created",
+                false => "slot created on another timeline",
+            },
+        }))
+    }
+
+    /// Adds the gap to the journal, for each table, because tables are replayed one by one. Entries that an earlier attempt has
+    /// written are not repeated.
+    async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
+        let (pipeline, target) = (&of.pipeline, &of.target);
+        let is_several = target.outbox.is_several();
+        let mut tables = self.outbox_tables(target).await?;
+        for open in self.dropped_slots(pipeline, target).await? {
+            if (open.from, open.to) == (gap.from, Some(found)) {
+                tables.retain(|table| is_several && *table != open.table);
+            }
+        }
+        let entries: Vec<_> = tables
+            .iter()
+            .map(|table| Entry {
                 pipeline,
                 target,
                 action: Action::DropSlot,
-                from: Some(before),
-                to: Some(created),
+                from: gap.from,
+                to: Some(found),
                 detail: json!({
-                    "reason": "slot re-created",
-                    "table": TableName::to_string(table),
+                    "reason": gap.reason,
+                    "table": table,
+                    "several": is_several,
                     "system_id": of.system_id,
                 }),
+            })
+            .collect();
+        let ids = self.write_journal_entries(&entries).await?;
+        for (table, id) in tables.iter().zip(ids) {
+            let remedy = match (table, is_several) {
+                (Some(table), true) => format!(
+                    "Send them again: walpost replay --dropped-slots --table {table} --pipeline {pipeline}"
+                ),
+                (Some(_), false) => {
+                    format!("Send them again: walpost replay --dropped-slots --pipeline {pipeline}")
+                }
+                (None, _) => target.outbox.resend().to_owned(),
             };
-            let id = self.write_journal(&entry).await?;
             warn!(
                 pipeline,
                 slot = target.slot,
                 journal = id,
-                "an earlier slot of this name was dropped: events committed between {before} and {created} may be \
-                 missing in Kafka. Send them again: walpost replay --dropped-slots --pipeline {pipeline}"
+                "{}. {remedy}",
+                gap.describe(found)
             );
         }
-        self.write_new_slot_state(&of, created).await
+        Ok(())
+    }
+
+    /// The tables of an outbox; `None` stands for messages, which are in no table. If the publication is missing or empty, these
+    /// are the tables that match.
+    async fn outbox_tables(&self, target: &Target) -> Result<Vec<Option<String>>, CatalogError> {
+        let patterns = match &target.outbox {
+            Outbox::Table(table) => return Ok(vec![Some(table.to_string())]),
+            Outbox::Messages { .. } => return Ok(vec![None]),
+            Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. } => patterns,
+        };
+        let all = Target {
+            outbox: Outbox::Tables(patterns.clone()),
+            ..target.clone()
+        };
+        let publication = self.publication(&all, self.version().await?).await?;
+        let mut tables = publication.map_or_else(Vec::new, |publication| publication.tables);
+        if tables.is_empty() {
+            let sql = "SELECT n.nspname::text, c.relname::text FROM pg_class c \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition";
+            for row in self.client().query(sql, &[]).await? {
+                let (schema, name): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+                if patterns.matches(&schema, &name) {
+                    tables.push(TableName { schema, name });
+                }
+            }
+        }
+        Ok(tables.iter().map(|table| Some(table.to_string())).collect())
     }
 
     /// The slot, on the server that this connection is to.
@@ -326,28 +468,61 @@ impl Catalog {
     }
 
     /// The journal says why a slot is at `found`, beyond `confirmed`: what is between was skipped, or
-    /// given up with the slot before it.
+    /// given up with the slot before it. Entries of another cluster, as a restored dump has them, say nothing about that.
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be trusted or has something else in it.
     pub(crate) async fn is_accounted_for(
         &self,
-        target: &Target,
+        of: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
+            "j.slot = {} AND j.detail ->> 'system_id' = {} AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
              OR j.action IN {DROP_SLOT_NAMES} AND j.to_lsn >= '{confirmed}')",
-            escape_literal(&target.slot),
+            escape_literal(&of.target.slot),
+            escape_literal(&of.system_id),
             Action::Skip.name(),
         );
-        match self.entries(target, &condition).await {
+        match self.entries(&of.target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),
             Err(CatalogError::NoJournal) => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
+
+/// Events that may be missing because a slot replaced another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Gap {
+    /// The position that the earlier slot had confirmed. Unknown if that slot was in another database or cluster.
+    from: Option<Lsn>,
+    reason: &'static str,
+}
+
+impl Gap {
+    /// Why and which events may be missing if the slot is at `found`.
+    #[must_use]
+    pub(crate) fn describe(&self, found: Lsn) -> String {
+        let after = match self.from {
+            Some(from) => format!("after {from} and "),
+            None => String::new(),
+        };
+        format!(
+            "{}: events committed {after}before {found} may be missing in Kafka",
+            self.reason
+        )
+    }
+}
+
+/// The condition for rows of walpost.slot_state that are of this history.
+fn of_history(of: &SlotOf) -> String {
+    format!(
+        "version = {VERSION} AND system_id = {} AND timeline = {} AND {OF_DATABASE}",
+        escape_literal(&of.system_id),
+        of.timeline,
+    )
 }
 
 fn state(row: &SimpleQueryRow) -> Result<SlotState, CatalogError> {

@@ -84,7 +84,7 @@ impl Catalog {
         let partitions: i64 = row.try_get(8)?;
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
-        let dropped_slots = match has_journal && target.outbox.table().is_some() {
+        let dropped_slots = match has_journal && !target.outbox.is_messages() {
             // What else is known is not kept back for that.
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,

@@ -42,15 +42,20 @@ impl<C: CatalogQueries> Planned<C> {
             let begun = state.flatten().filter(|state| state.begun);
             let recorded = begun.map(|state| state.confirmed);
             if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
-                let target = &start.settings.target;
                 match recorded {
                     Some(recorded)
                         if self
                             .catalog
-                            .is_accounted_for(target, recorded, resume)
+                            .is_accounted_for(&self.of, recorded, resume)
                             .await? => {}
                     _ => return Err(moved.into()),
                 }
+            }
+            if state == Some(None) {
+                // The first write of the state replaces the row that tells of the gap.
+                self.catalog
+                    .record_gap_of_other_history(&self.of, resume)
+                    .await?;
             }
         }
         Ok(SlotTaken {
