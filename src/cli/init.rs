@@ -15,7 +15,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
-use crate::postgres::target::Outbox;
+use crate::postgres::target::{Outbox, Target};
 
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
@@ -134,17 +134,23 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         };
         // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
         let is_complete = args.connection.config.is_some();
-        if args.print {
-            print(settings, &provision, several);
-        } else if let Err(ended) = apply(settings, &provision, is_complete) {
+        let done = match args.print {
+            true => print(settings, &provision, several),
+            false => apply(settings, &provision, is_complete)
+                .and_then(|()| add_tables(settings, &provision, is_complete)),
+        };
+        if let Err(ended) = done {
             exit = exit.and(ended);
         }
     }
     exit
 }
 
-/// Prints for psql what would be run.
-fn print(settings: &PipelineSettings, provision: &Provision, several: bool) {
+/// Prints for psql what would be run, also for each table that would be added.
+///
+/// # Errors
+/// The tables cannot be listed.
+fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> Result<(), Exit> {
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
@@ -153,6 +159,15 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) {
         let value = value.replace('"', "\"\"");
         say!("\\connect -reuse-previous=on \"dbname='{value}'\"");
     }
+    print_scripts(provision);
+    for table in unpublished(settings)? {
+        say!("-- {table} exists and is not in the publication");
+        print_scripts(&of_table(provision, &table));
+    }
+    Ok(())
+}
+
+fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
     say!("BEGIN;");
     for script in together {
@@ -233,6 +248,62 @@ pub(super) fn apply(
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
+}
+
+/// Adds every table that exists, is one of the outboxes by its name, and is not in the publication, as `walpost init --table` does. A
+/// table that cannot be added does not keep the others out.
+///
+/// # Errors
+/// How the program is to end: the tables cannot be listed, or one of them cannot be added.
+fn add_tables(
+    settings: &PipelineSettings,
+    provision: &Provision,
+    is_complete: bool,
+) -> Result<(), Exit> {
+    let mut exit = Exit::Done;
+    for table in unpublished(settings)? {
+        info!(pipeline = settings.name, %table, "adding a table that exists");
+        if let Err(ended) = apply(settings, &of_table(provision, &table), is_complete) {
+            exit = exit.and(ended);
+        }
+    }
+    match exit {
+        Exit::Done => Ok(()),
+        exit => Err(exit),
+    }
+}
+
+/// The tables that exist, are outboxes by their names, and are not in the publication.
+fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
+    let target = &settings.target;
+    let Outbox::Tables(patterns) = &target.outbox else {
+        return Ok(Vec::new());
+    };
+    let listed = runtime()?.block_on(async {
+        let catalog = Catalog::open(&settings.postgres).await?;
+        let published = catalog.look(target).await?.publication;
+        let published = published.map_or_else(Vec::new, |publication| publication.tables);
+        catalog.unpublished(patterns, &published).await
+    });
+    listed.map_err(|error| {
+        let pipeline = &settings.name;
+        error!(
+            pipeline,
+            "failed to list tables {patterns}, each of which is added to the publication: {error}"
+        );
+        recovery::of_catalog(&error).into()
+    })
+}
+
+fn of_table(provision: &Provision, table: &TableName) -> Provision {
+    let target = &provision.target;
+    Provision {
+        target: Target {
+            outbox: target.outbox.one(table),
+            ..target.clone()
+        },
+        ..provision.clone()
+    }
 }
 
 /// `lock_timeout` has passed.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::lsn::Lsn;
+use crate::escape::shell_word;
 
 /// A slot that was dropped, and what went with it was not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,11 +49,19 @@ impl DroppedSlot {
     /// The command that sends them again.
     #[must_use]
     pub fn replay(&self, pipeline: &str) -> String {
-        match &self.table {
-            Some(table) => {
-                format!("walpost replay --dropped-slots --table {table} --pipeline {pipeline}")
-            }
-            None => format!("walpost replay --dropped-slots --pipeline {pipeline}"),
-        }
+        replay_command(pipeline, self.table.as_deref())
+    }
+}
+
+/// The command that sends events of dropped slots again, as a shell takes it; `table` is one of several that shared the slot.
+#[must_use]
+pub(crate) fn replay_command(pipeline: &str, table: Option<&str>) -> String {
+    let pipeline = shell_word(pipeline);
+    match table {
+        Some(table) => format!(
+            "walpost replay --dropped-slots --table {} --pipeline {pipeline}",
+            shell_word(table)
+        ),
+        None => format!("walpost replay --dropped-slots --pipeline {pipeline}"),
     }
 }

@@ -125,6 +125,7 @@ mod row_forms;
 mod secrets;
 mod server_shutdown;
 mod servers;
+mod shapes;
 mod skip;
 mod slot_state;
 mod snapshot;

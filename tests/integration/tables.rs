@@ -696,3 +696,48 @@ fn command_about_all_tables_refuses_to_be_about_one() {
         .expect_code(2)
         .expect_says(&["--partitioned", "--table"]);
 }
+
+/// A tenant that was there before Walpost gets what `walpost init --table` gives it.
+#[test]
+fn init_adds_all_tables_that_match_and_says_which() {
+    let mut scene = Scene::bare();
+    scene.use_settings(SETTINGS);
+    scene.write_to(writer(&["tenant_1.outbox", "tenant_2.outbox"]));
+    let columns =
+        "(id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
+    scene.db.run(&format!(
+        "CREATE SCHEMA tenant_1; CREATE TABLE tenant_1.outbox {columns};
+         CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox {columns};
+         CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (id uuid);
+         CREATE SCHEMA other; CREATE TABLE other.outbox {columns}"
+    ));
+    let aggregate = scene.aggregate(1);
+    for table in ["tenant_1.outbox", "tenant_2.outbox"] {
+        let event = Event::new(&aggregate, table, "{}");
+        scene.db.run(&writer(&[table]).one(event));
+    }
+    let printed = scene.init().arg("--print").finish().expect_code(0);
+    for table in ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"] {
+        let line = format!("-- {table} exists and is not in the publication");
+        assert!(printed.stdout.contains(&line), "{}", printed.stdout);
+    }
+    assert!(!printed.stdout.contains("other.outbox"));
+    // One table that does not fit keeps no other one out.
+    let init = scene.init().finish().expect_code(3);
+    init.expect_says(&[
+        "tenant_1.outbox",
+        "tenant_2.outbox",
+        "table tenant_3.outbox",
+        "lacks",
+    ]);
+    let published = scene.db.value(&format!(
+        "SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_publication_tables
+         WHERE pubname = '{}' AND schemaname LIKE 'tenant%'",
+        scene.slot()
+    ));
+    assert_eq!(published.as_deref(), Some("tenant_1 tenant_2"));
+    let walpost = scene.start();
+    let records = scene.wait_for_records(2);
+    assert_eq!(keys(&records), ["tenant_1.outbox", "tenant_2.outbox"]);
+    walpost.terminate().expect_code(0);
+}

@@ -10,6 +10,7 @@ use tracing::warn;
 use super::journal::{Action, DROP_SLOT_NAMES, Entry};
 use super::own_table::OwnTable;
 use super::{Catalog, CatalogError, SnapshotRecord};
+use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -391,14 +392,12 @@ impl Catalog {
             .collect();
         let ids = self.write_journal_entries(&entries).await?;
         for (table, id) in tables.iter().zip(ids) {
-            let remedy = match (table, is_several) {
-                (Some(table), true) => format!(
-                    "Send them again: walpost replay --dropped-slots --table {table} --pipeline {pipeline}"
+            let remedy = match table {
+                Some(table) => format!(
+                    "Send them again: {}",
+                    replay_command(pipeline, is_several.then_some(table))
                 ),
-                (Some(_), false) => {
-                    format!("Send them again: walpost replay --dropped-slots --pipeline {pipeline}")
-                }
-                (None, _) => target.outbox.resend().to_owned(),
+                None => target.outbox.resend().to_owned(),
             };
             warn!(
                 pipeline,
