@@ -249,6 +249,7 @@ fn init_twice_without_a_run_between_names_what_came_between() {
 #[test]
 fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
     for exactly_once in [false, true] {
+        // Servers of the tests are copies of one cluster, so only the database differs.
         let restored = Server::private(MAJOR, "");
         let mut scene = Scene::new();
         if exactly_once {
@@ -273,7 +274,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
         scene.fail_over(&restored, []);
         let init = scene.init().finish().expect_code(0);
         init.expect_says(&[
-            "slot created on another cluster",
+            "slot created in another database",
             "may be missing",
             "walpost replay --dropped-slots",
         ]);
@@ -542,7 +543,7 @@ fn row_of_another_history_is_not_taken_for_ours() {
     }
     scene
         .db
-        .run("UPDATE walpost.slot_state SET confirmed_lsn = '0/1'");
+        .run("UPDATE walpost.slot_state SET confirmed_lsn = '0/0'");
     scene.run().finish().expect_code(3);
 }
 
