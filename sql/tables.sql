@@ -74,6 +74,7 @@ DECLARE
     added int8;
     longest int;
     code_of_others text;
+    related text;
 BEGIN
     -- An older snapshot would miss the rows of transactions that were open when it was taken.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -100,7 +101,10 @@ BEGIN
             USING ERRCODE = 'wrong_object_type';
     END IF;
     IF EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
-        AND p.schemaname = its_schema AND p.tablename = its_name) THEN
+        AND p.schemaname = its_schema AND p.tablename = its_name)
+        -- Without publish_via_partition_root, the view lists the partitions in place of their table.
+        OR EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication b ON b.oid = r.prpubid
+            WHERE b.pubname = add_outbox.publication AND r.prrelid = outbox) THEN
         RETURN NULL;
     ELSIF code_of_others <> '' THEN
         RAISE EXCEPTION 'reading table %.% would run code of other roles as role %: %', quote_ident(its_schema),
@@ -114,6 +118,26 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = format('Make it with walpost init or sql/publication.sql. If it is there: ALTER PUBLICATION %I ADD TABLE '
                     'walpost.outbox_row', publication);
+    END IF;
+    -- Its rows are sent as rows of that table already, and would be delivered twice.
+    SELECT format('%I.%I', p.schemaname, p.tablename) INTO related FROM pg_partition_ancestors(outbox) AS a
+        JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname
+        WHERE p.pubname = add_outbox.publication AND a.relid <> outbox LIMIT 1;
+    IF related IS NOT NULL THEN
+        RAISE EXCEPTION '%.% is a partition of table %, which is in publication %', quote_ident(its_schema),
+            quote_ident(its_name), related, quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'Its rows are delivered as rows of that table. There is nothing to add.';
+    END IF;
+    -- The rows of a published partition would be copied with those of the others, and delivered twice.
+    SELECT format('%I.%I', p.schemaname, p.tablename) INTO related FROM pg_partition_tree(outbox) AS t
+        JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname
+        WHERE p.pubname = add_outbox.publication AND t.relid <> outbox LIMIT 1;
+    IF related IS NOT NULL THEN
+        RAISE EXCEPTION 'partition % of table %.% is in publication % already', related, quote_ident(its_schema),
+            quote_ident(its_name), quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'Adding the table would deliver the rows of that partition again. Add its other partitions one by one.';
     END IF;
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
 
