@@ -5,8 +5,9 @@
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
 -- A function, a trigger or a view runs with the rights of the role that calls it, inserts or selects. So an existing object is
--- used only if it is owned by a superuser, by the current role, or by a member of the current role. The publication, and the
--- functions in the outbox table's schema, may also be owned by the owner of that table. `examine` lists what is examined:
+-- used only if it is owned by a superuser, by the current role, or by a role that can act as the current role. After SET ROLE, its
+-- owner has to be able to act as the role that has logged in too. The publication, and the functions in the outbox table's schema,
+-- may also be owned by the owner of that table. `examine` lists what is examined:
 --   owners    the owners of the schema walpost, of Walpost's functions and of the publication
 --   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it
 --   slot_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
@@ -47,11 +48,16 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox oid;
     outbox_owner oid;
-    -- Who can act as the current role anyway. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a
-    -- superuser.
-    may_be_us oid[] := (SELECT array_agg(oid) FROM pg_roles WHERE pg_has_role(oid, current_user, 'MEMBER')
-        OR rolcreaterole AND current_setting('server_version_num')::int < 160000
-            AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user));
+    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights.
+    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
+        ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END;
+    -- Who can act as the current role anyway, and as the role that has logged in: code that runs as the current role can return
+    -- to that one by RESET ROLE. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a superuser.
+    may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
+        JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
+        GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+            OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
+    code_of_others text;
     kept name;
     its_oid oid;
     found record;
@@ -94,15 +100,15 @@ BEGIN
     LOOP
         -- The owner of the outbox is trusted with what serves that outbox alone.
         CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
-            AND coalesce(pg_has_role(found.owner, outbox_owner, 'MEMBER'), false);
+            AND coalesce(pg_has_role(found.owner, outbox_owner, act_as), false);
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', found.object,
             CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
-            concat_ws(' or ', quote_ident(current_user), CASE WHEN found.serves_outbox THEN
-                nullif(quote_ident(pg_get_userbyid(outbox_owner)), quote_ident(current_user)) END)
+            concat_ws(' or ', quote_ident(session_user), CASE WHEN found.serves_outbox THEN
+                nullif(quote_ident(pg_get_userbyid(outbox_owner)), quote_ident(session_user)) END)
             USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could have code run as whoever uses it. '
                 'It was not used, and nothing was changed.',
                 HINT = format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do everything '
-                    'that role %I may: GRANT %2$I TO %s', found.hint, current_user,
+                    'that role %I may: GRANT %2$I TO %s', found.hint, session_user,
                     CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END);
     END LOOP;
 
@@ -160,9 +166,15 @@ BEGIN
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
                     HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
         END IF;
-        PERFORM set_config('walpost.code_of_others', coalesce(walpost.lock_and_examine(in_schema, outbox_name,
+        code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
-                WHEN 'compare' = ANY (what) THEN 'COMPARE' ELSE 'SELECT' END), ''), false);
+                WHEN 'compare' = ANY (what) THEN 'COMPARE' ELSE 'SELECT' END);
+        -- The function of an earlier version returns null.
+        IF code_of_others IS NULL THEN
+            RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)
+                USING ERRCODE = 'undefined_table', HINT = 'If it was renamed for a moment, run the same command again.';
+        END IF;
+        PERFORM set_config('walpost.code_of_others', code_of_others, false);
     END IF;
 END
 $walpost$;

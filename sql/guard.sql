@@ -11,9 +11,13 @@
 --
 -- Until the transaction ends, nobody can change the definition of the table or of what inherits from it, or rename its schema.
 -- Reading and writing rows goes on; VACUUM, CREATE INDEX and ALTER TABLE wait. The result lists what would run code of other
--- roles as the caller, and is empty if nothing would; it is null if there is no such table. The third argument says what the
--- statement does: SELECT, DELETE, each with conditions on created_at and the primary key at most; COMPARE, which is a SELECT with a
--- condition on any column; or ALTER, which attaches or detaches a partition.
+-- roles as the caller, and is empty if nothing would; the function fails if there is no such table. The third argument says what
+-- the statement does: SELECT, DELETE, each with conditions on created_at and the primary key at most; COMPARE, which is a SELECT
+-- with a condition on any column; or ALTER, which attaches or detaches a partition.
+--
+-- If a role that is not trusted can change the table, then its expressions may use only what PostgreSQL itself consists of: a
+-- function that a superuser owns can be made to run code of another role too, as populate_record() of hstore runs the CHECK of a
+-- domain. For the same reason it may have no trigger and no rule for DELETE.
 --
 -- Run by: a superuser, since a schema that another role owns can be kept from being renamed by a superuser alone. A role that is
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
@@ -40,11 +44,14 @@ SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- Roles that can act as the caller anyway. Up to PostgreSQL 15, CREATEROLE can make itself a member of every role that is not
-    -- a superuser.
-    trusted oid[] := (SELECT array_agg(oid) FROM pg_roles WHERE pg_has_role(oid, caller, 'MEMBER')
-        OR rolcreaterole AND current_setting('server_version_num')::int < 160000
-            AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = caller));
+    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights.
+    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
+        ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END;
+    -- Roles that can act as the caller anyway, and as the role that has logged in, which RESET ROLE returns to. Up to PostgreSQL
+    -- 15, CREATEROLE can make itself a member of every role that is not a superuser.
+    trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
+        GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+            OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
     definer_is_superuser boolean := (SELECT rolsuper FROM pg_roles WHERE rolname = current_user);
     outbox oid;
     kind "char";
@@ -52,6 +59,8 @@ DECLARE
     schema_oid oid;
     schema_owner oid;
     tables oid[];
+    -- A role that is not trusted can change the table.
+    is_exposed boolean;
     calls text;
 BEGIN
     -- Under another isolation level the queries below would see the catalogs as they were before the table was locked.
@@ -64,7 +73,8 @@ BEGIN
         INTO outbox, kind, table_owner, schema_oid, schema_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = schema_name AND c.relname = table_name;
     IF outbox IS NULL THEN
-        RETURN NULL;
+        RAISE EXCEPTION 'table %.% does not exist', quote_ident(schema_name), quote_ident(table_name)
+            USING ERRCODE = 'undefined_table', HINT = 'If it was renamed for a moment, run the same command again.';
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
@@ -79,16 +89,16 @@ BEGIN
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
-    -- If only trusted roles could change anything, there is nothing to keep them from.
-    IF schema_owner <> ALL (trusted)
+    is_exposed := schema_owner <> ALL (trusted)
         -- Who owns a partitioned table can give indexes to its partitions, also to those of others.
         OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted)
             AND (oid = ANY (tables) OR oid IN (SELECT pg_partition_ancestors(outbox))))
         OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (tables)
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (tables)
-            AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted))
-    THEN
+            AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
+    -- If only trusted roles could change anything, there is nothing to keep them from.
+    IF is_exposed THEN
         IF definer_is_superuser THEN
             -- Renaming a schema takes no lock on its tables; it updates this row.
             PERFORM FROM pg_namespace WHERE oid = schema_oid AND nspname = schema_name FOR KEY SHARE;
@@ -122,10 +132,11 @@ BEGIN
         ) SELECT array_agg(oid) INTO tables FROM tree;
     END IF;
 
-    -- What PostgreSQL brings along itself is pinned, and not in pg_depend.
+    -- What PostgreSQL itself consists of is pinned, and not in pg_depend.
     WITH RECURSIVE compared (attname, type) AS (
         SELECT attname, atttypid FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
-            AND (statement = 'COMPARE' OR attname = 'created_at')
+            AND (statement = 'COMPARE' OR attname = 'created_at' OR EXISTS (SELECT FROM pg_index
+                WHERE indrelid = outbox AND indisprimary AND attnum = ANY (indkey)))
         UNION SELECT attname, typbasetype FROM compared JOIN pg_type ON oid = type WHERE typbasetype <> 0
     ), linked (oid, conname) AS (
         -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key. Rows of
@@ -136,38 +147,70 @@ BEGIN
             SELECT conrelid FROM pg_constraint WHERE contype = 'f' AND confrelid = linked.oid
             UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = linked.oid
             UNION SELECT inhparent FROM pg_inherits WHERE inhrelid = linked.oid) AS next (oid)
-    ), attached (class, object) AS (
-        SELECT 'pg_class'::regclass, unnest(tables)
-        UNION ALL SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = ANY (tables)
-        UNION ALL SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid = ANY (tables)
-        UNION ALL SELECT 'pg_statistic_ext'::regclass, oid FROM pg_statistic_ext WHERE stxrelid = ANY (tables)
-        UNION ALL SELECT 'pg_rewrite'::regclass, oid FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
-        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d
+    ), attached (class, object, expressions) AS (
+        SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END
+            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid WHERE c.oid = ANY (tables)
+        UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), '')
+            FROM pg_index WHERE indrelid = ANY (tables)
+        UNION ALL SELECT 'pg_constraint'::regclass, oid, conbin::text FROM pg_constraint WHERE conrelid = ANY (tables)
+        UNION ALL SELECT 'pg_statistic_ext'::regclass, oid, stxexprs::text FROM pg_statistic_ext WHERE stxrelid = ANY (tables)
+        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text FROM pg_attrdef d
             JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
             WHERE adrelid = ANY (tables) AND attgenerated <> ''
-        UNION ALL SELECT 'pg_trigger'::regclass, oid FROM pg_trigger
+        UNION ALL SELECT 'pg_rewrite'::regclass, oid, NULL FROM pg_rewrite
+            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
+        UNION ALL SELECT 'pg_trigger'::regclass, oid, NULL FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
+            -- Those of foreign keys run as the owner of the other table, which is examined as `linked`.
+            AND NOT (tgisinternal AND tgqual IS NULL
+                AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
+    ), used (class, object, used_class, used_object) AS (
+        SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
+            -- The others are types of columns.
+            AND (class <> 'pg_class'::regclass OR objsubid = 0)
+            WHERE deptype IN ('n', 'a')
     ), called (class, object, function, owner) AS (
-        SELECT class, object, p.oid, p.proowner FROM attached JOIN pg_depend ON classid = class AND objid = object
-            JOIN pg_proc p ON refclassid = 'pg_proc'::regclass AND p.oid = refobjid
-        UNION SELECT class, object, o.oprcode, p.proowner FROM attached
-            JOIN pg_depend ON classid = class AND objid = object
-            JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid
+        SELECT class, object, p.oid, p.proowner FROM used
+            JOIN pg_proc p ON used_class = 'pg_proc'::regclass AND p.oid = used_object
+        UNION SELECT class, object, o.oprcode, p.proowner FROM used
+            JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
+    ), of_others (class, object, text) AS (
+        SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
+            FROM called WHERE owner <> ALL (trusted)
+        -- The planner also calls the functions of an operator's negator and commutator, which its owner chooses.
+        UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
+            FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
+            WHERE oprowner <> ALL (trusted)
+        -- It evaluates the partition key of a table that is named by a number, which is not in pg_depend.
+        UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
+            WHERE strpos(expressions, format(':funcid %s ',
+                'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
     )
     SELECT string_agg(DISTINCT text, '; ') INTO calls FROM (
-        SELECT format('%s calls function %s of role %I', pg_describe_object(class, object, 0), function::regprocedure,
-            pg_get_userbyid(owner)) FROM called WHERE owner <> ALL (trusted)
-        -- The planner also calls the functions of an operator's negator and commutator, which its owner chooses.
-        UNION ALL SELECT format('%s uses operator %s of role %I', pg_describe_object(class, object, 0), o.oid::regoperator,
-                pg_get_userbyid(oprowner))
-            FROM attached JOIN pg_depend ON classid = class AND objid = object
-            JOIN pg_operator o ON refclassid = 'pg_operator'::regclass AND o.oid = refobjid WHERE oprowner <> ALL (trusted)
+        SELECT format('%s %s', pg_describe_object(class, object, 0), text) FROM of_others
+        UNION ALL SELECT format('%s uses %s, which is not a part of PostgreSQL itself', pg_describe_object(class, object, 0),
+                pg_describe_object(used_class, used_object, 0))
+            FROM used JOIN attached USING (class, object)
+            WHERE is_exposed AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
+            AND used_class NOT IN ('pg_class'::regclass, 'pg_namespace'::regclass, 'pg_constraint'::regclass, 'pg_am'::regclass)
+            -- None of these can run code.
+            AND NOT (used_class = 'pg_type'::regclass
+                AND EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray)))
+            AND NOT (used_class = 'pg_collation'::regclass
+                AND EXISTS (SELECT FROM pg_collation WHERE oid = used_object AND collnamespace = 'pg_catalog'::regnamespace))
+            AND NOT (used_class = 'pg_ts_config'::regclass
+                AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
+        UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object(class, object, 0)) FROM attached
+            WHERE is_exposed AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
+            AND (class, object) NOT IN (SELECT class, object FROM of_others)
         UNION ALL SELECT format('foreign key %I connects it to table %s, which %s can change', min(conname), other.oid::regclass,
                 CASE changer WHEN 0 THEN 'PUBLIC' ELSE format('role %I', pg_get_userbyid(changer)) END)
             FROM linked JOIN pg_class other USING (oid)
-            CROSS JOIN LATERAL (SELECT other.relowner UNION SELECT grantee FROM aclexplode(other.relacl)
-                WHERE privilege_type = 'TRIGGER') AS changers (changer)
+            CROSS JOIN LATERAL (SELECT other.relowner
+                UNION SELECT grantee FROM aclexplode(other.relacl) WHERE privilege_type IN ('TRIGGER', 'REFERENCES')
+                UNION SELECT grantee FROM pg_attribute, aclexplode(attacl)
+                    WHERE attrelid = other.oid AND privilege_type = 'REFERENCES') AS changers (changer)
             WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
         -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
         UNION ALL SELECT format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),

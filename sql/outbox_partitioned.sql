@@ -99,7 +99,7 @@ BEGIN
     THEN
         RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
             USING HINT = 'Use another name for the partitioned table.';
-    ELSIF code_of_others <> '' THEN
+    ELSIF code_of_others IS DISTINCT FROM '' THEN
         RAISE EXCEPTION 'table % has code of other roles that making partitions could run as %: %', outbox,
             quote_ident(current_user), code_of_others
             USING ERRCODE = 'invalid_object_definition',

@@ -106,7 +106,7 @@ BEGIN
         OR EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication b ON b.oid = r.prpubid
             WHERE b.pubname = add_outbox.publication AND r.prrelid = outbox) THEN
         RETURN NULL;
-    ELSIF code_of_others <> '' THEN
+    ELSIF code_of_others IS DISTINCT FROM '' THEN
         RAISE EXCEPTION 'reading table %.% would run code of other roles as role %: %', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(current_user), code_of_others USING ERRCODE = 'insufficient_privilege',
                 HINT = format('Have it added by the owner of the table: SELECT walpost.add_outbox(%L, %L)',

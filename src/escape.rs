@@ -118,6 +118,29 @@ pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
+    /// Others choose the names of tables, and a command in a message is pasted into a shell. The names of pipelines are words.
+    #[test]
+    fn names_in_commands_are_words_of_a_shell() {
+        let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    let text = std::fs::read_to_string(&path).expect("a text");
+                    let text = text.replace("\\\n", " ");
+                    let words: Vec<_> = text.split_ascii_whitespace().collect();
+                    for pair in words.windows(2) {
+                        let is_named = ["--table", "--slot", "--publication"].contains(&pair[0]);
+                        let is_word = !pair[1].starts_with('{') || pair[1].starts_with("{word}");
+                        assert!(!is_named || is_word, "{}: {pair:?}", path.display());
+                    }
+                }
+            }
+        }
+    }
+
     /// One of each kind, with the first and the last of each range.
     const CONTROLS: [char; 26] = [
         '\0', '\x07', '\x08', '\t', '\n', '\r', '\x1b', '\x1f', '\x7f', '\u{80}', '\u{85}',

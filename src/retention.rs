@@ -27,6 +27,7 @@ use jiff::SignedDuration;
 use self::look::{Maintained, Partitioning};
 use self::mark::{MarkKind, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
+use crate::escape::shell_word;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::Retention;
@@ -161,7 +162,8 @@ pub(crate) enum RetentionError {
     },
     /// Events of the table are not delivered, and were not sent again.
     #[error(
-        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: walpost replay --set-aside --table {table}"
+        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: walpost replay --set-aside --table {word}",
+        word = shell_word(&.table.to_string())
     )]
     SetAside {
         table: TableName,

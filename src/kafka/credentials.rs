@@ -110,7 +110,7 @@ impl Credentials {
         let token = tokens.get()?;
         match oauthbearer::set_token(client, &token) {
             true => Ok(()),
-            false => Err(tokens.unusable()),
+            false => Err(tokens.discard_unusable(&token)),
         }
     }
 

@@ -178,7 +178,9 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
         };
         let set = token.and_then(|token| {
             let is_set = oauthbearer::set_token(producer.client(), &token);
-            is_set.then_some(()).ok_or_else(|| tokens.unusable())
+            is_set
+                .then_some(())
+                .ok_or_else(|| tokens.discard_unusable(&token))
         });
         if let Err(error) = set {
             let reason = error.to_string();

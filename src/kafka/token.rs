@@ -21,6 +21,9 @@ const LEFT_MIN: f64 = 0.5;
 const PAUSE: Duration = Duration::from_secs(5);
 /// A number above it is of milliseconds: as seconds it would be a time in the year 5138.
 const SECONDS_MAX: f64 = 1e11;
+/// A token is renewed as if it expired after this time at the latest, whatever its issuer says: librdkafka rejects times that are
+/// too far in the future.
+const LIFETIME_MAX_MILLIS: i64 = 365 * 24 * 60 * 60 * 1000;
 
 /// A token that brokers take for who we are.
 #[derive(Clone, PartialEq, Eq)]
@@ -124,9 +127,11 @@ impl Token {
             return Err(OutputError::Extensions);
         }
         if token.expires_millis <= now_millis {
-            let seconds = (now_millis - token.expires_millis) / 1000;
+            let seconds = now_millis.saturating_sub(token.expires_millis) / 1000;
             return Err(OutputError::Expired(seconds));
         }
+        let latest = now_millis.saturating_add(LIFETIME_MAX_MILLIS);
+        token.expires_millis = token.expires_millis.min(latest);
         Ok(token)
     }
 
@@ -353,9 +358,19 @@ impl Tokens {
         }
     }
 
-    /// The error of a token that librdkafka does not take.
-    pub(super) fn unusable(&self) -> TokenError {
-        self.found(OutputError::Unusable)
+    /// Discards a token that librdkafka has rejected, and returns the error for it.
+    pub(super) fn discard_unusable(&self, token: &Token) -> TokenError {
+        let error = self.found(OutputError::Unusable);
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state
+            .last
+            .as_ref()
+            .is_some_and(|last| *last.token == *token)
+        {
+            state.last = None;
+            state.failed = Some((Instant::now(), error.clone()));
+        }
+        error
     }
 
     fn found(&self, found: OutputError) -> TokenError {
@@ -577,6 +592,37 @@ mod tests {
         assert!(tokens.refused());
         let second = tokens.get().expect("a token").value.clone();
         assert_ne!(second, first, "the refused token was used again");
+    }
+
+    #[test]
+    fn token_that_librdkafka_rejects_is_not_used_again() {
+        let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
+        let first = tokens.get().expect("a token");
+        let error = tokens.discard_unusable(&first);
+        assert!(!tokens.are_valid());
+        // The next attempt waits, as after any failure.
+        assert_eq!(tokens.get().err(), Some(error));
+        tokens.0.state.lock().expect("nobody has panicked").failed = None;
+        let second = tokens.get().expect("a token");
+        assert_ne!(second.value, first.value);
+        // A client that is late does not take the token of the others away.
+        tokens.discard_unusable(&first);
+        assert_eq!(tokens.get().expect("a token").value, second.value);
+    }
+
+    #[test]
+    fn lifetime_of_a_token_is_bounded() {
+        for expiry in [
+            "\"expires_in\": 2e13",
+            "\"expires_in\": 1e300",
+            "\"expires_at\": 1e300",
+            "\"expires_at\": \"9999-01-01T00:00:00Z\"",
+        ] {
+            let token = parse(&format!("{{\"token\": \"x\", {expiry}}}")).expect(expiry);
+            assert_eq!(token.expires_millis, NOW + LIFETIME_MAX_MILLIS, "{expiry}");
+        }
+        let past = parse("{\"token\": \"x\", \"expires_at\": -1e300}").err();
+        assert!(matches!(past, Some(OutputError::Expired(_))), "{past:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::health::NotReady;
 use super::problem::{Kind, Problem, Severity};
 use super::watchdog::Lasting;
 use crate::delivery::stats::LifecycleSnapshot;
+use crate::escape::shell_word;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
 use crate::model::set_aside::SetAside;
@@ -194,8 +195,8 @@ pub(crate) fn add_set_aside(reasons: &mut Vec<Reason>, pipeline: &str, set_aside
         source: Source::Database,
         what: format!("{}: {}", entry.describe(), entry.reason),
         remedy: format!(
-            "Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {pipeline}",
-            entry.table
+            "Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}",
+            word = shell_word(&entry.table)
         ),
         since: None,
     }));

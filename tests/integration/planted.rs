@@ -40,6 +40,7 @@ macro_rules! on_each_version {
     )* };
 }
 
+mod expressions;
 mod functions;
 mod journal;
 mod outbox;

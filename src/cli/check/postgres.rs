@@ -3,6 +3,7 @@
 use tokio::sync::Mutex;
 
 use super::findings::{Outcome, Report, of};
+use crate::escape::shell_word;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::{self, Outlook};
@@ -230,11 +231,11 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     };
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
         let message = format!(
-            "{}: {}. Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {}",
+            "{}: {}. Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {}",
             entry.describe(),
             entry.reason,
-            entry.table,
-            settings.name
+            settings.name,
+            word = shell_word(&entry.table)
         );
         // As the only table of the outbox it can't be left out.
         let is_alone = matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
@@ -285,8 +286,8 @@ async fn tables(
         unpublished.contains(table) || found.iter().any(|(name, _)| name == table)
     };
     for table in patterns.named().filter(|table| !is_there(table)) {
-        let message =
-            format!("table {table} does not exist. Make it: walpost init --table {table}");
+        let word = shell_word(&table.to_string());
+        let message = format!("table {table} does not exist. Make it: walpost init --table {word}");
         report.add("tables", Outcome::Warning, message);
     }
     let several = |names: &[String]| match names {

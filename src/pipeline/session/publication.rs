@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::debug;
 
+use crate::escape::shell_word;
 use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{Observed, ObservedPublication, some_of};
@@ -65,6 +66,7 @@ impl Seen {
             .filter(|table| self.tables.contains(*table));
         let lost: Vec<_> = lost.map(TableName::to_string).collect();
         if let Some(first) = lost.first() {
+            let word = shell_word(first);
             return Some((
                 format!(
                     "tables were taken out of publication {:?} while the pipeline ran, and their events are not delivered: {}",
@@ -73,7 +75,7 @@ impl Seen {
                 ),
                 format!(
                     "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; walpost replay --table \
-                     {first} --from TIME. If it is meant, restart the pipeline"
+                     {word} --from TIME. If it is meant, restart the pipeline"
                 ),
             ));
         }

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::error::SlotError;
+use crate::escape::shell_word;
 use crate::model::outage::{Outage, Say};
 use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -120,11 +121,14 @@ pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
             position,
             reason,
             ..
-        } => warn!(
-            pipeline, table, %position, entry, reason,
-            "table set aside: its events from this position on are not delivered, and the other tables continue. Fix the cause, \
-             then send its rows: walpost replay --set-aside --table {table} --pipeline {pipeline}"
-        ),
+        } => {
+            let word = shell_word(table);
+            warn!(
+                pipeline, table, %position, entry, reason,
+                "table set aside: its events from this position on are not delivered, and the other tables continue. Fix the \
+                 cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}"
+            );
+        }
         TableNote::Resumed { entries, before } => {
             let table = table_of(entries);
             info!(pipeline, table, from = %before, "the table is delivered from the stream again");
@@ -173,9 +177,9 @@ pub(super) fn remind(pipeline: &str, entries: &[SetAside]) {
         warn!(
             pipeline,
             reason = entry.reason,
-            "{}. Fix the cause, then send its rows: walpost replay --set-aside --table {} --pipeline {pipeline}",
+            "{}. Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}",
             entry.describe(),
-            entry.table
+            word = shell_word(&entry.table)
         );
     }
 }

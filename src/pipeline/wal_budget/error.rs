@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 
+use crate::escape::shell_word;
 use crate::postgres::catalog::{CatalogError, SlotInUse};
 use crate::postgres::table::TableName;
 
@@ -34,8 +35,9 @@ pub(crate) enum WalBudgetError {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "slot {slot:?} was dropped{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Create \
-     it: walpost init --pipeline {pipeline} --slot {slot}; {adopt}start walpost again; then send what is missing: \
-     walpost replay --dropped-slots --pipeline {pipeline}"
+     it: walpost init --pipeline {pipeline} --slot {word}; {adopt}start walpost again; then send what is missing: \
+     walpost replay --dropped-slots --pipeline {pipeline}",
+    word = shell_word(.slot)
 )]
 pub(crate) struct SlotDropped {
     pub(super) pipeline: String,

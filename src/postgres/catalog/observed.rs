@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::synchronous;
+use crate::escape::shell_word;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::table::{TableName, identifier};
@@ -217,7 +218,8 @@ pub(crate) enum Problem {
     },
     /// No such table.
     #[error(
-        "table {table} does not exist in database {database:?}. Create it: walpost init --table {table}; or name yours with --table"
+        "table {table} does not exist in database {database:?}. Create it: walpost init --table {word}; or name yours with --table",
+        word = shell_word(&.table.to_string())
     )]
     NoTable { table: TableName, database: String },
     /// Not a table.
@@ -237,7 +239,8 @@ pub(crate) enum Problem {
     Unlogged { table: TableName },
     /// No such publication.
     #[error(
-        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init} --publication {publication}"
+        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init} --publication {word}",
+        word = shell_word(.publication)
     )]
     NoPublication {
         publication: String,
@@ -285,7 +288,8 @@ pub(crate) enum Problem {
     NotEmpty { publication: String, tables: String },
     /// No such slot.
     #[error(
-        "replication slot {slot:?} does not exist. Create it: {init} --slot {slot}. If it was there before, events committed since it was dropped are not in the new one"
+        "replication slot {slot:?} does not exist. Create it: {init} --slot {word}. If it was there before, events committed since it was dropped are not in the new one",
+        word = shell_word(.slot)
     )]
     NoSlot {
         slot: String,
@@ -346,7 +350,8 @@ pub(crate) enum Problem {
     },
     /// What the slot needs is gone.
     #[error(
-        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {slot}. Events committed after {confirmed} and before that are not in the new one. {resend}"
+        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {word}. Events committed after {confirmed} and before that are not in the new one. {resend}",
+        word = shell_word(.slot)
     )]
     Lost {
         slot: String,
@@ -588,9 +593,10 @@ impl ObservedSlot {
 pub(crate) fn unpublished_warning(tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
     let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
+    let word = shell_word(&first.to_string());
     Some(format!(
         "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
-         walpost init --table {first}; or leave it out of the patterns in tables",
+         walpost init --table {word}; or leave it out of the patterns in tables",
         some_of(&names)
     ))
 }

@@ -20,8 +20,6 @@ pub(crate) enum Rows {
     },
 }
 
-const PG_CATALOG: &str = "pg_catalog";
-
 /// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const INT8: u32 = 20;
@@ -52,10 +50,34 @@ pub(crate) struct RowOrder {
 struct OrderColumn {
     name: String,
     type_oid: u32,
-    /// The schema that has the operators of its order: not pg_catalog for types of extensions.
-    schema: String,
+    /// How its values are compared if its type belongs to an extension; otherwise by the operators of pg_catalog.
+    comparison: Option<Comparison>,
     /// What is inserted later has a higher one, more or less.
     rises: bool,
+}
+
+/// The B-tree operators of a type outside of pg_catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Comparison {
+    /// The input type of the operator class, quoted. A column can have a domain over it, for which anyone could create an operator
+    /// that fits better.
+    input_type: String,
+    /// As `OPERATOR(schema.name)`, by strategy number: `<`, `<=`, `=`, `>=`, `>`.
+    operators: [String; 5],
+}
+
+impl Comparison {
+    /// The operator that has this name in pg_catalog.
+    fn operator(&self, name: &str) -> &str {
+        let strategy = match name {
+            "<" => 0,
+            "<=" => 1,
+            "=" => 2,
+            ">=" => 3,
+            _ => 4,
+        };
+        &self.operators[strategy]
+    }
 }
 
 impl RowOrder {
@@ -65,7 +87,7 @@ impl RowOrder {
         let columns = columns.into_iter().map(|(name, type_oid)| OrderColumn {
             name,
             type_oid,
-            schema: PG_CATALOG.to_owned(),
+            comparison: None,
             rises: false,
         });
         Self {
@@ -113,7 +135,7 @@ impl RowOrder {
         if self
             .columns
             .iter()
-            .all(|column| column.schema == PG_CATALOG)
+            .all(|column| column.comparison.is_none())
         {
             return format!(
                 "({}) {operator} ({})",
@@ -126,9 +148,14 @@ impl RowOrder {
         let mut condition = String::new();
         for (column, literal) in self.columns.iter().zip(literals).rev() {
             let name = self.expression(column);
-            let schema = escape_identifier(&column.schema);
-            let compared =
-                |operator: &str| format!("{name} OPERATOR({schema}.{operator}) {literal}");
+            let compared = |operator: &str| match &column.comparison {
+                None => format!("{name} OPERATOR(pg_catalog.{operator}) {literal}"),
+                Some(comparison) => format!(
+                    "{name}::{input} {} {literal}::{input}",
+                    comparison.operator(operator),
+                    input = comparison.input_type
+                ),
+            };
             condition = match condition.as_str() {
                 "" => compared(operator),
                 rest => format!("({} OR {} AND {rest})", compared(strict), compared("=")),
@@ -263,13 +290,7 @@ impl Catalog {
         let rows = self
             .client()
             .query(
-                "SELECT a.attname::text, a.atttypid, coalesce((SELECT o.nspname::text FROM pg_opclass p \
-                 JOIN pg_am m ON m.oid = p.opcmethod AND m.amname = 'btree' \
-                 JOIN pg_amop s ON s.amopfamily = p.opcfamily AND s.amoplefttype = p.opcintype \
-                 AND s.amoprighttype = p.opcintype AND s.amopstrategy = 5 \
-                 JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
-                 WHERE p.opcdefault AND p.opcintype = coalesce((SELECT nullif(typbasetype, 0) FROM pg_type t \
-                 WHERE t.oid = a.atttypid), a.atttypid)), 'pg_catalog'), \
+                "SELECT a.attname::text, a.atttypid, e.input_type, e.operators, \
                  coalesce(pg_get_expr(d.adbin, 0), '') LIKE '%uuidv7(%', \
                  k.place IS NOT NULL, a.attname = 'created_at' AND a.attnotnull \
                  AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype) \
@@ -279,6 +300,17 @@ impl Catalog {
                  LEFT JOIN (SELECT i.indrelid, k.number, k.place FROM pg_index i \
                  CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (number, place) WHERE i.indisprimary) AS k \
                  ON k.indrelid = c.oid AND k.number = a.attnum \
+                 LEFT JOIN LATERAL (WITH RECURSIVE base (oid) AS (SELECT a.atttypid UNION \
+                 SELECT typbasetype FROM base JOIN pg_type t ON t.oid = base.oid WHERE typbasetype <> 0) \
+                 SELECT format('%I.%I', tn.nspname, t.typname) AS input_type, \
+                 array_agg(format('OPERATOR(%I.%s)', o.nspname, g.oprname) ORDER BY s.amopstrategy) AS operators \
+                 FROM base JOIN pg_type t ON t.oid = base.oid JOIN pg_namespace tn ON tn.oid = t.typnamespace \
+                 JOIN pg_opclass p ON p.opcintype = t.oid AND p.opcdefault \
+                 JOIN pg_am m ON m.oid = p.opcmethod AND m.amname = 'btree' \
+                 JOIN pg_amop s ON s.amopfamily = p.opcfamily AND s.amoplefttype = p.opcintype \
+                 AND s.amoprighttype = p.opcintype AND s.amoppurpose = 's' \
+                 JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
+                 WHERE tn.nspname <> 'pg_catalog' GROUP BY 1) AS e ON true \
                  WHERE n.nspname = $1 AND c.relname = $2 AND (k.place IS NOT NULL OR a.attname = 'created_at') \
                  ORDER BY k.place",
                 &[&table.schema, &table.name],
@@ -287,10 +319,10 @@ impl Catalog {
         let (mut key, mut time) = (Vec::new(), None);
         for row in &rows {
             let column = order_column(row)?;
-            if row.try_get(5)? {
+            if row.try_get(6)? {
                 time = Some(column.clone());
             }
-            if row.try_get(4)? {
+            if row.try_get(5)? {
                 key.push(column);
             }
         }
@@ -304,11 +336,19 @@ impl Catalog {
 fn order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
     let type_oid = row.try_get(1)?;
     let is_integer = matches!(type_oid, oid::INT2 | oid::INT4 | oid::INT8);
+    let operators: Option<Vec<String>> = row.try_get(3)?;
+    let operators = operators.and_then(|operators| operators.try_into().ok());
+    let input_type: Option<String> = row.try_get(2)?;
     Ok(OrderColumn {
         name: row.try_get(0)?,
         type_oid,
-        schema: row.try_get(2)?,
-        rises: is_integer || row.try_get(3)?,
+        comparison: input_type
+            .zip(operators)
+            .map(|(input_type, operators)| Comparison {
+                input_type,
+                operators,
+            }),
+        rises: is_integer || row.try_get(4)?,
     })
 }
 
@@ -337,7 +377,7 @@ mod tests {
         OrderColumn {
             name: name.to_owned(),
             type_oid: oid::TEXT,
-            schema: PG_CATALOG.to_owned(),
+            comparison: None,
             rises,
         }
     }
@@ -379,7 +419,11 @@ mod tests {
     #[test]
     fn keys_of_other_types_are_compared_by_their_own_operators() {
         let id = OrderColumn {
-            schema: "My".to_owned(),
+            comparison: Some(Comparison {
+                input_type: "my.code".to_owned(),
+                operators: ["#<#", "#<=#", "=", "#>=#", "#>#"]
+                    .map(|name| format!("OPERATOR(my.{name})")),
+            }),
             ..column("id", false)
         };
         let order = RowOrder {
@@ -388,7 +432,8 @@ mod tests {
         };
         assert_eq!(
             order.compared(">=", &["1".to_owned(), "a".to_owned()]),
-            "(\"t\" OPERATOR(\"pg_catalog\".>) '1' OR \"t\" OPERATOR(\"pg_catalog\".=) '1' AND \"id\" OPERATOR(\"My\".>=) 'a')"
+            "(\"t\" OPERATOR(pg_catalog.>) '1' OR \"t\" OPERATOR(pg_catalog.=) '1' \
+             AND \"id\"::my.code OPERATOR(my.#>=#) 'a'::my.code)"
         );
     }
 }

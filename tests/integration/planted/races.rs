@@ -13,6 +13,7 @@ on_each_version! {
     indexes_and_statistics_that_come_and_go_are_never_evaluated
     triggers_that_come_and_go_never_see_a_delete
     schemas_that_swap_names_never_get_code_run
+    tables_that_come_and_go_never_get_code_run
 }
 
 /// Statements that a role repeats over a connection of its own until this is dropped.
@@ -135,6 +136,39 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     });
     shop.expect_nothing_ran("maintain");
     walpost.terminate().expect_code(0);
+}
+
+/// A table that is absent when it is examined is an error, and not one without code of others.
+fn tables_that_come_and_go_never_get_code_run(major: u32) {
+    let shop = Shop::theirs(major);
+    let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";
+    let refused = format!("{:?}", shop.scene.db.try_run(absent).expect_err("no table"));
+    assert!(refused.contains("does not exist"), "{refused}");
+    let publication = shop.scene.slot();
+    shop.theirs
+        .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
+    let attack = [
+        "ALTER TABLE IF EXISTS public.outbox RENAME TO hidden",
+        "ALTER TABLE IF EXISTS public.hidden RENAME TO outbox",
+    ];
+    let attack_goes_on = Repeated::start(&shop, &attack.map(str::to_owned));
+    for _ in 0..10 {
+        for words in [
+            &["replay", "--all", "--dry-run"][..],
+            &["verify"],
+            &["check"],
+            &["maintain", "--retention=24h", "--delete-rows"],
+        ] {
+            shop.command_as("postgres", words).finish();
+            shop.expect_nothing_ran(words[0]);
+        }
+        shop.init().finish();
+        shop.expect_nothing_ran("init");
+        let add = format!("SELECT walpost.add_outbox('public.outbox', '{publication}')");
+        let _ = shop.scene.db.try_run(&add);
+        shop.expect_nothing_ran("add_outbox");
+    }
+    drop(attack_goes_on);
 }
 
 fn schemas_that_swap_names_never_get_code_run(major: u32) {

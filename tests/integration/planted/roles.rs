@@ -1,8 +1,13 @@
 //! Roles that others have set or can act as.
 
+use std::fs;
+use std::path::Path;
+
 use super::Shop;
+use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, MAJORS};
+use crate::support::reaper;
 
 #[test]
 fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
@@ -23,6 +28,73 @@ fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
             "PostgreSQL {major}"
         );
         shop.command(&["check"]).finish().expect_code(0);
+    }
+}
+
+/// The owner of the database resets the role between the moment when the DBA connects and the first statement of a file.
+#[test]
+fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        scene.db.run(&format!(
+            "ALTER DATABASE {} OWNER TO {mallory}; CREATE TABLE public.outbox ()",
+            scene.name
+        ));
+        shop.theirs.run(
+            "CREATE SCHEMA walpost;
+             CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM set_config('role', 'none', false); PERFORM plot.note('role'); RETURN NULL; END $$",
+        );
+        let set = format!("ALTER DATABASE {} SET role = '{mallory}'", scene.name);
+        shop.theirs.run(&set);
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        let file = reaper::folder("planted").join("reset.sql");
+        let reset = format!(
+            "ALTER DATABASE {} RESET role;\n\\ir {}\n",
+            scene.name,
+            sql.join("add_outbox.sql").display()
+        );
+        fs::write(&file, reset).unwrap();
+        let output = try_psql(scene, &file);
+        shop.expect_nothing_ran("add_outbox.sql");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let expected = format!(
+            "schema walpost belongs to role {mallory}, expected a superuser, or role postgres"
+        );
+        assert!(said.contains(&expected), "PostgreSQL {major}: {said}");
+    }
+}
+
+/// GRANT ... WITH INHERIT FALSE, SET FALSE gives a member none of the rights of the role.
+#[test]
+fn members_that_cannot_act_as_the_role_are_not_trusted() {
+    for major in MAJORS.into_iter().filter(|major| *major >= 16) {
+        let shop = Shop::theirs(major);
+        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        db.run(&format!(
+            "GRANT {} TO {mallory} WITH INHERIT FALSE, SET FALSE",
+            shop.walpost
+        ));
+        shop.theirs
+            .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
+        let replay = ["replay", "--all", "--dry-run"];
+        let finished = shop.command(&replay).finish();
+        shop.expect_nothing_ran("replay");
+        let index = ["i calls function plot.note(text)"];
+        finished.expect_code(3).expect_says(&index);
+        db.run(&format!("ALTER TABLE walpost.journal OWNER TO {mallory}"));
+        let owner = format!("table walpost.journal belongs to role {mallory}");
+        shop.command(&replay)
+            .finish()
+            .expect_code(3)
+            .expect_says(&[&owner]);
+        // A member that can act as the role is the role, for what that matters.
+        db.run(&format!(
+            "GRANT {} TO {mallory} WITH SET TRUE",
+            shop.walpost
+        ));
+        shop.command(&replay).finish().expect_code(0);
     }
 }
 

@@ -1,6 +1,10 @@
 //! Several outboxes: what serves all of them is not for the owner of one to make.
 
+use std::process::Command;
+
 use super::*;
+use crate::support::postgres::MAJOR;
+use crate::support::reaper;
 
 impl Shop {
     /// With nothing of Walpost's, and a tenant's schema and table that are the attacker's.
@@ -60,6 +64,32 @@ fn function_and_table_that_serve_all_outboxes_are_nobodys_who_owns_one() {
         shop.add().finish().expect_code(0);
         shop.expect_nothing_ran("init --table");
     }
+}
+
+/// Commands in messages are pasted into a shell, and others choose the names of schemas.
+#[test]
+fn names_in_commands_are_not_evaluated_by_a_shell() {
+    let shop = Shop::of_tenants(MAJOR);
+    shop.init().finish().expect_code(0);
+    shop.theirs.run(
+        "CREATE SCHEMA \"tenant_$(touch hit)`touch hit`'; touch hit\";
+         CREATE TABLE \"tenant_$(touch hit)`touch hit`'; touch hit\".outbox (LIKE tenant_m.outbox)",
+    );
+    let check = shop.command(&["check"]).finish();
+    let (_, command) = check
+        .stdout
+        .split_once("Add each: walpost init --table ")
+        .unwrap_or_else(|| panic!("{check:?}"));
+    let (word, _) = command.split_once("; or leave it out").expect("the end");
+    let folder = reaper::folder("planted");
+    let shell = Command::new("sh")
+        .args(["-c", &format!("printf %s {word}")])
+        .current_dir(&folder)
+        .output()
+        .expect("sh runs");
+    let name = "\"tenant_$(touch hit)`touch hit`'; touch hit\".outbox";
+    assert_eq!(String::from_utf8_lossy(&shell.stdout), name, "{word}");
+    assert!(!folder.join("hit").exists(), "{word}");
 }
 
 #[test]

@@ -1,0 +1,200 @@
+//! Expressions, triggers and rules of a table that another role owns, and what of PostgreSQL's or a superuser's runs them.
+
+use super::Shop;
+use crate::support::event::Outbox;
+
+on_each_version! {
+    functions_of_superusers_run_no_code_of_the_owner
+    expressions_of_what_postgresql_consists_of_are_accepted
+    partitions_are_not_created_with_functions_of_extensions
+    deletes_fire_no_trigger_and_no_rule_of_the_owner
+    keys_are_compared_by_the_operators_of_their_type
+}
+
+/// A domain whose CHECK is the attacker's, and a composite type of it.
+const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));
+    CREATE TYPE plot.pair AS (a plot.checked);";
+
+/// Runs the CHECK of the domain: the function of hstore belongs to the superuser who has created the extension.
+const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public.hstore) IS NULL)";
+
+impl Shop {
+    fn create_extension(&self, name: &str) {
+        let create = format!("CREATE EXTENSION {name} SCHEMA public");
+        self.scene.db.run(&create);
+    }
+
+    /// What the examination of the table for this statement finds, as a superuser.
+    fn examined(&self, statement: &str) -> String {
+        let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
+        self.scene.db.value(&examine).expect("a text")
+    }
+}
+
+fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
+    let hash = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
+         CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));
+         DO $$ BEGIN EXECUTE format('CREATE INDEX i ON public.outbox ((satisfies_hash_partition(%s, 2, 0, NULL::int)))',
+             'plot.parted'::regclass::oid); END $$";
+    for (plant, found) in [
+        (
+            format!("CREATE INDEX i ON public.outbox ({POPULATED})"),
+            "index public.i uses function public.populate_record(anyelement,public.hstore)",
+        ),
+        (
+            format!("CREATE INDEX i ON public.outbox (id) WHERE {POPULATED}"),
+            "index public.i uses function",
+        ),
+        (
+            format!("CREATE STATISTICS public.s ON {POPULATED}, type FROM public.outbox"),
+            "statistics object public.s uses function",
+        ),
+        (
+            format!("ALTER TABLE public.outbox ADD CONSTRAINT c CHECK {POPULATED} NOT VALID"),
+            "constraint c on table public.outbox uses function",
+        ),
+        (
+            hash.to_owned(),
+            "index public.i calls function satisfies_hash_partition",
+        ),
+    ] {
+        let shop = Shop::theirs(major);
+        shop.create_extension("hstore");
+        shop.theirs.run(&format!("{DOMAIN} {plant}"));
+        for words in [&["replay", "--all", "--dry-run"][..], &["run"]] {
+            for role in [&*shop.walpost, "postgres"] {
+                let finished = shop.command_as(role, words).finish();
+                shop.expect_nothing_ran(&plant);
+                let refused = finished.expect_code(3);
+                refused.expect_says(&["table public.outbox has code of other roles", found]);
+            }
+        }
+        let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+        shop.command_as("postgres", &maintain)
+            .finish()
+            .expect_code(3);
+        shop.command_as("postgres", &["check"]).finish();
+        shop.init().finish().expect_code(0);
+        shop.expect_nothing_ran(&plant);
+    }
+}
+
+fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.create_extension("citext");
+    shop.theirs.run(
+        "CREATE TYPE plot.state AS ENUM ('new', 'old');
+         ALTER TABLE public.outbox ADD state plot.state, ADD tag public.citext, ADD states plot.state[];
+         CREATE INDEX ON public.outbox (id) WHERE state = 'new' OR states = '{new,old}';
+         CREATE INDEX ON public.outbox (tag);
+         CREATE INDEX ON public.outbox USING gin (to_tsvector('english', type));
+         CREATE INDEX ON public.outbox (lower(type) COLLATE \"C\");
+         CREATE STATISTICS public.s ON (lower(type)), (length(aggregateid)) FROM public.outbox;
+         ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (length(type) < 100)",
+    );
+    // A foreign key of a table that nobody else can change.
+    shop.scene
+        .db
+        .run("CREATE TABLE public.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE)");
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        assert_eq!(shop.examined(statement), "", "{statement}");
+    }
+    // The same functions are used where the table can be changed by roles alone that are trusted.
+    shop.create_extension("hstore");
+    shop.scene.db.run(
+        "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
+         CREATE INDEX ON public.outbox ((public.hstore(type, type) IS NULL));
+         CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    );
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        assert_eq!(shop.examined(statement), "", "{statement}");
+    }
+}
+
+fn partitions_are_not_created_with_functions_of_extensions(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    shop.create_extension("hstore");
+    shop.init().arg("--partitioned").finish().expect_code(0);
+    shop.scene.db.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {}",
+        shop.mallory
+    ));
+    shop.theirs.run(&format!(
+        "{DOMAIN} CREATE INDEX i ON ONLY public.outbox ({POPULATED})"
+    ));
+    let maintain = ["maintain", "--partitions-ahead", "20"];
+    let finished = shop.command_as("postgres", &maintain).finish();
+    shop.expect_nothing_ran("maintain");
+    finished
+        .expect_code(3)
+        .expect_says(&["index public.i uses function public.populate_record"]);
+}
+
+fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
+    let trigger = |rest: &str| {
+        format!(
+            "{DOMAIN} CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM plot.note('query'); RETURN 'a'; END $$;
+             CREATE TRIGGER t BEFORE DELETE ON public.outbox {rest}"
+        )
+    };
+    let suppress = "EXECUTE FUNCTION suppress_redundant_updates_trigger()";
+    for plant in [
+        "CREATE TABLE plot.victim (a int);
+         CREATE TRIGGER t AFTER INSERT ON plot.victim FOR EACH ROW EXECUTE FUNCTION plot.row();
+         CREATE RULE t AS ON DELETE TO public.outbox DO ALSO INSERT INTO plot.victim VALUES (1)"
+            .to_owned(),
+        trigger(&format!(
+            "FOR EACH ROW WHEN (ts_rewrite('a'::tsquery, 'SELECT ''a''::tsquery, plot.query()') IS NULL) {suppress}"
+        )),
+        trigger(&format!(
+            "FOR EACH ROW WHEN (OLD.type::plot.checked IS NULL) {suppress}"
+        )),
+        trigger("FOR EACH ROW EXECUTE FUNCTION public.lo_manage(type)"),
+        trigger(
+            "FOR EACH ROW EXECUTE FUNCTION public.check_foreign_key(1, 'cascade', 'id', 'plot.victim', 'a')",
+        ),
+    ] {
+        let shop = Shop::theirs(major);
+        shop.create_extension("lo");
+        shop.create_extension("refint");
+        shop.theirs.run(&plant);
+        let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+        let finished = shop.command_as("postgres", &maintain).finish();
+        finished.expect_code(3).expect_says(&[
+            "table public.outbox has code of other roles",
+            "t on table public.outbox would run with each DELETE",
+        ]);
+        shop.expect_nothing_ran(&plant);
+    }
+}
+
+/// An operator for the domain of a column fits better than that of the type below the domain, and anyone can create it who may
+/// create in the schema.
+fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    shop.create_extension("citext");
+    shop.scene.db.run(
+        "CREATE DOMAIN public.base AS public.citext; CREATE DOMAIN public.code AS public.base;
+         CREATE TABLE public.outbox (id public.code PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+         INSERT INTO public.outbox SELECT id, 'order', 'k', 't', '{}' FROM unnest('{a1,B1,c1}'::text[]) AS id",
+    );
+    shop.init().finish().expect_code(0);
+    for name in ["<", "<=", "=", ">=", ">"] {
+        let function = format!("plot.f{}", name.len());
+        shop.theirs.run(&format!(
+            "CREATE OR REPLACE FUNCTION {function}(public.code, public.code) RETURNS boolean LANGUAGE plpgsql AS
+                 $$ BEGIN RETURN plot.note('operator'); END $$;
+             CREATE OPERATOR public.{name} (LEFTARG = public.code, RIGHTARG = public.code, FUNCTION = {function})"
+        ));
+    }
+    for (flag, rows) in [("--from", "2 rows of table"), ("--to", "2 rows of table")] {
+        let replay = shop
+            .command(&["replay", "--dry-run", flag, "B1"])
+            .finish()
+            .expect_code(0);
+        shop.expect_nothing_ran(flag);
+        replay.expect_says(&[rows]);
+    }
+}
