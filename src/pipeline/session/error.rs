@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::delivery::failure::DeliveryFailure;
+use crate::escape::shell_word;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
@@ -55,7 +56,8 @@ pub(crate) enum SlotError {
     #[error(
         "table {table} is set aside, and only an outbox of several tables can leave its rows out: {missing} are not delivered, and \
          would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: walpost replay \
-         --set-aside --table {table} --pipeline {pipeline}; and then change the definition"
+         --set-aside --table {word} --pipeline {pipeline}; and then change the definition",
+        word = shell_word(table)
     )]
     TableSetAside {
         /// Which events.
