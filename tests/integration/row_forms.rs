@@ -40,11 +40,13 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     ));
     let check = scene.check().finish().expect_code(3);
     check.expect_says(&["no column \"payload\"", "id, aggregatetype, aggregateid"]);
-    scene.db.run(&format!(
-        "INSERT INTO outbox VALUES (2, '{aggregate}', 'k', 'cut');
-         ALTER PUBLICATION {publication} SET TABLE outbox;
-         INSERT INTO outbox VALUES (3, '{aggregate}', 'k', 'whole')"
-    ));
+    for statement in [
+        format!("INSERT INTO outbox VALUES (2, '{aggregate}', 'k', 'cut')"),
+        format!("ALTER PUBLICATION {publication} SET TABLE outbox"),
+        format!("INSERT INTO outbox VALUES (3, '{aggregate}', 'k', 'whole')"),
+    ] {
+        scene.db.run(&statement);
+    }
     scene.check().finish().expect_code(0);
     let halted = scene.run().finish().expect_code(3);
     let halted = halted.expect_says(&["halted", "no column \"payload\"", "walpost skip --to"]);
@@ -72,9 +74,13 @@ fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
          SELECT walpost.add_outbox('tenant_1.outbox', '{publication}');
          CREATE TABLE tenant_2.outbox (id int, aggregatetype text, aggregateid text);
          INSERT INTO tenant_2.outbox VALUES (1, '{aggregate}', 'k');
-         SELECT walpost.add_outbox('tenant_2.outbox', '{publication}');
-         ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox;
-         INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', 'of another tenant')"
+         SELECT walpost.add_outbox('tenant_2.outbox', '{publication}')"
+    ));
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"
+    ));
+    scene.db.run(&format!(
+        "INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', 'of another tenant')"
     ));
     let halted = scene.run().finish().expect_code(3);
     let halted = halted.expect_says(&["halted", "tenant_2.outbox", "walpost skip --to"]);
