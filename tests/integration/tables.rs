@@ -543,6 +543,41 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     walpost.terminate().expect_code(0);
 }
 
+#[test]
+fn refuses_to_add_partitions_whose_rows_are_published_already() {
+    let scene = scene(&["tenant_1.outbox"]);
+    scene.db.run(
+        "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS) PARTITION BY LIST (type);
+         CREATE TABLE tenant_2.rest PARTITION OF tenant_2.outbox DEFAULT;
+         CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS) PARTITION BY LIST (type);
+         CREATE TABLE tenant_3.rest PARTITION OF tenant_3.outbox DEFAULT",
+    );
+    let add = |table| {
+        format!(
+            "SELECT walpost.add_outbox('{table}', 'walpost_{}')",
+            scene.name
+        )
+    };
+    scene.db.run(&add("tenant_2.outbox"));
+    scene.db.run(&add("tenant_3.rest"));
+    for (table, expected) in [
+        (
+            "tenant_2.rest",
+            "tenant_2.rest is a partition of table tenant_2.outbox",
+        ),
+        (
+            "tenant_3.outbox",
+            "partition tenant_3.rest of table tenant_3.outbox is in publication",
+        ),
+    ] {
+        let error = scene.db.try_run(&add(table)).expect_err(table);
+        let message = error.as_db_error().expect(table).message();
+        assert!(message.contains(expected), "{message}");
+    }
+    // Adding a table twice does nothing.
+    assert_eq!(scene.db.value(&add("tenant_2.outbox")), None);
+}
+
 /// As docs/tables.md has it, by roles that can do nothing else.
 #[test]
 fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not() {
