@@ -12,8 +12,8 @@ use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::{
-    Catalog, CatalogError, CreatedAt, Observed, ObservedTable, RowOrder, SnapshotHistory,
-    SnapshotRecord, Statement, TableGuard, TableSnapshot,
+    Catalog, CatalogError, CreatedAt, HiddenRows, Observed, ObservedTable, RowOrder,
+    SnapshotHistory, SnapshotRecord, Statement, TableGuard, TableSnapshot,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -65,6 +65,12 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         patterns: &TablePatterns,
         published: &[TableName],
     ) -> impl Future<Output = Result<Vec<TableName>, CatalogError>> + Send;
+
+    /// The tables below outbox tables whose rows are not sent as theirs.
+    fn hidden_rows(
+        &self,
+        outboxes: &[TableName],
+    ) -> impl Future<Output = Result<Vec<HiddenRows>, CatalogError>> + Send;
 
     /// What is known of the columns of the table with this OID; nothing where that is not there.
     fn facts(
@@ -217,6 +223,10 @@ impl CatalogQueries for Catalog {
         published: &[TableName],
     ) -> Result<Vec<TableName>, CatalogError> {
         Catalog::unpublished(self, patterns, published).await
+    }
+
+    async fn hidden_rows(&self, outboxes: &[TableName]) -> Result<Vec<HiddenRows>, CatalogError> {
+        Catalog::hidden_rows(self, outboxes).await
     }
 
     async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {

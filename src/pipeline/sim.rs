@@ -51,7 +51,7 @@ use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::{
-    CatalogError, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
+    CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
     SnapshotHistory, SnapshotRecord, TableSnapshot,
 };
 use crate::postgres::connect::conninfo::Conninfo;
@@ -169,6 +169,10 @@ impl CatalogQueries for SimDatabase {
         _: &TablePatterns,
         _: &[TableName],
     ) -> Result<Vec<TableName>, CatalogError> {
+        Ok(Vec::new())
+    }
+
+    async fn hidden_rows(&self, _: &[TableName]) -> Result<Vec<HiddenRows>, CatalogError> {
         Ok(Vec::new())
     }
 

@@ -20,6 +20,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::everybody::Everybody;
+pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 use self::journal::Action;
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
@@ -37,6 +38,7 @@ pub(crate) mod copy;
 pub(crate) mod drop_slot;
 mod everybody;
 pub(crate) mod failover;
+mod hidden_rows;
 pub(crate) mod journal;
 mod limits;
 mod observed;

@@ -83,6 +83,7 @@ mod failover;
 mod golden;
 mod halt;
 mod held;
+mod hidden_rows;
 mod hostile_rows;
 mod http;
 mod idle;

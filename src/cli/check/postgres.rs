@@ -10,8 +10,8 @@ use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, some_of,
-    unpublished_warning,
+    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, hidden_rows_warning,
+    some_of, unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
@@ -101,6 +101,7 @@ pub(super) async fn postgres(
         }
     }
     tables(settings, &observed, &catalog, report).await;
+    hidden_rows(&observed, &settings.target.outbox, &catalog, report).await;
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
@@ -110,6 +111,28 @@ pub(super) async fn postgres(
             Ok(everybody) => forgery(&everybody, report),
             Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
         }
+    }
+}
+
+/// Rows that SELECT returns as those of an outbox, and that are not delivered.
+async fn hidden_rows(
+    observed: &Observed,
+    outbox: &Outbox,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    let tables = match (outbox.table(), &observed.publication) {
+        (Some(table), _) => vec![table.clone()],
+        (None, Some(publication)) => publication.tables.clone(),
+        (None, None) => return,
+    };
+    match catalog.hidden_rows(&tables).await {
+        Ok(hidden) => {
+            if let Some((what, remedy)) = hidden_rows_warning(&hidden) {
+                report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
+            }
+        }
+        Err(error) => report.add("tables", of(recovery::of_catalog(&error)), error),
     }
 }
 

@@ -9,7 +9,7 @@ use tracing::debug;
 use crate::escape::shell_word;
 use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
-use crate::postgres::catalog::{Observed, ObservedPublication, some_of};
+use crate::postgres::catalog::{Observed, ObservedPublication, hidden_rows_warning, some_of};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -45,9 +45,25 @@ impl WatchedPublication {
             }
             Outbox::Table(_) | Outbox::OneOf { .. } | Outbox::Messages { .. } => Vec::new(),
         };
+        let hidden = match catalog
+            .hidden_rows(&outbox_tables(&watched.target, publication))
+            .await
+        {
+            Ok(hidden) => hidden,
+            Err(error) => return debug!(%error, "catalog query failed"),
+        };
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = seen.left_out(&watched.target, publication, &unpublished);
+        let found = found.or_else(|| hidden_rows_warning(&hidden));
         watched.stats().record_left_out(found);
+    }
+}
+
+/// The tables of an outbox that are published.
+fn outbox_tables(target: &Target, publication: &ObservedPublication) -> Vec<TableName> {
+    match target.outbox.table() {
+        Some(table) => vec![table.clone()],
+        None => publication.tables.clone(),
     }
 }
 

@@ -250,7 +250,8 @@ pub(crate) enum Problem {
     },
     /// It has not our table.
     #[error(
-        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}",
+        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}. Rows \
+         that were committed while it was missing are not delivered by that: walpost replay --from TIME",
         name = identifier(.publication)
     )]
     NotPublished {

@@ -1,0 +1,119 @@
+//! Tables whose rows a SELECT from an outbox table returns and that PostgreSQL does not send as rows of it.
+
+use std::fmt;
+
+use super::observed::some_of;
+use super::{Catalog, CatalogError};
+use crate::postgres::table::TableName;
+
+/// A table with rows that look like those of an outbox and are not delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HiddenRows {
+    table: TableName,
+    /// The outbox table that the rows appear in.
+    outbox: TableName,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It inherits from the outbox and is not a partition. PostgreSQL sends its rows under its own name, if at all.
+    Child,
+    /// Its rows are not in WAL.
+    UnloggedPartition,
+    /// Its rows are on another server.
+    ForeignPartition,
+}
+
+impl fmt::Display for HiddenRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            table,
+            outbox,
+            kind,
+        } = self;
+        match kind {
+            Kind::Child => write!(f, "{table}, which inherits from {outbox}"),
+            Kind::UnloggedPartition => write!(f, "{table}, an unlogged partition of {outbox}"),
+            Kind::ForeignPartition => write!(f, "{table}, a foreign partition of {outbox}"),
+        }
+    }
+}
+
+/// Which rows are not delivered, and what to do about it; `None` if there are no such tables.
+#[must_use]
+pub(crate) fn hidden_rows_warning(hidden: &[HiddenRows]) -> Option<(String, String)> {
+    let first = hidden.first()?;
+    let names: Vec<_> = hidden.iter().map(HiddenRows::to_string).collect();
+    let HiddenRows {
+        table,
+        outbox,
+        kind,
+    } = first;
+    let remedy = match kind {
+        Kind::Child => format!(
+            "Insert its rows into {outbox} and end the inheritance: ALTER TABLE {table} NO INHERIT {outbox}"
+        ),
+        Kind::UnloggedPartition => {
+            format!("From now on: ALTER TABLE {table} SET LOGGED. Rows from before: walpost replay")
+        }
+        Kind::ForeignPartition => format!(
+            "Insert its rows into {outbox} and end that: ALTER TABLE {outbox} DETACH PARTITION {table}"
+        ),
+    };
+    Some((
+        format!(
+            "SELECT returns rows as those of an outbox that PostgreSQL does not send, and they are not delivered: those of table {}",
+            some_of(&names)
+        ),
+        remedy,
+    ))
+}
+
+impl Catalog {
+    /// The tables below outbox tables whose rows are not sent as theirs. Locks none of them.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn hidden_rows(
+        &self,
+        outboxes: &[TableName],
+    ) -> Result<Vec<HiddenRows>, CatalogError> {
+        let schemas: Vec<_> = outboxes.iter().map(|table| &*table.schema).collect();
+        let names: Vec<_> = outboxes.iter().map(|table| &*table.name).collect();
+        let rows = self
+            .client()
+            .query(
+                "WITH RECURSIVE below AS (SELECT c.oid AS root, c.oid FROM pg_class c \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN unnest($1::text[], $2::text[]) AS wanted (schema, name) \
+                 ON n.nspname = wanted.schema AND c.relname = wanted.name \
+                 UNION SELECT b.root, i.inhrelid FROM below b JOIN pg_inherits i ON i.inhparent = b.oid) \
+                 SELECT n.nspname::text, c.relname::text, m.nspname::text, r.relname::text, c.relispartition, c.relkind = 'f' \
+                 FROM below b JOIN pg_class c ON c.oid = b.oid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN pg_class r ON r.oid = b.root JOIN pg_namespace m ON m.oid = r.relnamespace \
+                 WHERE b.oid <> b.root AND (NOT c.relispartition OR c.relkind = 'f' OR c.relpersistence <> 'p') ORDER BY 1, 2",
+                &[&schemas, &names],
+            )
+            .await?;
+        let hidden = |row: &tokio_postgres::Row| {
+            let (is_partition, is_foreign): (bool, bool) = (row.try_get(4)?, row.try_get(5)?);
+            Ok(HiddenRows {
+                table: TableName {
+                    schema: row.try_get(0)?,
+                    name: row.try_get(1)?,
+                },
+                outbox: TableName {
+                    schema: row.try_get(2)?,
+                    name: row.try_get(3)?,
+                },
+                kind: match (is_partition, is_foreign) {
+                    (false, _) => Kind::Child,
+                    (true, true) => Kind::ForeignPartition,
+                    (true, false) => Kind::UnloggedPartition,
+                },
+            })
+        };
+        rows.iter().map(hidden).collect()
+    }
+}
