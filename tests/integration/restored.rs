@@ -44,6 +44,8 @@ impl<'a> Restored<'a> {
                 .run(&scene.events().many(&aggregate, DELIVERED / 10, "'{}'"));
         }
         scene.wait_for_records(1 + DELIVERED);
+        // So that what `init` writes after the restore does not reach as far.
+        scene.write_other_wal(2);
         scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
         let safe = scene.safe_lsn();

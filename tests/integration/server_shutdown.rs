@@ -177,7 +177,7 @@ fn pipeline_that_is_told_to_stop_does_not_log_that_it_reconnects() {
         broker.freeze();
         scene.db.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
-                 SELECT gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}' FROM generate_series(1, 2000)"
+                 SELECT gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}' FROM generate_series(1, 300)"
         ));
         let event = scene.history().pop().unwrap().end;
         wait_until("the events to be sent", || scene.has_sent(event));

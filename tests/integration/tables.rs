@@ -762,8 +762,7 @@ fn init_adds_all_tables_that_match_and_says_which() {
     init.expect_says(&[
         "tenant_1.outbox",
         "tenant_2.outbox",
-        "table tenant_3.outbox",
-        "lacks",
+        "table tenant_3.outbox has no column \"aggregatetype\"",
     ]);
     let published = scene.db.value(&format!(
         "SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_publication_tables
