@@ -59,8 +59,8 @@ pub(crate) fn replay_command(pipeline: &str, table: Option<&str>) -> String {
     let pipeline = shell_word(pipeline);
     match table {
         Some(table) => format!(
-            "walpost replay --dropped-slots --table {} --pipeline {pipeline}",
-            shell_word(table)
+            "walpost replay --dropped-slots --table {word} --pipeline {pipeline}",
+            word = shell_word(table)
         ),
         None => format!("walpost replay --dropped-slots --pipeline {pipeline}"),
     }
