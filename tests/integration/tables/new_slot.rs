@@ -73,3 +73,19 @@ fn tables_that_match_are_named_if_the_publication_has_none() {
     let commands = TABLES.map(command);
     init.expect_says(&["may be missing", &commands[0], &commands[1]]);
 }
+
+/// Found by a walk of `./dev soak --shapes`: `init` was killed between the slot and its record, and nothing had been read before.
+#[test]
+fn slot_that_was_never_read_and_is_made_by_hand_halts() {
+    let scene = scene(&TABLES);
+    let aggregate = scene.aggregate(1);
+    let event = Event::new(&aggregate, "between", "{}");
+    scene.db.run(&writer(&TABLES[..1]).one(event));
+    scene.drop_slot();
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
+        scene.slot()
+    ));
+    let halted = scene.run().finish().expect_code(3);
+    halted.expect_says(&["was moved or dropped and re-created", "walpost replay"]);
+}

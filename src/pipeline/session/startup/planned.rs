@@ -7,7 +7,8 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
+use crate::postgres::target::Outbox;
 
 /// It is known where the stream has to begin.
 pub(super) struct Planned<C> {
@@ -39,8 +40,10 @@ impl<C: CatalogQueries> Planned<C> {
         let state = start.slot_state(&self.catalog, &self.of).await?;
         if self.checkpoint.is_none() {
             // A checkpoint knows better than our memory, which another instance may have outrun.
-            let begun = state.flatten().filter(|state| state.begun);
-            let recorded = begun.map(|state| state.confirmed);
+            // A slot that was never read is replaced without a gap only if the first start copies the rows that exist.
+            let is_copied = matches!(start.settings.target.outbox, Outbox::Table(_));
+            let counts = |state: &SlotState| state.begun || !is_copied;
+            let recorded = state.flatten().filter(counts).map(|state| state.confirmed);
             if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
                 match recorded {
                     Some(recorded)
