@@ -44,6 +44,7 @@ SET walpost.examine = :'examine';
 DO $walpost$
 DECLARE
     what text[] := string_to_array(current_setting('walpost.examine'), ' ');
+    uses_table boolean := what && '{read,compare,write,alter}';
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     outbox oid;
@@ -83,7 +84,7 @@ BEGIN
             -- What is in the schema walpost serves every outbox of the database.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure)
-                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE what && '{owners,read,compare,write}'
+                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE (uses_table OR what && '{owners}')
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
@@ -160,7 +161,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF what && '{read,compare,write,alter}' AND outbox_name <> '' THEN
+    IF uses_table AND outbox_name <> '' THEN
         IF to_regprocedure('walpost.lock_and_examine(text, text, text)') IS NULL THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',

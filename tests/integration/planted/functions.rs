@@ -55,6 +55,7 @@ fn names_in_our_statements(scene: &Scene) -> Vec<String> {
 on_each_version! {
     overloads_of_another_role_are_never_called
     functions_and_a_publication_of_another_role_are_refused
+    function_that_examines_is_examined_before_it_is_called
 }
 
 /// For every function and operator of pg_catalog whose name our statements could have, overloads
@@ -283,6 +284,36 @@ fn files_are_not_run_as_a_role_that_the_database_sets() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(said.contains(&format!("role {mallory}")), "{file}: {said}");
             shop.expect_nothing_ran(file);
+        }
+    }
+}
+
+/// Whatever the statement is that it would examine a table for.
+fn function_that_examines_is_examined_before_it_is_called(major: u32) {
+    for layout in [&[][..], &["--partitioned"]] {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.init().args(layout).finish().expect_code(0);
+        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        db.run(&format!(
+            "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory};
+             ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO {mallory}"
+        ));
+        shop.theirs.run(
+            "CREATE OR REPLACE FUNCTION walpost.lock_and_examine(schema_name text, table_name text, statement text)
+                 RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('examination'); RETURN ''; END $$",
+        );
+        db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));
+        for role in [&*shop.walpost, "postgres"] {
+            for words in [
+                &["verify"][..],
+                &["replay", "--all", "--yes"],
+                &["replay", "--yes", "--aggregate", "order"],
+                &["maintain", "--retention=24h", "--delete-rows"],
+            ] {
+                let refused = shop.command_as(role, words).finish();
+                assert_ne!(refused.code, Some(0), "{role} {words:?}: {refused:?}");
+                shop.expect_nothing_ran(words[0]);
+            }
         }
     }
 }
