@@ -133,11 +133,14 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             row_bytes_max: settings.row_bytes_max,
         };
         // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
-        let is_complete = args.connection.config.is_some();
+        let columns = match args.connection.config {
+            Some(_) => Columns::Compared,
+            None => Columns::Unknown,
+        };
         let done = match args.print {
             true => print(settings, &provision, several),
-            false => apply(settings, &provision, is_complete)
-                .and_then(|()| add_tables(settings, &provision, is_complete)),
+            false => apply(settings, &provision, columns)
+                .and_then(|()| add_tables(settings, &provision, columns)),
         };
         if let Err(ended) = done {
             exit = exit.and(ended);
@@ -184,15 +187,23 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Makes what one pipeline needs, or logs why not. If the settings are complete, they are compared with a table that is
-/// added.
+/// Whether the settings say which columns a table has to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Columns {
+    /// They do, and a table that is added is compared with them.
+    Compared,
+    /// They do not: some of them are flags of `walpost run`.
+    Unknown,
+}
+
+/// Makes what one pipeline needs, or logs why not.
 ///
 /// # Errors
 /// How the program is to end.
 pub(super) fn apply(
     settings: &PipelineSettings,
     provision: &Provision,
-    is_complete: bool,
+    columns: Columns,
 ) -> Result<(), Exit> {
     let database = settings.postgres.describe();
     let pipeline = &settings.name;
@@ -204,12 +215,12 @@ pub(super) fn apply(
                 reason,
                 left: Left::Nothing,
             })?;
-        let fits = |table: &TableName, found: &ObservedTable| match is_complete {
-            true => settings
+        let fits = |table: &TableName, found: &ObservedTable| match columns {
+            Columns::Compared => settings
                 .mapping_of(table, Some(found))
                 .map(|_| ())
                 .map_err(|error| error.to_string()),
-            false => Ok(()),
+            Columns::Unknown => Ok(()),
         };
         let mut applied = provision.apply(&catalog, fits).await;
         if let Err(ProvisionError {
@@ -258,12 +269,12 @@ pub(super) fn apply(
 fn add_tables(
     settings: &PipelineSettings,
     provision: &Provision,
-    is_complete: bool,
+    columns: Columns,
 ) -> Result<(), Exit> {
     let mut exit = Exit::Done;
     for table in unpublished(settings)? {
         info!(pipeline = settings.name, %table, "adding a table that exists");
-        if let Err(ended) = apply(settings, &of_table(provision, &table), is_complete) {
+        if let Err(ended) = apply(settings, &of_table(provision, &table), columns) {
             exit = exit.and(ended);
         }
     }

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
                 lock_timeout: LOCK_TIMEOUT,
                 row_bytes_max: settings.row_bytes_max,
             };
-            if let Err(exit) = init::apply(settings, &provision, true) {
+            if let Err(exit) = init::apply(settings, &provision, init::Columns::Compared) {
                 return exit;
             }
         }

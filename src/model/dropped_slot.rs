@@ -12,7 +12,7 @@ pub struct DroppedSlot {
     pub id: i64,
     /// When, as the server prints it.
     pub at: String,
-    /// What it had confirmed: nothing up to here is missing. Unknown if the slot was one of another history of the database.
+    /// What it had confirmed: nothing up to here is missing. Unknown if that slot was in another history of the database.
     pub from: Option<Lsn>,
     /// Where the log ended. What was committed after that, before there was a new slot, is missing
     /// too.
@@ -53,7 +53,7 @@ impl DroppedSlot {
     }
 }
 
-/// The command that sends events of dropped slots again, as a shell takes it; `table` is one of several that shared the slot.
+/// The command that sends the events of dropped slots again, quoted for a shell. `table` is `None` unless several tables shared the slot.
 #[must_use]
 pub(crate) fn replay_command(pipeline: &str, table: Option<&str>) -> String {
     let pipeline = shell_word(pipeline);

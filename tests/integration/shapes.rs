@@ -144,8 +144,8 @@ impl<'s> Walk<'s> {
             12..=14 => self.end(),
             15..=19 => self.run(),
             20..=22 => self.settle(),
-            23 => self.stop(false),
-            24 => self.stop(true),
+            23 => self.stop(),
+            24 => self.kill(),
             25 => {
                 self.init(&[]);
             }
@@ -299,14 +299,17 @@ impl<'s> Walk<'s> {
         self.logs.push_str(&finished.stderr);
     }
 
-    fn stop(&mut self, kills: bool) {
+    fn stop(&mut self) {
         self.look_after();
-        let Some((walpost, _)) = self.walpost.take() else {
-            return;
-        };
-        match kills {
-            true => self.ended("killed", &walpost.kill()),
-            false => self.ended("stopped", &walpost.terminate()),
+        if let Some((walpost, _)) = self.walpost.take() {
+            self.ended("stopped", &walpost.terminate());
+        }
+    }
+
+    fn kill(&mut self) {
+        self.look_after();
+        if let Some((walpost, _)) = self.walpost.take() {
+            self.ended("killed", &walpost.kill());
         }
     }
 
@@ -469,13 +472,13 @@ impl<'s> Walk<'s> {
         }
         self.settings = SEVERAL;
         self.scene.use_settings(SEVERAL);
-        self.stop(false);
+        self.stop();
         self.init(&[]);
         self.run();
         let all_is_confirmed = self.has_confirmed(RECOVERY);
         let check = self.scene.check();
         let check = self.command("check", check);
-        self.stop(false);
+        self.stop();
         let records = self.scene.records();
         let mut times: HashMap<&str, u32> = HashMap::new();
         for record in &records {

@@ -121,12 +121,13 @@ async fn hidden_rows(
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
-    let tables = match (outbox.table(), &observed.publication) {
-        (Some(table), _) => vec![table.clone()],
-        (None, Some(publication)) => publication.tables.clone(),
-        (None, None) => return,
+    let Some(publication) = &observed.publication else {
+        return;
     };
-    match catalog.hidden_rows(&tables).await {
+    match catalog
+        .hidden_rows(&publication.outbox_tables(outbox))
+        .await
+    {
         Ok(hidden) => {
             if let Some((what, remedy)) = hidden_rows_warning(&hidden) {
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));

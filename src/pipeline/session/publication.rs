@@ -45,10 +45,8 @@ impl WatchedPublication {
             }
             Outbox::Table(_) | Outbox::OneOf { .. } | Outbox::Messages { .. } => Vec::new(),
         };
-        let hidden = match catalog
-            .hidden_rows(&outbox_tables(&watched.target, publication))
-            .await
-        {
+        let tables = publication.outbox_tables(&watched.target.outbox);
+        let hidden = match catalog.hidden_rows(&tables).await {
             Ok(hidden) => hidden,
             Err(error) => return debug!(%error, "catalog query failed"),
         };
@@ -56,14 +54,6 @@ impl WatchedPublication {
         let found = seen.left_out(&watched.target, publication, &unpublished);
         let found = found.or_else(|| hidden_rows_warning(&hidden));
         watched.stats().record_left_out(found);
-    }
-}
-
-/// The tables of an outbox that are published.
-fn outbox_tables(target: &Target, publication: &ObservedPublication) -> Vec<TableName> {
-    match target.outbox.table() {
-        Some(table) => vec![table.clone()],
-        None => publication.tables.clone(),
     }
 }
 

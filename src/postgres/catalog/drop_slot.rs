@@ -47,8 +47,8 @@ fn open() -> String {
     )
 }
 
-/// The text of the condition that an entry `j` of the journal is of a target's slot. Of a slot that several tables share, each
-/// has entries of its own.
+/// The condition that entry `j` of the journal is about the slot of `target`, in SQL. If several tables share the slot, each table has
+/// its own entries.
 fn of_slot(target: &Target) -> String {
     let slot = format!("j.slot = {}", escape_literal(&target.slot));
     match &target.outbox {

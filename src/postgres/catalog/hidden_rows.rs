@@ -79,6 +79,9 @@ impl Catalog {
         &self,
         outboxes: &[TableName],
     ) -> Result<Vec<HiddenRows>, CatalogError> {
+        if outboxes.is_empty() {
+            return Ok(Vec::new());
+        }
         let schemas: Vec<_> = outboxes.iter().map(|table| &*table.schema).collect();
         let names: Vec<_> = outboxes.iter().map(|table| &*table.name).collect();
         let rows = self

@@ -131,6 +131,17 @@ pub(crate) struct ObservedPublication {
     pub has_locked_filter: bool,
 }
 
+impl ObservedPublication {
+    /// The tables of this outbox that are published; none for messages.
+    #[must_use]
+    pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
+        match outbox.table() {
+            Some(table) => vec![table.clone()],
+            None => self.tables.clone(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedSlot {
     /// Its output plugin; none for a physical slot.

@@ -12,7 +12,6 @@ use super::own_table::OwnTable;
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
-use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
 /// Of the rows' format. Rows of other versions say nothing to us.
@@ -425,14 +424,7 @@ impl Catalog {
         let publication = self.publication(&all, self.version().await?).await?;
         let mut tables = publication.map_or_else(Vec::new, |publication| publication.tables);
         if tables.is_empty() {
-            let sql = "SELECT n.nspname::text, c.relname::text FROM pg_class c \
-                 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition";
-            for row in self.client().query(sql, &[]).await? {
-                let (schema, name): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-                if patterns.matches(&schema, &name) {
-                    tables.push(TableName { schema, name });
-                }
-            }
+            tables = self.unpublished(patterns, &[]).await?;
         }
         Ok(tables.iter().map(|table| Some(table.to_string())).collect())
     }
