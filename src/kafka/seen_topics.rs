@@ -77,7 +77,6 @@ impl SeenTopics {
     /// Looks up these topics, and logs what has changed since they were seen before. Blocks.
     pub(super) fn compare(&self, producer: &BaseProducer<Context>, topics: &[String]) {
         let pipeline = producer.context().pipeline();
-        debug!(pipeline, topics = topics.len(), "comparing topics");
         let mut changes = Vec::new();
         if let Some(cluster) = native::cluster_id(producer.client()) {
             changes.extend(self.note_cluster(cluster));
@@ -98,6 +97,7 @@ impl SeenTopics {
                 "{change}. Events that are still in the outbox table can be sent again: walpost replay"
             );
         }
+        debug!(pipeline, topics = topics.len(), "compared topics");
     }
 
     /// Notes the cluster's id.
