@@ -79,8 +79,10 @@ struct Comparison {
     at: Instant,
     /// A record was produced since then.
     is_due: bool,
-    /// Topics that were prepared since then.
+    /// Topics that were prepared and whose ids are not known yet.
     new: Vec<String>,
+    /// How often these were looked up.
+    lookups: u32,
 }
 
 impl Comparison {
@@ -91,7 +93,14 @@ impl Comparison {
             at: Instant::now(),
             is_due: false,
             new: Vec::new(),
+            lookups: 0,
         }
+    }
+
+    /// Has the id of a topic looked up soon.
+    fn add(&mut self, topic: &str) {
+        self.new.push(topic.to_owned());
+        self.lookups = 0;
     }
 
     /// Starts one if it is due.
@@ -102,17 +111,33 @@ impl Comparison {
         if is_running || !looks_again && (self.new.is_empty() || elapsed < FIRST_LOOK) {
             return;
         }
-        let new = std::mem::take(&mut self.new);
-        let topics = match looks_again {
+        let topics: Vec<_> = match looks_again {
             true => known.keys().map(|topic| topic.to_string()).collect(),
-            false => new,
+            false => self.without_ids(),
         };
-        self.is_due = false;
+        if topics.is_empty() {
+            return;
+        }
+        self.is_due &= !looks_again;
         self.at = Instant::now();
         let (seen, producer) = (self.seen.clone(), Arc::clone(producer));
         self.task = Some(spawn_blocking(move || seen.compare(&producer, &topics)));
     }
+
+    /// The topics whose ids are not known yet. The broker that answers can be the last to hear of a topic that was just created;
+    /// brokers before Kafka 2.8 have no ids.
+    fn without_ids(&mut self) -> Vec<String> {
+        self.new.retain(|topic| !self.seen.has(topic));
+        self.lookups += 1;
+        if self.lookups > MAX_LOOKUPS {
+            self.new.clear();
+        }
+        self.new.clone()
+    }
 }
+
+/// How often the id of a new topic is looked up.
+const MAX_LOOKUPS: u32 = 10;
 
 /// What exactly-once needs beside a producer.
 struct Transactions {
@@ -461,7 +486,7 @@ impl Sink for KafkaSink {
             }),
         };
         if self.known.insert(topic.into(), known).is_none() {
-            self.comparison.new.push(topic.to_owned());
+            self.comparison.add(topic);
         }
         if let Some(transactions) = &mut self.transactions {
             transactions.partitions.insert(topic.to_owned(), partitions);

@@ -97,7 +97,8 @@ impl SeenTopics {
                 "{change}. Events that are still in the outbox table can be sent again: walpost replay"
             );
         }
-        debug!(pipeline, topics = topics.len(), "compared topics");
+        let known = topics.iter().filter(|topic| self.has(topic)).count();
+        debug!(pipeline, topics = topics.len(), known, "compared topics");
     }
 
     /// Notes the cluster's id.

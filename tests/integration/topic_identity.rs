@@ -21,7 +21,7 @@ fn start(scene: &Scene, aggregate: &str, flags: &[&str]) -> Walpost {
     scene.insert(aggregate, "before");
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
-    walpost.wait_for_log("compared topics");
+    walpost.wait_for_log("known=1");
     walpost
 }
 
