@@ -21,7 +21,7 @@ use super::properties::{
     BATCH_BYTES, Properties, check_files, client_config, create_with_context, describe,
     leaves_linger,
 };
-use super::seen_topics::{COMPARE_INTERVAL, FIRST_LOOK, SeenTopics};
+use super::seen_topics::{COMPARE_INTERVAL, LOOKUP_INTERVAL, NewTopics, SeenTopics};
 use super::settings::ProducerSettings;
 use super::topic_lookup::TopicLookup;
 use super::topics::{CreateTopics, Topics, Wanted};
@@ -76,68 +76,49 @@ struct Comparison {
     seen: SeenTopics,
     /// The comparison that was started last.
     task: Option<JoinHandle<()>>,
-    at: Instant,
+    /// When all topics were compared last.
+    compared: Instant,
     /// A record was produced since then.
     is_due: bool,
-    /// Topics that were prepared and whose ids are not known yet.
-    new: Vec<String>,
-    /// How often these were looked up.
-    lookups: u32,
+    new: NewTopics,
+    /// When new topics were looked up last.
+    looked_up: Instant,
 }
 
 impl Comparison {
     fn new(seen: SeenTopics) -> Self {
+        let now = Instant::now();
         Self {
             seen,
             task: None,
-            at: Instant::now(),
+            compared: now,
             is_due: false,
-            new: Vec::new(),
-            lookups: 0,
+            new: NewTopics::default(),
+            looked_up: now,
         }
     }
 
-    /// Has the id of a topic looked up soon.
-    fn add(&mut self, topic: &str) {
-        self.new.push(topic.to_owned());
-        self.lookups = 0;
-    }
-
-    /// Starts one if it is due.
+    /// Starts a comparison if one is due.
     fn tend(&mut self, producer: &Arc<BaseProducer<Context>>, known: &HashMap<Box<str>, Known>) {
-        let elapsed = self.at.elapsed();
-        let is_running = self.task.as_ref().is_some_and(|task| !task.is_finished());
-        let looks_again = self.is_due && elapsed >= COMPARE_INTERVAL;
-        if is_running || !looks_again && (self.new.is_empty() || elapsed < FIRST_LOOK) {
+        if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let topics: Vec<_> = match looks_again {
-            true => known.keys().map(|topic| topic.to_string()).collect(),
-            false => self.without_ids(),
+        let topics: Vec<_> = if self.is_due && self.compared.elapsed() >= COMPARE_INTERVAL {
+            self.is_due = false;
+            self.compared = Instant::now();
+            known.keys().map(|topic| topic.to_string()).collect()
+        } else if !self.new.is_empty() && self.looked_up.elapsed() >= LOOKUP_INTERVAL {
+            self.looked_up = Instant::now();
+            self.new.next_lookups(&self.seen)
+        } else {
+            return;
         };
-        if topics.is_empty() {
-            return;
+        if !topics.is_empty() {
+            let (seen, producer) = (self.seen.clone(), Arc::clone(producer));
+            self.task = Some(spawn_blocking(move || seen.compare(&producer, &topics)));
         }
-        self.is_due &= !looks_again;
-        self.at = Instant::now();
-        let (seen, producer) = (self.seen.clone(), Arc::clone(producer));
-        self.task = Some(spawn_blocking(move || seen.compare(&producer, &topics)));
-    }
-
-    /// The topics whose ids are not known yet. The broker that answers can be the last to hear of a topic that was just created;
-    /// brokers before Kafka 2.8 have no ids.
-    fn without_ids(&mut self) -> Vec<String> {
-        self.new.retain(|topic| !self.seen.has(topic));
-        self.lookups += 1;
-        if self.lookups > MAX_LOOKUPS {
-            self.new.clear();
-        }
-        self.new.clone()
     }
 }
-
-/// How often the id of a new topic is looked up.
-const MAX_LOOKUPS: u32 = 10;
 
 /// What exactly-once needs beside a producer.
 struct Transactions {
@@ -486,7 +467,7 @@ impl Sink for KafkaSink {
             }),
         };
         if self.known.insert(topic.into(), known).is_none() {
-            self.comparison.add(topic);
+            self.comparison.new.add(topic);
         }
         if let Some(transactions) = &mut self.transactions {
             transactions.partitions.insert(topic.to_owned(), partitions);

@@ -17,8 +17,10 @@ use super::native::{self, Description, TopicId};
 
 /// How often the topics that records were produced to are compared.
 pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
-/// How soon the id of a topic is looked up after its first record.
-pub(super) const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// How often the ids of new topics are looked up until they are known.
+pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the id of one topic is looked up. Brokers before Kafka 2.8 have no ids.
+const MAX_LOOKUPS: u32 = 10;
 /// How many ids are kept. Names are chosen by rows, but only of topics that exist.
 const TOPICS_MAX: usize = 10_000;
 /// How many topics are looked up with one request.
@@ -97,8 +99,12 @@ impl SeenTopics {
                 "{change}. Events that are still in the outbox table can be sent again: walpost replay"
             );
         }
-        let known = topics.iter().filter(|topic| self.has(topic)).count();
-        debug!(pipeline, topics = topics.len(), known, "compared topics");
+        debug!(
+            pipeline,
+            topics = topics.len(),
+            known = topics.iter().filter(|topic| self.has(topic)).count(),
+            "compared topics"
+        );
     }
 
     /// Notes the cluster's id.
@@ -145,6 +151,35 @@ impl SeenTopics {
     }
 }
 
+/// Topics whose ids are not known yet. The broker that answers a lookup can be the last one to learn of a topic that was just
+/// created.
+#[derive(Default)]
+pub(super) struct NewTopics {
+    /// Each with how often it was looked up.
+    topics: Vec<(String, u32)>,
+}
+
+impl NewTopics {
+    pub(super) fn add(&mut self, topic: &str) {
+        self.topics.push((topic.to_owned(), 0));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.topics.is_empty()
+    }
+
+    /// Returns the topics that are to be looked up now, and forgets those that were seen or looked up [`MAX_LOOKUPS`] times.
+    pub(super) fn next_lookups(&mut self, seen: &SeenTopics) -> Vec<String> {
+        self.topics
+            .retain(|(topic, lookups)| *lookups < MAX_LOOKUPS && !seen.has(topic));
+        let looked_up = self.topics.iter_mut().map(|(topic, lookups)| {
+            *lookups += 1;
+            topic.clone()
+        });
+        looked_up.collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +221,25 @@ mod tests {
         );
         assert_eq!(seen.note_cluster("b".to_owned()), None);
         assert_eq!(seen.note("t".to_owned(), &with_id(2)), None);
+    }
+
+    #[test]
+    fn looks_up_a_new_topic_until_it_is_known_and_a_limited_number_of_times() {
+        let (seen, mut new) = (SeenTopics::default(), NewTopics::default());
+        new.add("found");
+        new.add("without an id");
+        assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
+        let unknown = Err(Code::UnknownTopicOrPartition);
+        assert_eq!(seen.note("found".to_owned(), &unknown), None);
+        assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
+        assert_eq!(seen.note("found".to_owned(), &with_id(1)), None);
+        for _ in 2..MAX_LOOKUPS {
+            // Another topic does not extend the lookups of this one.
+            new.add("found");
+            assert_eq!(new.next_lookups(&seen), ["without an id"]);
+        }
+        assert_eq!(new.next_lookups(&seen), Vec::<String>::new());
+        assert!(new.is_empty());
     }
 
     #[test]

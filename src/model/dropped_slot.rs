@@ -12,7 +12,8 @@ pub struct DroppedSlot {
     pub id: i64,
     /// When, as the server prints it.
     pub at: String,
-    /// What it had confirmed: nothing up to here is missing. Unknown if that slot was in another history of the database.
+    /// The position that the slot had confirmed: every event up to it was delivered. `None` if that slot was in another history of the
+    /// database.
     pub from: Option<Lsn>,
     /// Where the log ended. What was committed after that, before there was a new slot, is missing
     /// too.

@@ -132,7 +132,7 @@ pub(crate) struct ObservedPublication {
 }
 
 impl ObservedPublication {
-    /// The tables of this outbox that are published; none for messages.
+    /// Returns the table of the outbox, published or not; of several tables, those that are published; none for messages.
     #[must_use]
     pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
         match outbox.table() {

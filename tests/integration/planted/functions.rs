@@ -288,7 +288,7 @@ fn files_are_not_run_as_a_role_that_the_database_sets() {
     }
 }
 
-/// Whatever the statement is that it would examine a table for.
+/// For every kind of statement that a table is examined for.
 fn function_that_examines_is_examined_before_it_is_called(major: u32) {
     for layout in [&[][..], &["--partitioned"]] {
         let shop = Shop::bare(Outbox::Table, major);

@@ -132,7 +132,7 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     scene.init().finish().expect_code(0);
     let scene = scene.in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
-    // Half a minute ahead, as passes are late on a busy machine.
+    // Half a minute ahead, because a pass can be late on a busy machine.
     let ahead = ["--retention", "1s", "--partitions-ahead", "60"];
     maintain(&scene, &ahead).expect_code(0);
     let mut walpost = scene.start_with(&ahead);
