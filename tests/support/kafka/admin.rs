@@ -88,6 +88,17 @@ impl Broker {
             )
             .then_some(())
         });
+        // The controller answers. A broker that has not heard of it yet takes records for the topic, which then go with it.
+        for ports in &self.seat.nodes {
+            let mut node = self.client();
+            node.set("bootstrap.servers", format!("127.0.0.1:{}", ports.plain));
+            let client: BaseConsumer = node.create().unwrap();
+            wait_for("the broker to have heard that the topic is gone", || {
+                let metadata = client.fetch_metadata(None, Duration::from_secs(5)).ok()?;
+                let mut topics = metadata.topics().iter();
+                topics.all(|topic| topic.name() != name).then_some(())
+            });
+        }
     }
 
     /// On every node.
