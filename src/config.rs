@@ -15,6 +15,7 @@ mod records;
 mod reserved;
 pub(crate) mod retired;
 mod row_values;
+mod syntax;
 mod target;
 mod trust;
 pub(crate) mod values;
@@ -165,14 +166,19 @@ fn everything(
 }
 
 /// What no other pipeline may have.
-fn own(settings: &PipelineSettings) -> [Own; 2] {
-    [
-        Own::Name(settings.name.clone()),
-        Own::Slot {
-            slot: settings.target.slot.clone(),
-            database: settings.postgres.describe(),
-        },
-    ]
+fn own(settings: &PipelineSettings) -> Vec<Own> {
+    let topics = settings.own_topics().map(|(name, usage)| Own::Topic {
+        name: name.to_owned(),
+        usage,
+    });
+    let slot = Own::Slot {
+        slot: settings.target.slot.clone(),
+        database: settings.postgres.describe(),
+    };
+    [Own::Name(settings.name.clone()), slot]
+        .into_iter()
+        .chain(topics)
+        .collect()
 }
 
 /// The pipelines that flags, environment and files define, however often they are read.
@@ -457,15 +463,15 @@ fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
     let mut taken: HashMap<Own, &str> = HashMap::new();
     for second in settings {
         for own in own(second) {
-            let what = own.what();
-            if let Some(first) = taken.insert(own, &second.name) {
-                let (first, second) = (first.to_owned(), second.name.clone());
+            let excluded = own.excluded();
+            if let Some(first) = excluded.iter().find_map(|other| taken.get(other)) {
                 return Err(ConfigError::Twice {
-                    first,
-                    second,
-                    what,
+                    first: (*first).to_owned(),
+                    second: second.name.clone(),
+                    what: own.what(),
                 });
             }
+            taken.insert(own, &second.name);
         }
     }
     Ok(())

@@ -157,7 +157,8 @@ pub enum SinkError {
         "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows. \
          Raise \"message.max.bytes\" in [kafka] and max.message.bytes of the topic: \
          kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
-         --add-config max.message.bytes=..."
+         --add-config max.message.bytes=...; or set on_oversize = \"dead-letter\", which sends such events to the topic for dead \
+         letters without their payload"
     )]
     TooLarge {
         topic: String,

@@ -57,6 +57,24 @@ pub enum PathError {
         /// The operating system's message.
         reason: String,
     },
+    /// This user may not read the file, or enter a folder on the way to it.
+    #[error(
+        "the user with ID {user} may not {action} {place} (its owner has ID {owner}, its mode is {mode:04o}). Allow it: {remedy}"
+    )]
+    Denied {
+        /// The user that Walpost runs as.
+        user: u32,
+        /// What was denied.
+        action: &'static str,
+        /// The file or folder.
+        place: String,
+        /// The owner of the file or folder.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+        /// The command that fixes it.
+        remedy: String,
+    },
     /// A component of the path can be written by other users.
     #[error("{place} can be written by others ({found}). Check what it contains, then: {remedy}")]
     Writable {
@@ -304,7 +322,13 @@ impl Resolved {
     fn open(self) -> Result<TrustedFile, PathError> {
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = openat(&self.folder, &self.name, flags, Mode::empty())?;
+        let file =
+            openat(&self.folder, &self.name, flags, Mode::empty()).map_err(
+                |error| match error {
+                    Errno::ACCESS => denied("read", &self.place, &self.stat),
+                    error => error.into(),
+                },
+            )?;
         let stat = fstat(&file)?;
         if (stat.st_dev, stat.st_ino) != (self.stat.st_dev, self.stat.st_ino) {
             return Err(io::Error::other("it was replaced while it was being opened").into());
@@ -338,7 +362,10 @@ fn resolve(path: &Path) -> Result<Resolved, PathError> {
     examine(&place, &folder, &stat)?;
     let mut links = 0;
     while let Some(name) = pending.pop() {
-        let (entry, found) = open_component(&folder, &name)?;
+        let (entry, found) = open_component(&folder, &name).map_err(|error| match error {
+            Errno::ACCESS => denied("enter", &place, &stat),
+            error => error.into(),
+        })?;
         let at = match name.as_bytes() {
             b".." => place.parent().unwrap_or(&place).to_owned(),
             _ => place.join(&name),
@@ -399,11 +426,29 @@ fn push_components(pending: &mut Vec<OsString>, path: &Path) {
 fn open_component(
     folder: impl AsFd,
     name: impl rustix::path::Arg,
-) -> Result<(OwnedFd, Stat), PathError> {
+) -> Result<(OwnedFd, Stat), Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let entry = openat(folder, name, flags, Mode::empty())?;
     let stat = fstat(&entry)?;
     Ok((entry, stat))
+}
+
+/// The error for a file that this user may not read, or a folder that it may not enter.
+fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
+    let user = geteuid().as_raw();
+    let place = place.display().to_string();
+    let word = shell_word(&place);
+    PathError::Denied {
+        remedy: match action {
+            "read" => format!("chown {user} {word} && chmod 0600 {word}"),
+            _ => format!("chmod o+x {word}"),
+        },
+        user,
+        action,
+        owner: stat.st_uid,
+        mode: stat.st_mode & 0o7777,
+        place,
+    }
 }
 
 fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError> {

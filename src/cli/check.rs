@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use self::exactly_once::exactly_once;
 use self::findings::{Finding, Outcome, Report, SOURCE, told};
 use self::kafka::kafka;
-use self::postgres::postgres;
+use self::postgres::{postgres, unused_slots};
 use super::{AT_ONCE, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given};
@@ -63,9 +63,14 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         .map(|settings| pipeline(settings, &shared))
         .buffered(AT_ONCE);
     let found: Vec<_> = runtime.block_on(checked.collect());
-    runtime.shutdown_background();
+    // Pipelines that are left out or could not be loaded have slots too.
+    let is_complete = args.connection.pipeline.is_empty() && loaded.failures.is_empty();
     let mut findings = sources(loaded.failures, Outcome::Failure);
     findings.extend(found.into_iter().flatten());
+    if is_complete && args.connection.config.is_some() {
+        runtime.block_on(unused_slots(&loaded.pipelines, &mut findings));
+    }
+    runtime.shutdown_background();
     told(&findings, args.json)
 }
 

@@ -27,6 +27,36 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }
 
+/// How the mark at the start of a line is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tone {
+    Good,
+    Warning,
+    Bad,
+}
+
+impl Tone {
+    /// Its SGR parameter (ECMA-48, 8.3.117).
+    fn sgr(self) -> &'static str {
+        match self {
+            Self::Good => "32",
+            Self::Warning => "33",
+            Self::Bad => "1;31",
+        }
+    }
+}
+
+/// Prints a line as [`say!`] does. On a terminal its first word is coloured, unless NO_COLOR is set (no-color.org).
+pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
+    let is_coloured =
+        is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let (mark, text) = (Escaped(mark), Escaped(text));
+    print(&match is_coloured {
+        true => format!("\x1b[{}m{mark}\x1b[0m {text}\n", tone.sgr()),
+        false => format!("{mark} {text}\n"),
+    });
+}
+
 /// A table, and what is to be said of it.
 pub(super) struct Screen {
     /// A line that is too long is cut: the first columns say most.

@@ -1,6 +1,7 @@
 //! `walpost replay`: sends rows of the outbox table again.
 
 use clap::Args;
+use jiff::Timestamp;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info};
@@ -11,6 +12,7 @@ use super::{consent, load_to_ask};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
+use crate::config::values;
 use crate::delivery::watermark::Watermark;
 use crate::kafka::producer::KafkaSink;
 use crate::model::exit::Exit;
@@ -31,12 +33,12 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Rows from here: a time, like 2025-11-01T03:00:00Z, compared with created_at; an id; or the
-    /// walpost-position of a record
-    #[arg(long, value_name = "TIME|ID|POSITION")]
+    /// Rows from here: a time, like 2025-11-01T03:00:00Z or 1h (one hour ago), compared with created_at;
+    /// an id; or the walpost-position of a record
+    #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     from: Option<Bound>,
     /// Rows up to and including this time, id or position
-    #[arg(long, value_name = "TIME|ID|POSITION")]
+    #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     to: Option<Bound>,
     /// Rows that meet a condition in SQL. Functions in it run with the rights of the connection's role,
     /// and could drop a slot: it is refused for a superuser
@@ -338,6 +340,14 @@ async fn hand_over(plan: &Plan<'_>, name: &str) -> Result<Ended, Failure> {
             Ok(Ended::Complete)
         }
         HandOver::Missed(reason) => Err(Failure::StillSetAside(reason)),
+    }
+}
+
+/// Reads one end of a range. A duration is that long ago.
+fn parse_bound(text: &str) -> Result<Bound, String> {
+    match values::duration(text) {
+        Ok(_) => values::moment(text, Timestamp::now()).map(|at| Bound::Time(at.to_string())),
+        Err(_) => text.parse(),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::model::set_aside::SetAside;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 use crate::observe::problem::{self, Kind, Problem, Severity};
-use crate::observe::status::{PipelineStatus, Snapshot, Status};
+use crate::observe::status::{PipelineStatus, Reload, Snapshot, Status};
 use crate::observe::summary::{self, Reason, Source};
 use crate::observe::{client, http};
 use crate::pipeline::settings::PipelineSettings;
@@ -55,7 +55,7 @@ pub(crate) struct StatusArgs {
 /// Everything that was found.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Nothing is wrong with any pipeline.
+    /// Nothing is wrong with any pipeline, and the configuration that was read last is the one in use.
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
@@ -73,6 +73,16 @@ struct Connector {
     error: Option<String>,
     version: Option<String>,
     started_at: Option<f64>,
+    /// The last attempt to reload the configuration.
+    reload: Option<Reload>,
+}
+
+impl Connector {
+    /// Why the last reload changed nothing, and when that was.
+    fn failed_reload(&self) -> Option<(&str, f64)> {
+        let reload = self.reload.as_ref()?;
+        Some((reload.error.as_deref()?, reload.at))
+    }
 }
 
 /// One pipeline.
@@ -229,7 +239,9 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
     }
     Report {
         now,
-        healthy: !pipelines.is_empty() && pipelines.iter().all(Found::is_healthy),
+        healthy: !pipelines.is_empty()
+            && pipelines.iter().all(Found::is_healthy)
+            && connector.failed_reload().is_none(),
         connector,
         pipelines,
     }
@@ -242,6 +254,7 @@ async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
         error: None,
         version: None,
         started_at: None,
+        reload: None,
     };
     let Some(address) = address else {
         return (connector, None);
@@ -251,6 +264,7 @@ async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
             connector.reachable = true;
             connector.version = Some(status.version.clone());
             connector.started_at = Some(status.started_at);
+            connector.reload.clone_from(&status.reload);
             (connector, Some(status))
         }
         Err(error) => {
@@ -458,6 +472,13 @@ fn table(pipelines: &[&Found], now: f64) -> Vec<String> {
 
 fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
     let mut notes = Vec::new();
+    if let Some((error, at)) = report.connector.failed_reload() {
+        let age = rounded::age((report.now - at).max(0.0));
+        notes.push(format!(
+            "configuration: not reloaded {age} ago, and the pipelines run with the previous one: {error}. Correct it, then: \
+             walpost pipeline reload"
+        ));
+    }
     for found in pipelines {
         let snapshot = found.connector.as_ref().and_then(|of| of.snapshot);
         if let Some(snapshot) = snapshot.filter(Snapshot::lasts) {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -80,6 +81,16 @@ struct Outcome {
     findings: Vec<Finding>,
 }
 
+/// Creates a file that only this user can read, since it names rows; or empties an existing one.
+fn create_private(path: &PathBuf) -> io::Result<File> {
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
 /// Verifies the pipelines and prints what was found.
 #[must_use]
 pub(crate) fn run(args: &VerifyArgs) -> Exit {
@@ -100,7 +111,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    let mut output = match args.output.as_ref().map(File::create).transpose() {
+    let mut output = match args.output.as_ref().map(create_private).transpose() {
         Ok(file) => file.map(BufWriter::new),
         Err(reason) => {
             error!("--output: the file can't be written: {reason}");

@@ -12,6 +12,7 @@ use super::Env;
 use super::error::ConfigError;
 use super::file::{File, FilePipeline, Origin};
 use super::query::{LastRows, QuerySource};
+use crate::outbox::reserved_topics::TopicUse;
 use crate::postgres::text_rows::TextRow;
 
 /// The answers, and what is to be asked again.
@@ -42,11 +43,20 @@ struct Asked {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Own {
     Name(String),
-    Slot { slot: String, database: String },
+    Slot {
+        slot: String,
+        database: String,
+    },
+    /// Several pipelines can share a topic of Walpost's own, but only for the same purpose: a dead letter must not be taken for
+    /// a checkpoint.
+    Topic {
+        name: String,
+        usage: TopicUse,
+    },
 }
 
 /// What a pipeline has to itself, or why it can't be one.
-pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<[Own; 2], String>;
+pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<Vec<Own>, String>;
 
 impl Answers {
     /// For who may connect to nothing.
@@ -142,11 +152,27 @@ impl Answers {
 }
 
 impl Own {
+    /// Returns those of other pipelines that exclude this one.
+    pub(super) fn excluded(&self) -> Vec<Self> {
+        match self {
+            Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
+            Self::Topic { name, usage } => [TopicUse::Checkpoints, TopicUse::DeadLetters]
+                .into_iter()
+                .filter(|other| other != usage)
+                .map(|usage| Self::Topic {
+                    name: name.clone(),
+                    usage,
+                })
+                .collect(),
+        }
+    }
+
     /// What two pipelines would share.
     pub(super) fn what(&self) -> &'static str {
         match self {
             Self::Name(_) => "name",
             Self::Slot { .. } => "slot in the same database",
+            Self::Topic { .. } => "topic, one for checkpoints and one for dead letters",
         }
     }
 }
@@ -158,6 +184,10 @@ impl fmt::Display for Own {
             Self::Slot { slot, .. } => {
                 write!(f, "another pipeline has slot {slot:?} in the same database")
             }
+            Self::Topic { name, usage } => write!(
+                f,
+                "topic {name:?} is for {usage} here and for something else in another pipeline; name another"
+            ),
         }
     }
 }
@@ -171,7 +201,7 @@ struct Filled {
 struct Used {
     row: TextRow,
     pipeline: FilePipeline,
-    own: [Own; 2],
+    own: Vec<Own>,
 }
 
 /// What the source answers, in an order that does not depend on the server.
@@ -203,7 +233,8 @@ fn filled(
             let mut pipeline = FilePipeline::of_template(filled)?;
             pipeline.origin = origin.clone();
             let own = judge(&pipeline)?;
-            let is_free = |own: &Own| !taken.contains(own) && !in_rows.contains(own);
+            let is_taken = |other: &Own| taken.contains(other) || in_rows.contains(other);
+            let is_free = |own: &Own| !own.excluded().iter().any(is_taken);
             match own.iter().find(|own| !is_free(own)) {
                 Some(own) => Err(own.to_string()),
                 None => Ok((pipeline, own)),

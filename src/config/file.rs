@@ -10,7 +10,8 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::query::{self, LastRows, QuerySource};
-use super::{ConfigError, Given, retired};
+use super::syntax::parse;
+use super::{ConfigError, Given};
 use crate::kafka::properties::is_secret;
 use crate::kafka::topics::CreateTopics;
 use crate::outbox::settings::{EmptyPayload, Format, HeaderFormat, NullPayload};
@@ -652,57 +653,4 @@ impl File {
         }
         found
     }
-}
-
-/// The file's text; an error has its line. The error never quotes the line, which can have a
-/// password in it.
-pub(super) fn parse<T: de::DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
-    let place = |span: Option<std::ops::Range<usize>>| {
-        let before = span
-            .and_then(|span| text.get(..span.start))
-            .unwrap_or_default();
-        before.matches('\n').count() + 1
-    };
-    let document = toml::Deserializer::parse(text)
-        .map_err(|error| (place(error.span()), error.message().to_owned()))?;
-    serde_path_to_error::deserialize(document).map_err(|error| {
-        let path = error.path().to_string();
-        let error = error.into_inner();
-        let message = error.message();
-        let reason = retired_name(message)
-            .or_else(|| {
-                let known = nearest_known(message)?;
-                Some(format!("{message}; did you mean `{known}`?"))
-            })
-            .unwrap_or_else(|| format!("{path}: {message}"));
-        (place(error.span()), reason)
-    })
-}
-
-/// What to say of a key or value that an earlier version had, by serde's message: "unknown field `a`, expected one of
-/// `b`, `c`", or "unknown variant".
-fn retired_name(message: &str) -> Option<String> {
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    match message.split(' ').nth(1)? {
-        "field" => retired::key(unknown, quoted),
-        "variant" => retired::value(unknown, quoted),
-        _ => None,
-    }
-}
-
-/// The known key that is most like the unknown one, both as serde's message has them: "unknown
-/// field `a`, expected one of `b`, `c`".
-fn nearest_known(message: &str) -> Option<&str> {
-    let mut quoted = message
-        .strip_prefix("unknown field ")?
-        .split('`')
-        .skip(1)
-        .step_by(2);
-    let unknown = quoted.next()?;
-    quoted
-        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
-        .filter(|(distance, _)| *distance <= unknown.len() / 2 + 1)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, known)| known)
 }

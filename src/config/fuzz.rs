@@ -58,7 +58,7 @@ pub fn config(data: &[u8]) {
 /// What comes of the text without flags or variables: the file as a log would show it, and the
 /// settings; or the error in all its forms.
 fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
-    let file: super::File = file::parse(text).map_err(|(line, reason)| {
+    let file: super::File = syntax::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
         assert!((1..=lines).contains(&line), "line {line} of {lines}");
         reason

@@ -8,15 +8,12 @@ use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, FilePipeline, Origin};
 use super::reader::Reader;
-use super::values::TOKEN_COMMAND;
+use super::values::{KAFKA_VARIABLES, TOKEN_COMMAND};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError, client_config};
 use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::pipeline::settings::SinkSettings;
 use crate::program::Program;
-
-/// What the variables for librdkafka's properties begin with.
-const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";
 
 /// Properties from variables: `WALPOST_KAFKA_SASL_PASSWORD` is `sasl.password`.
 pub(super) fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {

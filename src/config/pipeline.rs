@@ -13,7 +13,7 @@ use super::{Env, Given};
 use super::{kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
 use crate::kafka::settings::CheckpointSettings;
-use crate::outbox::reserved_topics::{DEFAULT_CHECKPOINT_TOPIC, ReservedTopics};
+use crate::outbox::reserved_topics::{DEFAULT_CHECKPOINT_TOPIC, ReservedTopics, TopicUse};
 use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::Topic;
 use crate::pipeline::settings::{
@@ -199,6 +199,8 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
         .topic
         .unwrap_or_else(|| DEFAULT_CHECKPOINT_TOPIC.to_owned());
     legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
+    own_topic(&topic, TopicUse::Checkpoints)
+        .map_err(|reason| reader.error("checkpoint", reason))?;
     let replication = checkpoint.replication.unwrap_or(-1);
     if replication == 0 || replication < -1 {
         return Err(reader.error("checkpoint", "expected at least 1 replica"));
@@ -207,6 +209,16 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
         topic,
         replication,
     }))
+}
+
+/// Refuses a topic of Walpost's own that is reserved for something else, also in other processes.
+fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
+    match ReservedTopics::default().find(topic) {
+        Some(other) if other != usage => Err(format!(
+            "topic {topic:?} is reserved for {other}, so it cannot be for {usage}; name another"
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn dead_letters(
@@ -238,6 +250,7 @@ fn dead_letters(
     }
     let topic = &settings.topic;
     legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
+    own_topic(topic, TopicUse::DeadLetters).map_err(|reason| reader.error(TOPIC, reason))?;
     if events.constant() == Some(topic) {
         let reason = format!("topic {topic:?} is that of the events; name another");
         return Err(reader.error(TOPIC, reason));

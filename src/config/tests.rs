@@ -343,6 +343,42 @@ fn fixed_topic_that_is_reserved_is_refused() {
 }
 
 #[test]
+fn topic_of_walposts_own_has_one_purpose_in_all_pipelines() {
+    let dead = "on_unroutable = \"dead-letter\"\ndead_letter_topic = ";
+    for (topic, usage) in [
+        ("walpost-checkpoints", "for checkpoints"),
+        ("__consumer_offsets", "for Kafka's internal topics"),
+    ] {
+        let text = error(&format!("{MINIMAL}\n{dead}\"{topic}\""));
+        assert!(
+            text.contains("dead_letter_topic: topic") && text.contains(usage),
+            "{text}"
+        );
+    }
+    let exactly_once = "delivery = \"exactly-once\"\ncheckpoint = { topic = ";
+    let text = error(&format!(
+        "{MINIMAL}\n{exactly_once}\"walpost-dead-letters\" }}"
+    ));
+    assert!(text.contains("reserved for dead letters"), "{text}");
+    let other = "\n[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n";
+    let both = format!("{MINIMAL}\n{dead}\"x\"\n{other}{exactly_once}\"x\" }}");
+    let text = error(&both);
+    assert!(
+        text.contains("have the same topic, one for checkpoints"),
+        "{text}"
+    );
+    // Several pipelines may share a topic for the same purpose.
+    let same = format!("{MINIMAL}\n{dead}\"x\"\n{other}{dead}\"x\"");
+    let loaded = load_text(
+        &same,
+        ConnectionArgs::default(),
+        &RecordArgs::default(),
+        &[],
+    );
+    assert_eq!(loaded.expect("loads").len(), 2);
+}
+
+#[test]
 fn topics_of_all_pipelines_of_the_file_are_reserved_in_each() {
     let other = "[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n\
                  delivery = \"exactly-once\"\ncheckpoint = { topic = \"of-b\" }\n";
@@ -690,4 +726,70 @@ fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one
         let settings = format!("{TABLES}\n{more}");
         check(&settings, None, false, &words);
     }
+}
+
+fn syntax_error(text: &str) -> (usize, String) {
+    super::syntax::parse::<super::File>(text).expect_err("refused")
+}
+
+#[test]
+fn names_the_variable_that_replaces_a_property() {
+    let (line, reason) = syntax_error("[kafka]\n\"sasl.password\" = \"${KAFKA_PW}\"\n");
+    assert_eq!(line, 2);
+    for word in [
+        "sasl.password",
+        "${KAFKA_PW}",
+        "set WALPOST_KAFKA_SASL_PASSWORD",
+    ] {
+        assert!(reason.contains(word), "{word:?} in {reason:?}");
+    }
+}
+
+#[test]
+fn refuses_variables_in_arrays_and_nested_tables() {
+    for text in [
+        "[[pipeline]]\npostgres = \"postgresql://u:${PW}@h/d\"",
+        "[[pipeline]]\npassword_command = [\"cat\", \"${SECRET}\"]",
+        "[[pipeline]]\n[pipeline.kafka]\n\"client.id\" = \"a-${HOSTNAME}\"",
+    ] {
+        let (_, reason) = syntax_error(text);
+        assert!(reason.contains("are not expanded"), "{reason}");
+    }
+}
+
+#[test]
+fn accepts_groups_of_a_replacement_and_other_dollars() {
+    for value in ["$1", "${", "${}", "${a b}", "$A"] {
+        let text = format!("[[pipeline]]\ntopic = {value:?}\n");
+        assert!(super::syntax::parse::<super::File>(&text).is_ok(), "{text}");
+    }
+    let route = "[[pipeline]]\nroute = { column = \"a\", regex = \"b\", replacement = \"${c}\" }";
+    assert!(super::syntax::parse::<super::File>(route).is_ok());
+}
+
+#[test]
+fn names_the_nearest_key_before_the_list() {
+    let (_, reason) = syntax_error("[[pipeline]]\nretenton = \"7d\"");
+    assert!(
+        reason.starts_with(
+            "unknown field `retenton`; did you mean `retention`? expected one of `name`"
+        ),
+        "{reason}"
+    );
+    let (_, reason) = syntax_error("[[pipeline]]\ndelivery = \"exactlyonce\"");
+    assert!(
+        reason.starts_with(
+            "pipeline[0].delivery: unknown variant `exactlyonce`; did you mean `exactly-once`?"
+        ),
+        "{reason}"
+    );
+}
+
+#[test]
+fn names_the_double_brackets_of_a_pipeline() {
+    let (line, reason) = syntax_error("\n[pipeline]\npostgres = \"x\"");
+    assert_eq!(line, 2);
+    assert!(reason.contains("write [[pipeline]]"), "{reason}");
+    let (_, reason) = syntax_error("[fleet.source]\ndirectory = \"x\"");
+    assert!(reason.contains("write [[fleet.source]]"), "{reason}");
 }

@@ -6,6 +6,15 @@ use std::time::Duration;
 pub(super) const PASSWORD_COMMAND: &str = "password_command";
 pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
+/// The names of variables for librdkafka's properties begin with this.
+pub(super) const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";
+
+/// Returns the variable for a property of librdkafka's.
+pub(super) fn variable_of(property: &str) -> String {
+    let name = property.to_uppercase().replace('.', "_");
+    format!("{KAFKA_VARIABLES}{name}")
+}
+
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(pub u64);
@@ -22,16 +31,19 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
         })
 }
 
-/// Reads a duration with a unit (`30s`, `500ms`, `1m30s`).
+/// Reads a duration with a unit (`500ms`, `30s`, `1m30s`, `7d`, `2 weeks`). A day has 24 hours.
 ///
 /// # Errors
-/// It is no duration; the message says what was expected.
+/// The text is not a duration, or has units that have no fixed length, such as months; the message says what was expected.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    text.parse::<jiff::SignedDuration>()
+    text.parse::<jiff::Span>()
+        .and_then(|span| span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()))
         .ok()
         .and_then(|duration| duration.try_into().ok())
         .ok_or_else(|| {
-            format!("{text:?} is not a duration: expected a number with a unit, like 30s or 500ms")
+            format!(
+                "{text:?} is not a duration: expected a number with a unit, like 500ms, 30s, 12h or 7d"
+            )
         })
 }
 
@@ -47,7 +59,10 @@ pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp
         let zoned = local.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
         Some(zoned.timestamp())
     };
-    let before = || now.checked_sub(duration(text).ok()?).ok();
+    let before = || {
+        let age = text.strip_suffix(" ago").unwrap_or(text);
+        now.checked_sub(duration(age).ok()?).ok()
+    };
     zoned().or_else(utc).or_else(before).ok_or_else(|| {
         format!(
             "{text:?} is not a time: expected one like 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long ago"
@@ -74,7 +89,9 @@ mod tests {
         assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
-        for text in ["", "30", "-1s", "soon"] {
+        assert_eq!(duration("7d"), Ok(Duration::from_hours(7 * 24)));
+        assert_eq!(duration("1w"), duration("7 days"));
+        for text in ["", "30", "-1s", "1 month", "soon"] {
             assert!(duration(text).is_err(), "{text:?}");
         }
     }
@@ -91,6 +108,8 @@ mod tests {
         check("2026-11-21 09:05", "2026-11-21T09:05:00Z");
         check("2026-11-21", "2026-11-21T00:00:00Z");
         check("24h", "2026-11-20T12:00:00Z");
+        check("1w", "2026-11-14T12:00:00Z");
+        check("1h ago", "2026-11-21T11:00:00Z");
         for text in ["", "soon", "2026-13-01", "12", "24 potatoes"] {
             assert!(moment(text, now).is_err(), "{text:?}");
         }

@@ -401,7 +401,8 @@ impl Watermark {
             (None, _) if !self.ends.is_empty() => {
                 self.deliveries.slots.at(self.head).times().committed
             }
-            (None, Some(open)) if open.records > 0 => self.begun_micros,
+            // A row that waits for its topic is not counted as sent yet.
+            (None, Some(open)) if open.records > 0 || waits => self.begun_micros,
             (None, _) => 0,
         };
         Progress {

@@ -56,8 +56,22 @@ pub(crate) enum BrokerFinding {
         /// How large what is sent to it may be.
         limits: Limits,
     },
-    /// The topic is not there, or not for us.
-    NoTopic(SinkError),
+    /// The topic does not exist, or may not be used.
+    NoTopic {
+        error: SinkError,
+        /// How many brokers there are.
+        brokers: usize,
+    },
+}
+
+impl BrokerFinding {
+    /// The number of brokers, if it matters: an existing topic is not created.
+    pub(crate) fn brokers(&self) -> Option<usize> {
+        match self {
+            Self::Reachable { brokers } | Self::NoTopic { brokers, .. } => Some(*brokers),
+            Self::Unreachable(_) | Self::Refused(_) | Self::Topic { .. } => None,
+        }
+    }
 }
 
 /// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
@@ -83,6 +97,7 @@ pub(crate) async fn look(
             let brokers = metadata.brokers().len();
             return Ok(BrokerFinding::Reachable { brokers });
         };
+        let count = metadata.brokers().len();
         Ok::<_, rdkafka::error::KafkaError>(match judge(&metadata) {
             Lookup::Present(partitions) => BrokerFinding::Topic {
                 limits: Limits::look_up(consumer.client(), &topic, &producer),
@@ -91,13 +106,19 @@ pub(crate) async fn look(
             },
             Lookup::Missing => {
                 let brokers = named;
-                BrokerFinding::NoTopic(SinkError::TopicMissing { topic, brokers })
+                BrokerFinding::NoTopic {
+                    error: SinkError::TopicMissing { topic, brokers },
+                    brokers: count,
+                }
             }
-            Lookup::Denied(reason) => BrokerFinding::NoTopic(SinkError::TopicDenied {
-                grant: grants.topic(&topic),
-                topic,
-                reason,
-            }),
+            Lookup::Denied(reason) => BrokerFinding::NoTopic {
+                error: SinkError::TopicDenied {
+                    grant: grants.topic(&topic),
+                    topic,
+                    reason,
+                },
+                brokers: count,
+            },
         })
     });
     let unreachable = |reason: String| {

@@ -48,6 +48,9 @@ impl fmt::Display for NotReady {
             Self::KafkaDown(reason, 0) => {
                 write!(f, "Kafka is unreachable, and no events wait: {reason}")
             }
+            Self::KafkaDown(reason, 1) => {
+                write!(f, "Kafka is unreachable, and an event waits: {reason}")
+            }
             Self::KafkaDown(reason, waiting) => {
                 write!(
                     f,
@@ -121,7 +124,9 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        return Some(NotReady::KafkaDown(reason.clone(), totals.in_flight));
+        // A row whose topic is not known yet waits too, and is not in flight.
+        let waiting = totals.in_flight.max(u64::from(totals.waits));
+        return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }
     if is_stuck(totals) {
         return Some(NotReady::Stuck(

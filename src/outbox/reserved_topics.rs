@@ -15,7 +15,7 @@ pub(crate) const DEFAULT_DEAD_LETTER_TOPIC: &str = "walpost-dead-letters";
 const INTERNAL_PREFIX: &str = "__";
 
 /// What a reserved topic is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TopicUse {
     Checkpoints,
     DeadLetters,

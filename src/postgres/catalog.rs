@@ -53,7 +53,9 @@ mod snapshot_history;
 mod synchronous;
 mod table;
 mod table_guard;
+mod unused_slots;
 mod vitals;
+mod writers;
 
 /// A connection for questions.
 pub(crate) struct Catalog {

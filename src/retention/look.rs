@@ -307,6 +307,31 @@ fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
         .ok_or_else(|| CatalogError::Unexpected("now() is beyond the calendar".to_owned()))
 }
 
+/// The query for [`slots`] on a server of this version. The view `pg_publication_tables` would lock every table of every publication
+/// from PostgreSQL 17 on, so that the lock of an unrelated table would keep this one from being maintained.
+fn slots_sql(version: i32) -> String {
+    // Schemas in publications came with PostgreSQL 15.
+    let in_schema = match version >= 150_000 {
+        true => {
+            "OR EXISTS (SELECT FROM pg_publication_namespace s JOIN tree ON tree.schema = s.pnnspid WHERE s.pnpubid = p.oid)"
+        }
+        false => "",
+    };
+    format!(
+        "WITH root AS (SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $2::text AND c.relname = $3::text), \
+         tree AS (SELECT c.oid, c.relnamespace AS schema FROM pg_class c WHERE c.oid IN (SELECT oid FROM root \
+             UNION ALL SELECT t.relid FROM root, pg_partition_tree(root.oid) AS t \
+             UNION ALL SELECT a.relid FROM root, pg_partition_ancestors(root.oid) AS a)) \
+         SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0'), slot_name = $1 \
+         FROM pg_replication_slots \
+         WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
+             OR EXISTS (SELECT FROM pg_publication p WHERE p.pubname <> $4 AND (p.puballtables \
+                 OR EXISTS (SELECT FROM pg_publication_rel r JOIN tree ON tree.oid = r.prrelid WHERE r.prpubid = p.oid) \
+                 {in_schema})))"
+    )
+}
+
 /// The slots that read the table, and where they stand: the pipeline's own, and if another publication has the
 /// table too, every other with pgoutput in this database. Nobody can ask which publication a slot is used
 /// with. None without the pipeline's own.
@@ -315,18 +340,19 @@ pub(crate) async fn slots(
     target: &Target,
     table: &TableName,
 ) -> Result<Vec<(String, Lsn)>, CatalogError> {
+    let row = client
+        .query_one("SELECT current_setting('server_version_num')::int4", &[])
+        .await?;
+    let sql = slots_sql(row.try_get(0)?);
     let rows = client
         .query(
-            "WITH tree AS (SELECT $2::text AS s, $3::text AS t UNION ALL \
-                 SELECT n.nspname::text, c.relname::text \
-                 FROM pg_partition_tree(format('%I.%I', $2::text, $3::text)::regclass) AS p \
-                 JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace) \
-             SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0'), slot_name = $1 \
-             FROM pg_replication_slots \
-             WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
-                 OR EXISTS (SELECT FROM pg_publication_tables p JOIN tree ON p.schemaname = s AND p.tablename = t \
-                     WHERE p.pubname <> $4))",
-            &[&target.slot, &table.schema, &table.name, &target.publication],
+            &sql,
+            &[
+                &target.slot,
+                &table.schema,
+                &table.name,
+                &target.publication,
+            ],
         )
         .await?;
     let mut has_own = false;

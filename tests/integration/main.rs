@@ -69,6 +69,7 @@ macro_rules! for_each_scene {
 
 mod administrator;
 mod budget;
+mod check_findings;
 mod checker;
 mod cluster;
 mod commands;

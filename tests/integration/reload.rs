@@ -142,6 +142,32 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
 }
 
 #[test]
+fn status_reports_a_failed_reload_until_one_succeeds() {
+    let scene = Scene::new();
+    let mut process = Process::start(&[&scene]);
+    let address = process.walpost.http().address().to_owned();
+    let status = || Invocation::new(["status", "--http", &address]).finish();
+    wait_until("a healthy status", || status().code == Some(0));
+    replace(&process.file(), "[[pipeline]]\nretenton = '7d'\n");
+    process.walpost.wait_for_log(NOT_RELOADED);
+    let failed = status().expect_code(1);
+    for word in [
+        "configuration: not reloaded",
+        "did you mean `retention`",
+        "walpost pipeline reload",
+    ] {
+        assert!(
+            failed.stdout.contains(word),
+            "{word:?} in {}",
+            failed.stdout
+        );
+    }
+    process.reload(&[&scene], 1);
+    wait_until("a healthy status", || status().code == Some(0));
+    process.walpost.terminate().expect_code(0);
+}
+
+#[test]
 fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
     for exactly_once in [false, true] {
         let [stays, changes] = [Scene::new(), Scene::new().in_mode(exactly_once)];

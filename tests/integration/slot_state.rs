@@ -1,5 +1,6 @@
 //! What is confirmed is written down first, so that nobody moves a slot, or makes it anew, unnoticed.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
@@ -310,6 +311,106 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
         );
         scene.check().finish().expect_code(0);
     }
+}
+
+/// pg_upgrade keeps the database's OID and the rows of Walpost's tables, and gives the cluster another identifier and timeline 1.
+#[test]
+fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
+    for exactly_once in [false, true] {
+        let (old, upgraded) = (Server::private(MAJOR, ""), OnceCell::new());
+        let mut scene = Scene::on(&old, Broker::shared()).in_mode(exactly_once);
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+        walpost.terminate().expect_code(0);
+        scene.insert(&aggregate, "not delivered");
+        scene.fail_over(upgraded.get_or_init(|| old.upgraded()), []);
+        let missing = scene.run().finish().expect_code(3);
+        missing.expect_says(&["does not exist", "walpost init"]);
+        let init = scene.init().finish().expect_code(0);
+        init.expect_says(&[
+            "slot created on another cluster",
+            "walpost replay --dropped-slots",
+        ]);
+        if exactly_once {
+            scene.run().finish().expect_code(3);
+            scene
+                .checkpoint("adopt")
+                .arg("--yes")
+                .finish()
+                .expect_code(0);
+        }
+        let walpost = scene.start();
+        scene
+            .replay(&["--dropped-slots", "--yes"])
+            .finish()
+            .expect_code(0);
+        wait_until("the row that was not delivered", || {
+            scene
+                .records()
+                .iter()
+                .any(|record| record.key() == "not delivered")
+        });
+        walpost.terminate().expect_code(0);
+        scene.check().finish().expect_code(0);
+    }
+}
+
+/// A blue/green switch: the new server was a logical subscriber of the old one, so it has the rows of Walpost's tables, but
+/// neither the slot nor the positions of sequences.
+#[test]
+fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
+    let green = Server::private(MAJOR, "wal_level = logical\n");
+    let mut scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    walpost.terminate().expect_code(0);
+    // Entries whose ids the sequence of the subscriber returns again.
+    for _ in 0..3 {
+        scene.drop_slot();
+        scene.init().finish().expect_code(0);
+    }
+    let session = green.session("postgres");
+    session.run(&format!("CREATE DATABASE {}", scene.name));
+    let copied = Command::new("sh")
+        .arg("-c")
+        .arg("\"$0/pg_dump\" --schema-only -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
+        .arg(debian(MAJOR))
+        .arg(scene.conninfo())
+        .arg(green.conninfo(&scene.name))
+        .output()
+        .unwrap();
+    assert!(copied.status.success(), "{copied:?}");
+    scene.db.run("CREATE PUBLICATION green FOR ALL TABLES");
+    let subscriber = green.session(&scene.name);
+    subscriber.run(&format!(
+        "CREATE SUBSCRIPTION green_{} CONNECTION '{}' PUBLICATION green",
+        scene.name,
+        scene.conninfo()
+    ));
+    scene.insert(&aggregate, "not delivered");
+    wait_until("the subscriber to have both rows", || {
+        subscriber.is_true("SELECT count(*) = 2 FROM outbox")
+    });
+    subscriber.run(&format!("DROP SUBSCRIPTION green_{}", scene.name));
+    let journal = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
+    let before = subscriber.value(journal);
+    scene.fail_over(&green, []);
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    assert_ne!(scene.db.value(journal), before);
+    let walpost = scene.start();
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
+    wait_until("the row that was not delivered", || {
+        scene
+            .records()
+            .iter()
+            .any(|record| record.key() == "not delivered")
+    });
+    walpost.terminate().expect_code(0);
+    scene.check().finish().expect_code(0);
 }
 
 /// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.

@@ -154,9 +154,40 @@ impl Server {
         copy_owned(copy, &self.data());
     }
 
+    /// A server with the data of this private server, which is stopped, after pg_upgrade. Both have the same version; the cluster is
+    /// another one.
+    pub(crate) fn upgraded(&self) -> Server {
+        self.stop(Stop::Fast);
+        let upgraded = Self::configured(self.major, &initialise(self.major), "");
+        let programs = debian(self.major);
+        let mut command = Command::new(programs.join("pg_upgrade"));
+        for (flag, folder) in [
+            ("-b", &programs),
+            ("-B", &programs),
+            ("-d", &self.data()),
+            ("-D", &upgraded.data()),
+            ("-s", &upgraded.socket),
+        ] {
+            command.arg(flag).arg(folder);
+        }
+        let output = as_server_account(&mut command)
+            .args(["-U", "postgres"])
+            .current_dir(&upgraded.socket)
+            .output()
+            .expect("pg_upgrade runs");
+        assert!(output.status.success(), "{output:?}");
+        upgraded.start();
+        upgraded
+    }
+
     /// A new cluster, not started.
     fn initialised(major: u32, settings: &str) -> Server {
-        let server = Self::copied(major, &cluster(major), &format!("{SETTINGS}{settings}"));
+        Self::configured(major, &cluster(major), settings)
+    }
+
+    /// A copy of this cluster with the settings of all tests and these.
+    fn configured(major: u32, cluster: &Path, settings: &str) -> Server {
+        let server = Self::copied(major, cluster, &format!("{SETTINGS}{settings}"));
         let (data, owner) = (server.data(), server_account());
         fs::write(data.join("pg_hba.conf"), ACCESS).unwrap();
         let identity = &*SERVER_IDENTITY;
@@ -419,28 +450,29 @@ fn cluster(major: u32) -> PathBuf {
         .iter()
         .position(|known| *known == major)
         .expect("a known version");
-    CLUSTERS[index]
-        .get_or_init(|| {
-            let folder = reaper::folder("cluster");
-            give(&folder, server_account());
-            let data = folder.join("data");
-            let mut initdb = Command::new(binaries(major).join("initdb"));
-            initdb
-                .arg("-D")
-                .arg(&data)
-                .args(["-U", "postgres", "-A", "trust", "-N"]);
-            initdb.args(["--encoding=UTF8", "--locale=C"]);
-            let output = as_server_account(&mut initdb)
-                .output()
-                .expect("initdb runs");
-            assert!(
-                output.status.success(),
-                "{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-            data
-        })
-        .clone()
+    CLUSTERS[index].get_or_init(|| initialise(major)).clone()
+}
+
+/// Runs initdb, and returns the data folder.
+fn initialise(major: u32) -> PathBuf {
+    let folder = reaper::folder("cluster");
+    give(&folder, server_account());
+    let data = folder.join("data");
+    let mut initdb = Command::new(binaries(major).join("initdb"));
+    initdb
+        .arg("-D")
+        .arg(&data)
+        .args(["-U", "postgres", "-A", "trust", "-N"]);
+    initdb.args(["--encoding=UTF8", "--locale=C"]);
+    let output = as_server_account(&mut initdb)
+        .output()
+        .expect("initdb runs");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    data
 }
 
 /// PostgreSQL refuses to run as root: then it runs as the account that its package made.

@@ -162,6 +162,12 @@ impl<'a> Scene<'a> {
         self.reconnect();
     }
 
+    /// Has it continue with another Kafka cluster.
+    pub(crate) fn change_cluster(&mut self, to: &'a Broker) {
+        self.broker = to;
+        self.kafka = to.address();
+    }
+
     /// key=value conninfo of the superuser over the unix-domain socket.
     pub(crate) fn conninfo(&self) -> String {
         self.server.conninfo(&self.name)

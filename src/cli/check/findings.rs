@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::super::FEW;
-use super::super::out::{self, say};
+use super::super::out::{self, Tone, say};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::Remedy;
 
@@ -30,7 +30,22 @@ impl Outcome {
             Self::Failure => "FAILED",
         }
     }
+
+    fn tone(self) -> Tone {
+        match self {
+            Self::Ok => Tone::Good,
+            Self::Warning => Tone::Warning,
+            Self::Unreachable | Self::Failure => Tone::Bad,
+        }
+    }
 }
+
+const WORST_FIRST: [Outcome; 4] = [
+    Outcome::Failure,
+    Outcome::Unreachable,
+    Outcome::Warning,
+    Outcome::Ok,
+];
 
 /// One check.
 #[derive(Debug, Serialize)]
@@ -58,23 +73,33 @@ pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
     if json {
         out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
-        let lines = match of_pipelines(findings) {
+        match of_pipelines(findings) {
             pipelines if pipelines.len() > FEW => summary(&pipelines, findings),
-            _ => findings.iter().map(|of| line(of, &of.pipeline)).collect(),
-        };
-        for line in lines {
-            say!("{line}");
+            _ => {
+                for finding in findings {
+                    print(finding, &finding.pipeline);
+                }
+                say!("{}", total(findings));
+            }
         }
     }
     exit
 }
 
-fn line(finding: &Finding, pipelines: &str) -> String {
-    let mark = finding.outcome.mark();
-    format!(
-        "{mark:7} {pipelines}: {}: {}",
-        finding.check, finding.message
-    )
+fn print(finding: &Finding, pipelines: &str) {
+    let outcome = finding.outcome;
+    let text = format!("{pipelines}: {}: {}", finding.check, finding.message);
+    out::marked(outcome.tone(), &format!("{:7}", outcome.mark()), &text);
+}
+
+/// Counts the checks by outcome, the worst first.
+fn total(findings: &[Finding]) -> String {
+    let counts = WORST_FIRST.map(|outcome| {
+        let count = findings.iter().filter(|of| of.outcome == outcome).count();
+        (count > 0).then(|| format!("{count} {}", outcome.mark()))
+    });
+    let counts: Vec<_> = counts.into_iter().flatten().collect();
+    format!("{} checks: {}", findings.len(), counts.join(", "))
 }
 
 /// The pipelines in their order, each with the worst that was found of it.
@@ -92,15 +117,9 @@ fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     pipelines
 }
 
-/// How many pipelines are in which state, and then what is not as it should be: the worst first, and what several have in common
-/// once.
-fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) -> Vec<String> {
-    const WORST_FIRST: [Outcome; 4] = [
-        Outcome::Failure,
-        Outcome::Unreachable,
-        Outcome::Warning,
-        Outcome::Ok,
-    ];
+/// Prints how many pipelines have which outcome, and then the findings that are not ok: the worst first, and those that several
+/// pipelines have in common once.
+fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
     let counts = WORST_FIRST.map(|outcome| {
         let count = pipelines
             .iter()
@@ -109,11 +128,7 @@ fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) -> Vec<String> {
         (count > 0).then(|| format!("{count} {}", outcome.mark()))
     });
     let counts: Vec<_> = counts.into_iter().flatten().collect();
-    let mut lines = vec![format!(
-        "{} pipelines: {}",
-        pipelines.len(),
-        counts.join(", ")
-    )];
+    say!("{} pipelines: {}", pipelines.len(), counts.join(", "));
     for outcome in &WORST_FIRST[..3] {
         let mut alike: Vec<(&Finding, Vec<&str>)> = Vec::new();
         for finding in findings.iter().filter(|of| of.outcome == *outcome) {
@@ -125,13 +140,11 @@ fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) -> Vec<String> {
                 None => alike.push((finding, vec![&finding.pipeline])),
             }
         }
-        let lines_of = alike
-            .iter()
-            .map(|(first, names)| line(first, &some_names(names)));
-        lines.extend(lines_of);
+        for (first, names) in alike {
+            print(first, &some_names(&names));
+        }
     }
-    lines.push("each check of one pipeline: walpost check --pipeline NAME".to_owned());
-    lines
+    say!("each check of one pipeline: walpost check --pipeline NAME");
 }
 
 fn some_names(names: &[&str]) -> String {

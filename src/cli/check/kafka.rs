@@ -6,6 +6,7 @@ use super::findings::{Outcome, Report};
 use crate::kafka::limits::compaction_warning;
 use crate::kafka::probe::{self, BrokerFinding, ProducerFinding};
 use crate::kafka::properties::{Properties, unsuitable};
+use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::sink::SinkError;
 
@@ -34,7 +35,10 @@ pub(super) async fn kafka<'s>(
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
     );
     let creates = create_topics.is_some();
-    let is_topic_told = matches!(found, BrokerFinding::NoTopic(_));
+    let is_topic_told = matches!(found, BrokerFinding::NoTopic { .. });
+    if let (Some(create), Some(brokers)) = (create_topics, found.brokers()) {
+        replication(create, brokers, report);
+    }
     broker_finding("kafka", found, creates, settings, report);
     if is_there && !is_topic_told {
         // Whoever has the same properties waits for the answer.
@@ -64,7 +68,9 @@ pub(super) async fn kafka<'s>(
         let found = probe::look(properties, credentials, Some(topic)).await;
         match found {
             // Nothing waits for it before somebody writes a message that is no event.
-            BrokerFinding::NoTopic(error) if !creates && !settings.dead_letters.are_of_events() => {
+            BrokerFinding::NoTopic { error, .. }
+                if !creates && !settings.dead_letters.are_of_events() =>
+            {
                 let message = format!(
                     "a message that is no event, which every role that may write messages can write, halts the pipeline: {error}"
                 );
@@ -74,6 +80,18 @@ pub(super) async fn kafka<'s>(
         }
     }
     is_there
+}
+
+/// Reports topics that could not be created, since each replica needs a broker of its own.
+fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
+    let wanted = usize::try_from(create.replication).unwrap_or_default();
+    if wanted > brokers {
+        let message = format!(
+            "create_topics asks for {wanted} replicas of each topic, and there are {brokers} broker(s), so no topic can be created: \
+             expected replication = {brokers} at most"
+        );
+        report.add("kafka topics", Outcome::Failure, message);
+    }
 }
 
 fn broker_finding(
@@ -107,10 +125,13 @@ fn broker_finding(
                 report.add(check, Outcome::Warning, compaction_warning(&topic));
             }
         }
-        BrokerFinding::NoTopic(SinkError::TopicMissing { .. }) if creates => {
+        BrokerFinding::NoTopic {
+            error: SinkError::TopicMissing { .. },
+            ..
+        } if creates => {
             let message = "the topic is missing and will be created";
             report.add(check, Outcome::Ok, message);
         }
-        BrokerFinding::NoTopic(error) => report.add(check, Outcome::Failure, error),
+        BrokerFinding::NoTopic { error, .. } => report.add(check, Outcome::Failure, error),
     }
 }

@@ -1,8 +1,10 @@
 //! The database, and everything in it that a pipeline needs.
 
+use std::collections::HashSet;
+
 use tokio::sync::Mutex;
 
-use super::findings::{Outcome, Report, of};
+use super::findings::{Finding, Outcome, Report, of};
 use crate::escape::shell_word;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
@@ -80,6 +82,7 @@ pub(super) async fn postgres(
     }
     owners(settings, &observed, &catalog, report).await;
     columns(settings, &observed, report);
+    writers(settings, &observed, &catalog, report).await;
     budget(settings, &observed, &catalog, report).await;
     let mut needs_slot = observed.slot.is_none();
     if problems.is_empty() {
@@ -200,6 +203,79 @@ async fn owners(
         && let Err(error) = catalog.guard_table(table, Statement::Select).await
     {
         report.add("owners", Outcome::Warning, error);
+    }
+}
+
+/// Reports the roles that may send events.
+async fn writers(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    const SUBJECT: &str = "writers";
+    let (Some(table), Some(_)) = (settings.target.outbox.table(), &observed.table) else {
+        return;
+    };
+    let writers = match catalog.writers(table).await {
+        Ok(writers) => writers,
+        Err(error) => return report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
+    };
+    let owner = identifier(&writers.owner);
+    let word = shell_word(&table.to_string());
+    let grant = format!("walpost init --table {word} --writer ROLE");
+    if writers.is_public {
+        let message = format!(
+            "every role may insert into {table}, and so send events. If only some should: grant it to each of them ({grant}), \
+             then: REVOKE INSERT ON {table} FROM PUBLIC"
+        );
+        return report.add(SUBJECT, Outcome::Warning, message);
+    }
+    match (writers.granted.as_slice(), writers.is_owner_superuser) {
+        ([], true) => report.add(
+            SUBJECT,
+            Outcome::Warning,
+            format!("no role but superusers may insert into {table}. Let the service's role send events: {grant}"),
+        ),
+        ([], false) => {
+            let message = format!("only the owner, {owner}, may insert into {table}. To let others: {grant}");
+            report.add(SUBJECT, Outcome::Ok, message);
+        }
+        (roles, _) => {
+            let names: Vec<_> = roles.iter().map(|role| identifier(role)).collect();
+            let message = format!("roles that may insert into {table}: {}", some_of(&names));
+            report.add(SUBJECT, Outcome::Ok, message);
+        }
+    }
+}
+
+/// Reports slots that retain WAL for no pipeline of the configuration, once for each database.
+pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut Vec<Finding>) {
+    let used: Vec<_> = pipelines
+        .iter()
+        .map(|settings| settings.target.slot.clone())
+        .collect();
+    let mut databases = HashSet::new();
+    for settings in pipelines {
+        if !databases.insert(settings.postgres.describe()) {
+            continue;
+        }
+        // The check of the connection has reported why it fails.
+        let Ok(catalog) = Catalog::open(&settings.postgres).await else {
+            continue;
+        };
+        let mut report = Report {
+            pipeline: settings.name.clone(),
+            findings: &mut *findings,
+        };
+        match catalog.unused_slots(&settings.target, &used).await {
+            Ok(unused) => {
+                for slot in unused {
+                    report.add("unused slots", Outcome::Warning, slot);
+                }
+            }
+            Err(error) => report.add("unused slots", of(recovery::of_catalog(&error)), error),
+        }
     }
 }
 

@@ -156,6 +156,9 @@ fn the_oldest_transaction_is_the_one_that_is_not_durable() {
     watermark.begin(Lsn(400)).expect("begins");
     watermark.committed_at(9);
     assert_eq!(oldest(&mut watermark), 0, "it has no records yet");
+    let confirmed = watermark.confirmed();
+    let waiting = watermark.progress(confirmed, true).oldest_micros;
+    assert_eq!(waiting, 9, "its first row waits for the sink");
     watermark.reserve(1).expect("open").expect("room");
     assert_eq!(oldest(&mut watermark), 9);
 }

@@ -117,7 +117,10 @@ pub enum CoreError {
         error: LineError,
     },
     /// A row that can't become a record.
-    #[error("{row} at {at} can't become a record: {error}")]
+    #[error(
+        "{row} at {at} can't become a record: {error}. on_unroutable = \"dead-letter\" sends such events to the topic for dead \
+         letters. To leave out the transaction that has it: walpost skip --to {at}"
+    )]
     Route {
         /// Position of the row.
         at: Position,

@@ -145,6 +145,19 @@ pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 /// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
+/// Where the ids of new entries come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ids {
+    /// From the sequence of the identity column.
+    OfSequence,
+    /// After the last entry. Logical replication copies the rows of the journal and not the position of its sequence, so the
+    /// sequence of a former subscriber returns ids that are taken.
+    AfterLast,
+}
+
+/// How often entries are inserted after the last one: another writer can do the same at the same time.
+const ID_ATTEMPTS: usize = 5;
+
 /// Read with [`Catalog::entries`].
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
@@ -193,6 +206,26 @@ impl Catalog {
         action: &str,
         version: Option<u64>,
     ) -> Result<Vec<i64>, CatalogError> {
+        let mut inserted = self.insert_with(entries, action, version, Ids::OfSequence);
+        for _ in 0..ID_ATTEMPTS {
+            match inserted.await {
+                // unique_violation
+                Err(CatalogError::Server(error)) if error.code == "23505" => {
+                    inserted = self.insert_with(entries, action, version, Ids::AfterLast);
+                }
+                written => return written,
+            }
+        }
+        inserted.await
+    }
+
+    async fn insert_with(
+        &self,
+        entries: &[Entry<'_>],
+        action: &str,
+        version: Option<u64>,
+        ids: Ids,
+    ) -> Result<Vec<i64>, CatalogError> {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let Some(target) = entries.first().map(|entry| entry.target) else {
             return Ok(Vec::new());
@@ -216,10 +249,18 @@ impl Catalog {
                 )
             })
             .collect();
-        let insert = format!(
-            "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) VALUES {} RETURNING id",
-            values.join(", ")
-        );
+        let values = values.join(", ");
+        let insert = match ids {
+            Ids::OfSequence => format!(
+                "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) VALUES {values} RETURNING id"
+            ),
+            Ids::AfterLast => format!(
+                "INSERT INTO walpost.journal (id, pipeline, slot, action, from_lsn, to_lsn, detail) OVERRIDING SYSTEM VALUE \
+                 SELECT last.id + row_number() OVER (), pipeline, slot, action, from_lsn::pg_lsn, to_lsn::pg_lsn, detail::jsonb \
+                 FROM (SELECT coalesce(max(id), 0) AS id FROM walpost.journal) AS last, \
+                 (VALUES {values}) AS entry (pipeline, slot, action, from_lsn, to_lsn, detail) RETURNING id"
+            ),
+        };
         let rows = self.of_journal(target, &insert).await?;
         let id = |row: &SimpleQueryRow| row.get(0)?.parse().ok();
         let ids: Option<Vec<i64>> = rows.iter().map(id).collect();

@@ -128,6 +128,15 @@ impl Catalog {
         }))
     }
 
+    /// Returns whether the table has a row about the slot in this history.
+    ///
+    /// # Errors
+    /// A query fails, or the table may not be trusted.
+    pub(super) async fn has_slot_state(&self, of: &SlotOf) -> Result<bool, CatalogError> {
+        let found = self.found_state(of, Use::Read).await?;
+        Ok(matches!(found, FoundState::State(Some(_))))
+    }
+
     async fn found_state(&self, of: &SlotOf, to: Use) -> Result<FoundState, CatalogError> {
         let found = self
             .client()

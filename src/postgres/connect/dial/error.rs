@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -333,6 +334,10 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     }
     match error.code.as_str() {
         "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
+        "28000" if says("no pg_hba.conf entry") => Some(format!(
+            "Add this line to pg_hba.conf on the server, above lines that reject the connection: {}. Then: SELECT pg_reload_conf()",
+            hba_line(&error.message, conninfo)
+        )),
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
@@ -349,6 +354,37 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
             Some(format!("ALTER ROLE {role} REPLICATION"))
         }
         _ => None,
+    }
+}
+
+/// Returns the line of pg_hba.conf that would admit the connection. The message names the address that the server sees.
+/// `replication` in the database's field is for physical replication only.
+fn hba_line(message: &str, conninfo: &Conninfo) -> String {
+    let (role, database) = (hba_word(conninfo.user()), hba_word(conninfo.dbname()));
+    let address = message.split('"').nth(1).unwrap_or_default();
+    match address.parse::<IpAddr>() {
+        Ok(address) => {
+            let bits = match address {
+                IpAddr::V4(_) => 32,
+                IpAddr::V6(_) => 128,
+            };
+            let kind = match message.contains("no encryption") {
+                true => "host",
+                false => "hostssl",
+            };
+            format!("{kind} {database} {role} {address}/{bits} scram-sha-256")
+        }
+        Err(_) => format!("local {database} {role} scram-sha-256"),
+    }
+}
+
+/// A name as pg_hba.conf has it: keywords and names with spaces are quoted.
+fn hba_word(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let is_keyword = matches!(name, "all" | "sameuser" | "samerole" | "replication");
+    match !name.is_empty() && name.chars().all(is_plain) && !is_keyword {
+        true => name.to_owned(),
+        false => format!("\"{name}\""),
     }
 }
 
@@ -427,5 +463,49 @@ impl DialError {
             | DialError::Protocol { .. }
             | DialError::AllHosts { .. } => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint(conninfo: &str, message: &str) -> String {
+        let error = ServerError {
+            code: "28000".to_owned(),
+            message: message.to_owned(),
+            ..ServerError::default()
+        };
+        let conninfo = Conninfo::parse(conninfo, &|_| None).expect("a connection string");
+        remedy(&error, &conninfo).expect("a hint")
+    }
+
+    #[test]
+    fn names_the_line_that_pg_hba_lacks() {
+        for (message, line) in [
+            (
+                "no pg_hba.conf entry for host \"192.0.2.7\", user \"w\", database \"shop\", SSL encryption",
+                ": hostssl shop w 192.0.2.7/32 scram-sha-256.",
+            ),
+            (
+                "no pg_hba.conf entry for host \"2001:db8::7\", user \"w\", database \"shop\", no encryption",
+                ": host shop w 2001:db8::7/128 scram-sha-256.",
+            ),
+            (
+                "no pg_hba.conf entry for host \"[local]\", user \"w\", database \"shop\", no encryption",
+                ": local shop w scram-sha-256.",
+            ),
+        ] {
+            let found = hint("host=h user=w dbname=shop", message);
+            assert!(found.contains(line), "{found}");
+        }
+        let quoted = hint(
+            "host=h user=w-1 dbname=replication",
+            "no pg_hba.conf entry for host \"192.0.2.7\"",
+        );
+        assert!(
+            quoted.contains("hostssl \"replication\" \"w-1\" "),
+            "{quoted}"
+        );
     }
 }

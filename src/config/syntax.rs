@@ -1,0 +1,148 @@
+//! Parses the text of walpost.toml. Every error has its line.
+
+use std::ops::Range;
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::retired;
+use super::values::variable_of;
+
+/// A line, counted from 1, and what is wrong there.
+pub(super) type SyntaxError = (usize, String);
+
+/// Keys whose values may contain `${NAME}`: Java's replacement text has named groups in this form.
+const WITH_DOLLAR: &str = "route";
+
+/// Parses the text of a configuration file.
+///
+/// # Errors
+/// The text is not TOML, or it has a key or value that the file cannot have. The message never quotes the line, which
+/// may contain a password.
+pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
+    let document = DeTable::parse(text)
+        .map_err(|error| (line_of(text, error.span()), error.message().to_owned()))?;
+    refuse_variables(text, document.get_ref())?;
+    let document = toml::Deserializer::from(document);
+    serde_path_to_error::deserialize(document).map_err(|error| {
+        let path = error.path().to_string();
+        let error = error.into_inner();
+        (
+            line_of(text, error.span()),
+            describe(&path, error.message()),
+        )
+    })
+}
+
+fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
+    let before = span
+        .and_then(|span| text.get(..span.start))
+        .unwrap_or_default();
+    before.matches('\n').count() + 1
+}
+
+/// Describes an error of serde's at this path, such as "unknown field `a`, expected one of `b`, `c`".
+fn describe(path: &str, message: &str) -> String {
+    if let Some(reason) = retired_name(message) {
+        return reason;
+    }
+    if let Some(nearest) = nearest_known(message) {
+        let (unknown, expected) = message.split_once(", ").unwrap_or((message, ""));
+        let place = match message.starts_with("unknown field") {
+            true => String::new(),
+            false => format!("{path}: "),
+        };
+        return format!("{place}{unknown}; did you mean `{nearest}`? {expected}");
+    }
+    match (path, message) {
+        ("pipeline" | "fleet.source", "invalid type: map, expected a sequence") => {
+            format!("there can be several of these: write [[{path}]] instead of [{path}]")
+        }
+        _ => format!("{path}: {message}"),
+    }
+}
+
+/// What to say of a key or value that an earlier version had, by serde's message: "unknown field `a`, expected one of
+/// `b`, `c`", or "unknown variant".
+fn retired_name(message: &str) -> Option<String> {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    match message.split(' ').nth(1)? {
+        "field" => retired::key(unknown, quoted),
+        "variant" => retired::value(unknown, quoted),
+        _ => None,
+    }
+}
+
+/// Returns the known key or value that is most like the unknown one. Both are quoted in serde's message.
+fn nearest_known(message: &str) -> Option<&str> {
+    let is_unknown =
+        message.starts_with("unknown field ") || message.starts_with("unknown variant ");
+    let mut quoted = is_unknown.then_some(message)?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    quoted
+        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
+        .filter(|(distance, _)| *distance <= unknown.len() / 2 + 1)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
+}
+
+/// Refuses values such as `"${KAFKA_PASSWORD}"`: other tools expand them, and the text itself would be sent to a server
+/// as a password.
+fn refuse_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
+    for (key, value) in table {
+        if key.get_ref() != WITH_DOLLAR {
+            refuse_variables_in(text, key.get_ref(), value)?;
+        }
+    }
+    Ok(())
+}
+
+fn refuse_variables_in(
+    text: &str,
+    key: &str,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<(), SyntaxError> {
+    match value.get_ref() {
+        DeValue::String(found) => {
+            let Some(name) = variable_in(found) else {
+                return Ok(());
+            };
+            let reason = format!(
+                "{key}: environment variables are not expanded in this file: found \"${{{name}}}\", expected the value itself. \
+                 {}",
+                instead_of_variable(key)
+            );
+            Err((line_of(text, Some(value.span())), reason))
+        }
+        DeValue::Array(values) => values
+            .iter()
+            .try_for_each(|value| refuse_variables_in(text, key, value)),
+        DeValue::Table(table) => refuse_variables(text, table),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the name in the first `${NAME}`.
+fn variable_in(value: &str) -> Option<&str> {
+    value.split("${").skip(1).find_map(|rest| {
+        let (name, _) = rest.split_once('}')?;
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        (!name.is_empty() && name.chars().all(is_name)).then_some(name)
+    })
+}
+
+/// Names the variable that Walpost reads in place of the key, if there is one.
+fn instead_of_variable(key: &str) -> String {
+    match key {
+        "postgres" => {
+            "Leave it out and set WALPOST_POSTGRES, or leave out the password and set PGPASSWORD"
+                .to_owned()
+        }
+        property if property.contains('.') => {
+            format!("Leave the property out and set {}", variable_of(property))
+        }
+        _ => "docs/configuration.md lists the variables that can replace keys".to_owned(),
+    }
+}

@@ -1,0 +1,101 @@
+//! Findings of `walpost check` about things that work today and surprise somebody later.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::scene::Scene;
+use crate::support::walpost::{Finished, Invocation, config_file};
+
+/// The finding of this check, without its mark.
+fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
+    let middle = format!(": {check}: ");
+    let mut lines = finished.stdout.lines();
+    lines.find(|line| line.starts_with(mark) && line.contains(&middle))
+}
+
+#[test]
+fn roles_that_may_insert_are_named() {
+    for major in MAJORS {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let check = || scene.check().finish().expect_code(0);
+        let found = check();
+        let warning = finding(&found, "WARNING", "writers").expect("no writer");
+        assert!(warning.contains("--writer ROLE"), "{warning}");
+        let role = format!("writer_{}", scene.name);
+        scene.db.run(&format!(
+            "CREATE ROLE {role}; GRANT INSERT (payload) ON outbox TO {role}"
+        ));
+        let found = check();
+        let named = finding(&found, "ok", "writers").expect("a writer");
+        assert!(
+            named.ends_with(&format!("public.outbox: {role}")),
+            "{named}"
+        );
+        scene.db.run("GRANT INSERT ON outbox TO PUBLIC");
+        let found = check();
+        let warning = finding(&found, "WARNING", "writers").expect("every role");
+        assert!(
+            warning.contains("REVOKE INSERT ON public.outbox FROM PUBLIC"),
+            "{warning}"
+        );
+        scene
+            .db
+            .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
+
+#[test]
+fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
+    let scene = Scene::on(Server::shared(MAJOR), Broker::shared());
+    let other = format!("walpost_{}_gone", scene.name);
+    let create = |slot: &str| {
+        scene.db.run(&format!(
+            "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+        ));
+    };
+    create(&other);
+    // Not of Walpost, by its name.
+    let foreign = format!("subscriber_{}", scene.name);
+    create(&foreign);
+    let text = format!(
+        "[kafka]\n'bootstrap.servers' = '{}'\n[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n",
+        scene.broker.address(),
+        scene.name,
+        scene.conninfo()
+    );
+    let file = config_file(&text);
+    let check = || {
+        Invocation::new(["check", "--config"])
+            .arg(&file)
+            .finish()
+            .expect_code(0)
+    };
+    let found = check();
+    let warning = finding(&found, "WARNING", "unused slots").expect("a finding");
+    for word in [
+        other.as_str(),
+        "of WAL",
+        &format!("pg_drop_replication_slot('{other}')"),
+    ] {
+        assert!(warning.contains(word), "{word:?} in {warning}");
+    }
+    assert!(!found.stdout.contains(&foreign), "{}", found.stdout);
+    for slot in [&other, &foreign] {
+        scene
+            .db
+            .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    }
+    assert_eq!(finding(&check(), "WARNING", "unused slots"), None);
+}
+
+#[test]
+fn more_replicas_than_brokers_are_a_failure() {
+    let scene = Scene::on(Server::shared(MAJOR), Broker::shared());
+    let check = |topics: &str| scene.check().args(["--create-topics", topics]).finish();
+    let found = check("3:3").expect_code(3);
+    let failure = finding(&found, "FAILED", "kafka topics").expect("a finding");
+    assert!(failure.contains("asks for 3 replicas"), "{failure}");
+    let last = found.stdout.lines().last().expect("a line");
+    assert!(last.contains(" checks: 1 FAILED, "), "{last}");
+    let found = check("3:1").expect_code(0);
+    assert_eq!(finding(&found, "FAILED", "kafka topics"), None);
+}
