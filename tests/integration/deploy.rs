@@ -138,6 +138,46 @@ fn newer_digests_are_written_and_what_is_none_is_not() {
     );
 }
 
+const WORKFLOWS: [&str; 2] = [".github/workflows/ci.yml", ".github/workflows/release.yml"];
+
+/// A tag of an action can be moved to another commit by its owner; a commit can't be changed.
+#[test]
+fn workflows_pin_each_action_to_a_commit() {
+    for path in WORKFLOWS {
+        for action in values(&read(path), "- uses: ") {
+            let (_, commit) = action.split_once('@').unwrap();
+            let commit = commit.split(' ').next().unwrap();
+            let is_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+            let is_commit = commit.len() == 40 && commit.bytes().all(is_hex);
+            assert!(
+                is_commit,
+                "{path}: {action}: expected the hash of a commit after @"
+            );
+        }
+    }
+}
+
+#[test]
+fn workflows_call_words_of_dev_and_build_with_the_rust_of_the_image() {
+    let dev = read("dev");
+    let words: BTreeSet<_> = dev
+        .lines()
+        .filter_map(|line| line.strip_prefix("    ")?.split_once(") "))
+        .flat_map(|(words, _)| words.split(" | "))
+        .collect();
+    let dockerfile = read("deploy/Dockerfile");
+    let (_, image) = dockerfile.split_once("FROM rust:").unwrap();
+    let (rust, _) = image.split_once('-').unwrap();
+    for path in WORKFLOWS {
+        let workflow = read(path);
+        for word in values(&workflow, "- run: ./dev ") {
+            assert!(words.contains(word), "{path}: ./dev {word} does not exist");
+        }
+        let quoted = format!("\"{rust}\"");
+        assert_eq!(values(&workflow, "RUST_VERSION: "), [&quoted], "{path}");
+    }
+}
+
 /// Who can ask a Walpost in the cluster, but for its kubelet: what the manifests let in.
 #[test]
 fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
