@@ -178,6 +178,17 @@ fn workflows_call_words_of_dev_and_build_with_the_rust_of_the_image() {
     }
 }
 
+/// ./dev chart compares what it renders with the manifests.
+#[test]
+fn chart_has_the_version_of_the_program() {
+    let chart = read("deploy/helm/Chart.yaml");
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(values(&chart, "version: "), [version]);
+    assert_eq!(values(&chart, "appVersion: "), [format!("\"{version}\"")]);
+    let deployment = read("deploy/kubernetes/deployment.yaml");
+    assert!(deployment.contains(&format!("/walpost:{version}\n")));
+}
+
 /// Who can ask a Walpost in the cluster, but for its kubelet: what the manifests let in.
 #[test]
 fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
