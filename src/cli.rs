@@ -17,6 +17,8 @@ pub(crate) mod skip;
 pub(crate) mod status;
 pub(crate) mod verify;
 
+use std::path::{Path, PathBuf};
+
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
 use tracing::{error, warn};
@@ -84,6 +86,12 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write manual pages, one for each command: packages have them
+    #[command(hide = true)]
+    Man {
+        /// The folder, which must exist
+        folder: PathBuf,
+    },
 }
 
 impl From<&ReadError> for Exit {
@@ -150,7 +158,21 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
             out::script(&String::from_utf8_lossy(&script));
             Exit::Done
         }
+        Command::Man { folder } => write_manual(&folder),
     })
+}
+
+fn write_manual(folder: &Path) -> Exit {
+    match clap_mangen::generate_to(help::command(), folder) {
+        Ok(()) => Exit::Done,
+        Err(reason) => {
+            error!(
+                "manual pages can't be written into {}: {reason}",
+                folder.display()
+            );
+            Exit::Failed
+        }
+    }
 }
 
 /// The settings that flags, environment and file make together, or a logged reason why not.
