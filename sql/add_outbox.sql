@@ -27,7 +27,7 @@
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
 
-\set examine 'owners outbox_row'
+\set examine 'owners outbox_row table_state'
 \ir examine.sql
 
 SET walpost.schema = :'schema';

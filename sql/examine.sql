@@ -10,7 +10,7 @@
 -- may also be owned by the owner of that table. `examine` lists what is examined:
 --   owners    the owners of the schema walpost, of Walpost's functions and of the publication
 --   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it
---   slot_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
+--   slot_state, table_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
 --   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
 --             is in the setting walpost.code_of_others. It is valid until the transaction ends: see guard.sql
 --   compare   the same for a SELECT with a condition
@@ -74,12 +74,12 @@ BEGIN
                 WHERE nspname = 'walpost' AND what <> '{}'
             UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
             UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee, false,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
-                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
             -- What is in the schema walpost serves every outbox of the database.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
@@ -114,7 +114,7 @@ BEGIN
     END LOOP;
 
     FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'outbox_row') AND relname = ANY (what)
+        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
     LOOP
         SELECT string_agg(list.wrong, ', ') INTO wrong FROM (
             SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = its_oid
@@ -149,6 +149,12 @@ BEGIN
                     WHEN 'slot_state.confirmed_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
                     WHEN 'slot_state.begun' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
                     WHEN 'slot_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
+                    WHEN 'table_state.database_oid' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'table_state.relation' THEN atttypid = 'oid'::regtype AND adbin IS NULL
+                    WHEN 'table_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
+                    WHEN 'table_state.is_out' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
+                    WHEN 'table_state.seen_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'table_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong);
         IF wrong IS NOT NULL THEN

@@ -15,7 +15,7 @@
 -- Rows come from WAL, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
 -- what compares or sends what the table has, such as `walpost verify`. An outbox of messages has no table: -v table=
 -- Of the journal it reads all, and adds to it; who did what and when is for the server to say. What it has confirmed it
--- writes into walpost.slot_state.
+-- writes into walpost.slot_state, and how tables are published into walpost.table_state.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -31,7 +31,7 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
-\set examine 'journal slot_state'
+\set examine 'journal slot_state table_state'
 \ir examine.sql
 
 SET walpost.schema = :'schema';
@@ -97,6 +97,11 @@ BEGIN
         RAISE NOTICE 'table walpost.slot_state does not exist' USING HINT = 'Run sql/journal.sql again, and then this file.';
     ELSE
         EXECUTE format('GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %I', name);
+    END IF;
+    IF to_regclass('walpost.table_state') IS NULL THEN
+        RAISE NOTICE 'table walpost.table_state does not exist' USING HINT = 'Run sql/journal.sql again, and then this file.';
+    ELSE
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', name);
     END IF;
     IF outbox_name = '' THEN
         RETURN;

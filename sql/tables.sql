@@ -8,11 +8,13 @@
 -- transaction, the rows that are in the table already. These are written into walpost.outbox_row, which is in the publication, and
 -- deleted again: so they are in WAL exactly once, before everything that the table has later. The result is how many they are, and
 -- nothing where the table was in the publication before.
+-- A table that was published before, and taken out, is added without its rows, since most of them are delivered. Those that came in
+-- between are recorded by Walpost as missing until they are sent by walpost replay --dropped-slots.
 --
 -- Writers of the table wait until the transaction ends, and it waits for theirs. Each row is written into WAL
 -- once more: where the table is too large for that, add it by ALTER PUBLICATION, and send its rows with walpost replay.
 --
--- Run by: a role with CREATE on the database, after guard.sql; a second time, the same role. Twice without harm: a table that is
+-- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the same role. Twice without harm: a table that is
 -- there already is examined, the function is replaced, what was granted or revoked on both stays.
 -- `walpost init` runs the same for a pipeline with `tables`.
 --
@@ -21,13 +23,14 @@
 -- application. A role without a login can hold all of it for several who migrate; docs/tables.md has the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
+--   GRANT INSERT, UPDATE, SELECT ON walpost.table_state TO migrator;
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
 --   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
 \set table ''
-\set examine 'owners outbox_row'
+\set examine 'owners outbox_row table_state'
 \ir examine.sql
 
 DO $walpost$
@@ -75,6 +78,10 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
+    -- Of walpost.table_state.
+    system text := (SELECT system_identifier::text FROM pg_control_system());
+    here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
+    was_published boolean;
 BEGIN
     -- An older snapshot would miss the rows of transactions that were open when it was taken.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -139,7 +146,42 @@ BEGIN
             quote_ident(its_name), quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Adding the table would deliver the rows of that partition again. Add its other partitions one by one.';
     END IF;
+    IF to_regclass('walpost.table_state') IS NULL THEN
+        RAISE EXCEPTION 'table walpost.table_state does not exist' USING ERRCODE = 'undefined_table',
+            HINT = 'Create it: walpost init, or sql/journal.sql and sql/role.sql.';
+    ELSIF NOT (has_table_privilege('walpost.table_state', 'SELECT') AND has_table_privilege('walpost.table_state', 'INSERT')
+        AND has_table_privilege('walpost.table_state', 'UPDATE')) THEN
+        RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
+            HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
+    END IF;
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
+    -- A slot of the publication has sent rows of this very table: to send all of it again would repeat them. What was committed
+    -- in between is recorded as missing when Walpost compares the row with the publication next.
+    SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
+        AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
+    INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
+            memberships, is_out, seen_lsn, seen_xid, at)
+        SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
+            CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
+            -- Whoever has written to the table has ended, since it is locked.
+            CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END, now()
+        FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
+            AND version = 1 AND system_id = system AND database_oid = here) AS k
+        JOIN pg_publication b ON b.pubname = add_outbox.publication
+        JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
+        -- By its OID, since it may have had another name.
+        LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
+            AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
+        ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
+            database_oid = excluded.database_oid, publication = excluded.publication, relation = excluded.relation,
+            memberships = excluded.memberships, is_out = excluded.is_out, seen_lsn = excluded.seen_lsn,
+            seen_xid = excluded.seen_xid, at = excluded.at;
+    IF was_published THEN
+        RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
+            quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since it was taken out are '
+                'recorded as missing. Send them: walpost replay --dropped-slots --table %s', format('%I.%I', its_schema, its_name));
+        RETURN 0;
+    END IF;
 
     -- concat() writes a value as the stream has it; a cast to text would not, of some types.
     SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,

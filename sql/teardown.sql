@@ -31,7 +31,7 @@
 
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
-\set examine slot_state
+\set examine 'slot_state table_state'
 \ir examine.sql
 
 SET walpost.slot = :'slot';
@@ -40,6 +40,7 @@ DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
     found pg_replication_slots;
+    kept name;
 BEGIN
     SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
     IF found IS NULL THEN
@@ -55,11 +56,12 @@ BEGIN
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
     -- Else a new slot of this name would be taken for one that somebody has moved.
-    IF EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
-        AND c.relname = 'slot_state' AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-        AND has_table_privilege(c.oid, 'DELETE')) THEN
-        EXECUTE 'DELETE FROM walpost.slot_state WHERE slot = $1' USING name;
-    END IF;
+    FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
+        AND c.relname IN ('slot_state', 'table_state') AND has_schema_privilege(n.oid, 'USAGE')
+        AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
+    LOOP
+        EXECUTE format('DELETE FROM walpost.%I WHERE slot = $1', kept) USING name;
+    END LOOP;
 END
 $walpost$;
 
@@ -70,7 +72,7 @@ SELECT :'table' = '' AS is_in_the_log \gset
 \if :is_in_the_log
 \echo '   ' DROP SCHEMA walpost CASCADE ';           -- with the journal of all pipelines in this database'
 \else
-\echo '   ' DROP TABLE IF EXISTS walpost.journal, walpost.slot_state ';  -- of all pipelines in this database'
+\echo '   ' DROP TABLE IF EXISTS walpost.journal, walpost.slot_state, walpost.table_state ';  -- of all pipelines in this database'
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif

@@ -152,14 +152,22 @@ pub(crate) enum RetentionError {
     },
     /// Events of the table may be in no slot, and were not sent again.
     #[error(
-        "nothing of table {table} is removed: a slot was dropped, and {what} may be in the table only. Send them again: \
+        "nothing of table {table} is removed: {cause}, and {what} may be in the table only. Send them again: \
          walpost replay --dropped-slots"
     )]
     DroppedSlots {
         table: TableName,
+        /// Why they may be missing.
+        cause: &'static str,
         /// What may be missing.
         what: String,
     },
+    /// Events of the table may not be in the stream, and that is not recorded yet.
+    #[error(
+        "nothing of table {table} is removed: it is not in the publication, or was not for a while, so events may be in the table \
+         only. walpost run records them when the table is in the publication, and names the command that sends them"
+    )]
+    NotPublished { table: TableName },
     /// Events of the table are not delivered, and were not sent again.
     #[error(
         "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: walpost replay --set-aside --table {word}",
@@ -465,14 +473,35 @@ impl Pass<'_> {
             return Ok(None);
         }
         if entries.is_empty() {
+            if self.may_lack_events(target).await? {
+                return Ok(None);
+            }
             return self.least(target, slots).await;
         }
         let what: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
         self.report.troubles.push(RetentionError::DroppedSlots {
             table: table.clone(),
+            cause: entries.first().map_or("", DroppedSlot::cause),
             what: what.join("; "),
         });
         Ok(None)
+    }
+
+    /// The table may lack events that were committed while it was not published, or whether it does can't be known; the report
+    /// says so.
+    async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
+        let table = &self.outbox.name;
+        let trouble = match self.catalog.may_lack_events(target, table).await {
+            Ok(false) => None,
+            Ok(true) => Some(RetentionError::NotPublished {
+                table: table.clone(),
+            }),
+            Err(error @ CatalogError::Server(_)) => Some(error.into()),
+            Err(error) => return Err(error),
+        };
+        let may_lack = trouble.is_some();
+        self.report.troubles.extend(trouble);
+        Ok(may_lack)
     }
 
     /// The table is set aside, or whether it is can't be known; the report says so.

@@ -28,7 +28,7 @@ use crate::kafka::reader::{ReadError, TopicReader};
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
-use crate::postgres::catalog::journal::Action;
+use crate::postgres::catalog::journal::{Action, LEFT_PUBLICATION};
 use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::table_pattern::TablePatterns;
@@ -366,6 +366,7 @@ impl DatabaseReader<'_> {
             let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
             let what = match entry.action {
                 Action::Skip => "skipped",
+                Action::DropSlot if entry.detail.get(LEFT_PUBLICATION).is_some() => "not published",
                 Action::DropSlot => "dropped with their slot",
                 Action::Snapshot => {
                     journal.copies.push(Lsn(to.0.saturating_sub(1)));

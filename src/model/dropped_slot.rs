@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::lsn::Lsn;
 use crate::escape::shell_word;
 
-/// A slot that was dropped, and what went with it was not replayed.
+/// A slot that was dropped, or a table that was not published for a while, and what went with it was not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedSlot {
     /// The entry of the journal.
@@ -21,6 +21,9 @@ pub struct DroppedSlot {
     /// The table, if several shared the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
+    /// No slot was dropped: the table was not in the publication for a while.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left_publication: bool,
     /// The first transaction that may be missing; where that is not known, all rows may be.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
@@ -45,6 +48,15 @@ impl DroppedSlot {
             "events{of_table} committed {when} (entry {} of the journal, {})",
             self.id, self.at
         )
+    }
+
+    /// Why they may be missing.
+    #[must_use]
+    pub fn cause(&self) -> &'static str {
+        match self.left_publication {
+            true => "the table was not in the publication for a while",
+            false => "a slot was dropped",
+        }
     }
 
     /// The command that sends them again.

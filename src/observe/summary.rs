@@ -181,7 +181,7 @@ pub(crate) fn add_dropped_slots(
         reasons.push(Reason {
             severity: Severity::Critical,
             source: Source::Database,
-            what: format!("{what} may be in the table only: a slot was dropped"),
+            what: format!("{what} may be in the table only: {}", entry.cause()),
             remedy: format!("Send them again: {}", entry.replay(pipeline)),
             since: None,
         });

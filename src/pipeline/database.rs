@@ -11,6 +11,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
+use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, HiddenRows, Observed, ObservedTable, RowOrder,
     SnapshotHistory, SnapshotRecord, Statement, TableGuard, TableSnapshot,
@@ -175,6 +176,15 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         found: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
+    /// Compares the tables of the publication with what was recorded, and records what has changed and what may be missing. The
+    /// result is why that is impossible, if it is.
+    fn record_tables(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        refresh: Refresh,
+    ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
+
     /// Says of an error with which the server refuses a connection for replication what fixes it.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
@@ -315,6 +325,15 @@ impl CatalogQueries for Catalog {
         found: Lsn,
     ) -> Result<(), CatalogError> {
         Catalog::record_gap_of_other_history(self, of, found).await
+    }
+
+    async fn record_tables(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        refresh: Refresh,
+    ) -> Result<Option<String>, CatalogError> {
+        Catalog::record_tables(self, pipeline, target, refresh).await
     }
 
     async fn explain_refusal(&self, error: &mut ServerError) {

@@ -50,6 +50,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
     CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
     SnapshotHistory, SnapshotRecord, TableSnapshot,
@@ -176,6 +177,15 @@ impl CatalogQueries for SimDatabase {
         Ok(Vec::new())
     }
 
+    async fn record_tables(
+        &self,
+        _: &str,
+        _: &Target,
+        _: Refresh,
+    ) -> Result<Option<String>, CatalogError> {
+        Ok(None)
+    }
+
     async fn facts(&self, _: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         Ok(Vec::new())
     }
@@ -214,6 +224,7 @@ impl CatalogQueries for SimDatabase {
             has_publish: false,
             has_journal: false,
             has_slot_state: true,
+            has_table_state: true,
             publication: Some(ObservedPublication {
                 inserts: true,
                 has_table: true,

@@ -53,6 +53,7 @@ mod snapshot_history;
 mod synchronous;
 mod table;
 mod table_guard;
+pub(crate) mod table_state;
 mod unused_slots;
 mod vitals;
 mod writers;
@@ -270,6 +271,7 @@ impl Catalog {
             },
             has_journal: self.has_own_table("journal").await?,
             has_slot_state: self.has_own_table("slot_state").await?,
+            has_table_state: self.has_own_table("table_state").await?,
             publication: self.publication(target, server.try_get(0)?).await?,
             slot: self.slot(&target.slot).await?,
         };

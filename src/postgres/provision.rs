@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
 use super::sql_file::{self, PREREQUISITES, Variables};
 use super::table::TableName;
@@ -307,7 +308,27 @@ impl Provision {
                 recorded.map_err(failed(note, Left::LastStep))?;
             }
             left = if is_new { Left::Slot } else { Left::LastStep };
+            // After the slot, so that walpost.add_outbox finds it, and after that, which may leave out rows.
+            let recorded = self.record_tables(catalog).await;
+            recorded.map_err(failed("record of the published tables", left))?;
         }
+        Ok(())
+    }
+
+    /// Records how the tables are published, if this role may.
+    async fn record_tables(&self, catalog: &Catalog) -> Result<(), CatalogError> {
+        let recorded = catalog.record_tables(&self.pipeline, &self.target, Refresh::Nothing);
+        let why = match recorded.await {
+            Ok(None) => return Ok(()),
+            Ok(Some(why)) => why,
+            // `run` compares them too, as a role that may.
+            Err(CatalogError::Server(error)) if error.code == "42501" => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        tracing::warn!(
+            pipeline = self.pipeline,
+            "failed to record the tables of the publication in walpost.table_state: {why}"
+        );
         Ok(())
     }
 

@@ -111,6 +111,7 @@ mod planted;
 mod postgres_security;
 mod prerequisites;
 mod privileges;
+mod published;
 mod readme;
 mod reconnects;
 mod refused;

@@ -103,6 +103,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             ["pg_class", "table outbox"],
             ["pg_class", "table walpost.journal"],
             ["pg_class", "table walpost.slot_state"],
+            ["pg_class", "table walpost.table_state"],
             ["pg_database", ""],
             ["pg_namespace", "schema walpost"],
         ];
@@ -125,6 +126,9 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             "slot_state INSERT",
             "slot_state SELECT",
             "slot_state UPDATE",
+            "table_state INSERT",
+            "table_state SELECT",
+            "table_state UPDATE",
         ];
         assert_eq!(rights, on.map(|right| vec![Some(right.to_owned())]));
         let as_role = |sql: &str| {

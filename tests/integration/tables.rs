@@ -2,6 +2,7 @@
 
 mod locked;
 mod new_slot;
+mod published;
 pub(crate) mod set_aside;
 
 use crate::support::checker::Resends;
@@ -440,7 +441,7 @@ fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
     for text in [
         "not delivered: tenant_2.outbox",
         &format!("ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"),
-        "walpost replay --table tenant_2.outbox",
+        "walpost replay --dropped-slots --table tenant_2.outbox",
     ] {
         assert!(line.contains(text), "{text} in {line}");
     }
@@ -459,6 +460,7 @@ fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
         "ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"
     ));
     walpost.wait_for_log("rows_left_out resolved");
+    walpost.wait_for_log("table tenant_2.outbox was not in publication");
     wait_until("readiness", || http.get("/readyz").code == 200);
     // A table that is dropped is not left out.
     scene.db.run("DROP SCHEMA tenant_2 CASCADE");
@@ -593,6 +595,7 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
              GRANT CREATE ON DATABASE {name} TO {publisher}, {other};
              GRANT USAGE ON SCHEMA walpost TO {publisher};
              GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {publisher};
+             GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {publisher};
              GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {publisher};
              ALTER PUBLICATION {publication} OWNER TO {publisher};
              GRANT {publisher} TO {migrator}"

@@ -29,7 +29,7 @@ in_both_modes! {
 /// `tests/golden/at_rest_0.1.jsonl`.
 fn as_of_the_first_version(scene: &Scene) {
     scene.db.run(
-        "DROP TABLE IF EXISTS walpost.slot_state;
+        "DROP TABLE IF EXISTS walpost.slot_state, walpost.table_state;
          ALTER TABLE walpost.journal DROP CONSTRAINT journal_action_check;
          UPDATE walpost.journal SET action = 'let go' WHERE action = 'drop slot';
          UPDATE walpost.journal SET detail = replace((detail - 'version')::text, '\"dropped_slots\"', '\"let_go\"')::jsonb;
@@ -241,13 +241,13 @@ fn journal_that_a_newer_version_has_written_halts() {
             "UPDATE walpost.journal SET detail = detail || '{{\"version\": {version}}}'"
         ));
     };
-    set(4);
+    set(5);
     let before = scene.confirmed();
     scene
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["is of version 4", "a newer one has written it"]);
+        .expect_says(&["is of version 5", "a newer one has written it"]);
     assert_eq!(scene.confirmed(), before);
     set(1);
     let walpost = scene.start();

@@ -109,6 +109,7 @@ pub(super) async fn postgres(
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
     moved(settings, &observed, &catalog, report).await;
+    unrecorded_gaps(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
             Ok(everybody) => forgery(&everybody, report),
@@ -305,8 +306,9 @@ async fn budget(
         .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
-            "{} may be in the table only: a slot was dropped. Send them again: {}",
+            "{} may be in the table only: {}. Send them again: {}",
             entry.describe(),
+            entry.cause(),
             entry.replay(&settings.name)
         );
         report.add("dropped slots", Outcome::Failure, message);
@@ -454,6 +456,34 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
 }
 
 /// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
+/// Tables that were not in the publication for a while.
+async fn unrecorded_gaps(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+    report: &mut Report<'_>,
+) {
+    const SUBJECT: &str = "table state";
+    if !observed.has_table_state {
+        return;
+    }
+    match catalog.unrecorded_gaps(&settings.target).await {
+        Ok(gaps) => {
+            for gap in gaps {
+                let message = format!(
+                    "{}. Run the pipeline, or {}, which records that and names the command that sends them",
+                    gap.describe(),
+                    settings.target.outbox.init()
+                );
+                report.add(SUBJECT, Outcome::Failure, message);
+            }
+        }
+        // It runs without, and logs that.
+        Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
+        Err(error) => report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
+    }
+}
+
 async fn moved(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -560,6 +590,14 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 outbox.init()
             ),
         ),
+    }
+    if !observed.has_table_state && !outbox.is_messages() {
+        let message = format!(
+            "table walpost.table_state does not exist, so a table that is taken out of the publication and added again goes \
+             unnoticed, with the rows that are committed in between. Create it: {}",
+            outbox.init()
+        );
+        report.add("table state", Outcome::Warning, message);
     }
     if let Some(publication) = &observed.publication
         && !outbox.is_messages()

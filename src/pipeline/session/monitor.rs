@@ -102,6 +102,8 @@ pub(super) async fn monitor_slot<D: Database>(
         };
         match looked {
             Ok(observed) => {
+                // Also where the pipeline halts: what is committed until it runs again is missing.
+                publication.record(&catalog, &watched).await;
                 if let Some(problem) = watched.publication_problem(&observed) {
                     return MonitorEvent::Problem(problem);
                 }

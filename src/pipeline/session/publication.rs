@@ -2,13 +2,15 @@
 //! the pipeline halts ([`Observed::publication_problem`]); what is noticed here leaves out a part of it.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::escape::shell_word;
 use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
+use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{Observed, ObservedPublication, hidden_rows_warning, some_of};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -23,7 +25,14 @@ struct Seen {
     tables: HashSet<TableName>,
     /// Its row filter at the start.
     filter: Option<Option<String>>,
+    /// When its tables were last recorded as published, and how many events had been delivered by then.
+    refreshed: Option<(Instant, u64)>,
+    /// It was logged that its tables can't be recorded.
+    has_warned: bool,
 }
+
+/// How long a table at least stays as it was recorded, times the number of tables: for thousands of them each takes a write.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
     /// Compares the publication with what it contained before, and records in the counters what it leaves out now.
@@ -50,14 +59,53 @@ impl WatchedPublication {
             Ok(hidden) => hidden,
             Err(error) => return debug!(%error, "catalog query failed"),
         };
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen();
         let found = seen.left_out(&watched.target, publication, &unpublished);
         let found = found.or_else(|| hidden_rows_warning(&hidden));
         watched.stats().record_left_out(found);
     }
 }
 
+impl WatchedPublication {
+    /// Records how the tables are published. An outage of the connection shows elsewhere.
+    pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
+        let delivered = watched.stats().totals().delivered;
+        let refresh = self.seen().refresh(Instant::now(), delivered);
+        let recorded = catalog.record_tables(watched.pipeline(), &watched.target, refresh);
+        let why = match recorded.await {
+            Ok(None) => return self.seen().has_warned = false,
+            Ok(Some(why)) => why,
+            Err(error) => error.to_string(),
+        };
+        if std::mem::replace(&mut self.seen().has_warned, true) {
+            return debug!(why, "failed to record the tables of the publication");
+        }
+        warn!(
+            pipeline = watched.pipeline(),
+            "failed to record the tables of the publication in walpost.table_state, so it goes unnoticed if one is taken out of it and \
+             added again: {why}"
+        );
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Seen {
+    /// Whether to record that the tables are published as before. Without events since, there is no row that could be sent twice.
+    fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
+        let pause = REFRESH_PAUSE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
+        match self.refreshed {
+            Some((_, events)) if events == delivered => Refresh::Nothing,
+            Some((at, _)) if now.duration_since(at) < pause => Refresh::Nothing,
+            _ => {
+                self.refreshed = Some((now, delivered));
+                Refresh::All
+            }
+        }
+    }
+
     /// What `publication` leaves out, and the command that changes that; `unpublished` are tables that exist and that it lacks.
     fn left_out(
         &mut self,
@@ -80,8 +128,8 @@ impl Seen {
                     some_of(&lost)
                 ),
                 format!(
-                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; walpost replay --table \
-                     {word} --from TIME. If it is meant, restart the pipeline"
+                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; walpost replay \
+                     --dropped-slots --table {word}. If it is meant, restart the pipeline"
                 ),
             ));
         }

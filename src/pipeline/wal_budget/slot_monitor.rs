@@ -115,6 +115,11 @@ impl Watched {
         Ok(finding == Finding::Drop)
     }
 
+    /// The pipeline's name.
+    pub(crate) fn pipeline(&self) -> &str {
+        &self.pipeline
+    }
+
     /// The counters of the pipeline.
     pub(crate) fn stats(&self) -> &PipelineStats {
         &self.stats
@@ -241,7 +246,11 @@ pub(crate) async fn dropped_before(
     let entries = catalog
         .dropped_slots(&settings.name, &settings.target)
         .await;
-    let entries = entries.ok().filter(|entries| !entries.is_empty())?;
+    let mut entries = entries.ok()?;
+    entries.retain(|entry| !entry.left_publication);
+    if entries.is_empty() {
+        return None;
+    }
     Some(slot_dropped(settings, &entries, String::new()))
 }
 
@@ -262,7 +271,11 @@ pub(crate) async fn remind(
             for entry in entries {
                 warn!(
                     pipeline,
-                    "events of a dropped slot were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: {}",
+                    "{} were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: {}",
+                    match entry.left_publication {
+                        true => "events from when the table was not in the publication",
+                        false => "events of a dropped slot",
+                    },
                     entry.describe(),
                     match &entry.table {
                         Some(table) => format!("table {table}"),

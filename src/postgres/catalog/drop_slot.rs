@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::model::dropped_slot::DroppedSlot;
 
-use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, Written};
+use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, LEFT_PUBLICATION, Written};
 use super::{Catalog, CatalogError, SnapshotRecord, synchronous};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
@@ -191,7 +191,9 @@ impl Catalog {
                 .await?;
         }
         // An attempt before this has written it, and failed to drop the slot.
-        let is_written = |open: &DroppedSlot| open.from == Some(slot_position.confirmed);
+        let is_written = |open: &DroppedSlot| {
+            !open.left_publication && open.from == Some(slot_position.confirmed)
+        };
         if !self
             .dropped_slots(pipeline, target)
             .await?
@@ -303,7 +305,9 @@ impl DroppedSlot {
     /// in its place begins later.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
-        self.cluster.as_deref() == Some(cluster) && self.from.is_some_and(|from| confirmed <= from)
+        !self.left_publication
+            && self.cluster.as_deref() == Some(cluster)
+            && self.from.is_some_and(|from| confirmed <= from)
     }
 
     /// The condition in SQL for rows that may be missing after all of `entries`, on this cluster;
@@ -343,6 +347,7 @@ impl From<Written> for DroppedSlot {
             since: text("catalog_xmin").and_then(|id| id.parse().ok()),
             cluster: text("system_id"),
             table: text("table").filter(|_| entry.detail["several"] == true),
+            left_publication: entry.detail.get(LEFT_PUBLICATION).is_some(),
             id: entry.id,
             at: entry.at,
             from: entry.from,
@@ -364,6 +369,7 @@ mod tests {
             since,
             cluster: Some(cluster.to_owned()),
             table: None,
+            left_publication: false,
         }
     }
 

@@ -54,7 +54,7 @@ impl Action {
 }
 
 /// What [`Action::DropSlot`] is called in entries of version 0.1, and where the table's CHECK is of that version.
-const DROP_SLOT_BEFORE: &str = "let go";
+pub(super) const DROP_SLOT_BEFORE: &str = "let go";
 
 /// The list in SQL of all names that [`Action::DropSlot`] has in the table.
 pub(super) const DROP_SLOT_NAMES: &str = "('drop slot', 'let go')";
@@ -105,10 +105,37 @@ impl Entry<'_> {
         match self.action {
             Action::SetAside => 3,
             Action::Replay if has(SET_ASIDE) => 3,
+            Action::DropSlot if has(LEFT_PUBLICATION) => 4,
             Action::DropSlot => 2,
             Action::Replay if has(DROPPED_SLOTS) => 2,
             Action::Snapshot | Action::Skip | Action::Replay => 1,
         }
+    }
+}
+
+impl Entry<'_> {
+    /// Its values in SQL; `version` is the format's, if it isn't the lowest that is possible.
+    fn values(&self, action: &str, version: Option<u64>) -> String {
+        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
+        let mut detail = self.detail.clone();
+        if let Some(detail) = detail.as_object_mut() {
+            let version = version.unwrap_or_else(|| self.version());
+            detail.insert("version".to_owned(), version.into());
+        }
+        format!(
+            "{}, {}, {}, {}, {}, {}",
+            escape_literal(self.pipeline),
+            escape_literal(&self.target.slot),
+            escape_literal(action),
+            lsn(self.from),
+            lsn(self.to),
+            escape_literal(&detail.to_string()),
+        )
+    }
+
+    /// The start of a statement that adds the entry for each row of what follows FROM.
+    pub(super) fn insert_select(&self, action: &str) -> String {
+        format!("{INSERT} SELECT {}", self.values(action, None))
     }
 }
 
@@ -134,9 +161,10 @@ pub struct Written {
 /// The newest version of an entry's format, in `detail`. Those without one are of the first.
 ///
 /// An entry has the lowest version that can say it: 2 where it is about a dropped slot, whose action and member of
-/// `detail` had other names in version 1; and 3 where it is about a table that was set aside. So an earlier Walpost reads on
+/// `detail` had other names in version 1; 3 where it is about a table that was set aside; and 4 where a table was not published for a
+/// while. So an earlier Walpost reads on
 /// until there is one, and then refuses it with the version instead of overlooking it.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers; version 1
 /// has it as `let_go`.
@@ -144,6 +172,14 @@ pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
 /// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
 pub(crate) const SET_ASIDE: &str = "set_aside";
+
+/// The member of the `detail` of a dropped slot's entry that says that no slot was dropped, but that the table was not in this
+/// publication for a while.
+pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
+
+/// What an entry is written with.
+const INSERT: &str =
+    "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)";
 
 /// Where the ids of new entries come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,34 +262,16 @@ impl Catalog {
         version: Option<u64>,
         ids: Ids,
     ) -> Result<Vec<i64>, CatalogError> {
-        let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let Some(target) = entries.first().map(|entry| entry.target) else {
             return Ok(Vec::new());
         };
         let values: Vec<_> = entries
             .iter()
-            .map(|entry| {
-                let mut detail = entry.detail.clone();
-                if let Some(detail) = detail.as_object_mut() {
-                    let version = version.unwrap_or_else(|| entry.version());
-                    detail.insert("version".to_owned(), version.into());
-                }
-                format!(
-                    "({}, {}, {}, {}, {}, {})",
-                    escape_literal(entry.pipeline),
-                    escape_literal(&entry.target.slot),
-                    escape_literal(action),
-                    lsn(entry.from),
-                    lsn(entry.to),
-                    escape_literal(&detail.to_string()),
-                )
-            })
+            .map(|entry| format!("({})", entry.values(action, version)))
             .collect();
         let values = values.join(", ");
         let insert = match ids {
-            Ids::OfSequence => format!(
-                "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) VALUES {values} RETURNING id"
-            ),
+            Ids::OfSequence => format!("{INSERT} VALUES {values} RETURNING id"),
             Ids::AfterLast => format!(
                 "INSERT INTO walpost.journal (id, pipeline, slot, action, from_lsn, to_lsn, detail) OVERRIDING SYSTEM VALUE \
                  SELECT last.id + row_number() OVER (), pipeline, slot, action, from_lsn::pg_lsn, to_lsn::pg_lsn, detail::jsonb \

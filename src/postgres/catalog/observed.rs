@@ -83,6 +83,8 @@ pub(crate) struct Observed {
     pub has_journal: bool,
     /// What is confirmed can be written down.
     pub has_slot_state: bool,
+    /// How tables are published can be recorded.
+    pub has_table_state: bool,
     /// The publication, if it is there.
     pub publication: Option<ObservedPublication>,
     /// The slot, if it is there.
@@ -262,7 +264,8 @@ pub(crate) enum Problem {
     /// It has not our table.
     #[error(
         "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}. Rows \
-         that were committed while it was missing are not delivered by that: walpost replay --from TIME",
+         that were committed while it was missing are not delivered by that: send them with walpost replay --dropped-slots once the \
+         pipeline runs, or with walpost replay --from TIME if the table was never in the publication",
         name = identifier(.publication)
     )]
     NotPublished {
@@ -271,7 +274,8 @@ pub(crate) enum Problem {
     },
     /// It leaves inserts out.
     #[error(
-        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert')",
+        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert'). Rows \
+         that were committed meanwhile are not delivered by that: send them with walpost replay --dropped-slots once the pipeline runs",
         name = identifier(.publication)
     )]
     NoInserts { publication: String },
@@ -653,6 +657,7 @@ mod tests {
             has_publish: false,
             has_journal: true,
             has_slot_state: true,
+            has_table_state: true,
             table: Some(ObservedTable {
                 kind: text("r"),
                 persistence: text("p"),

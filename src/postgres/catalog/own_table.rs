@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
-use super::Catalog;
+use super::{Catalog, CatalogError};
 use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
@@ -17,6 +17,15 @@ const LOCK_TIMEOUT: &str = "2s";
 pub(super) enum OwnTable {
     Journal,
     SlotState,
+    /// Together with the journal, into which the same statement may write.
+    TableState,
+}
+
+/// What is to be done with one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
 }
 
 impl OwnTable {
@@ -25,11 +34,58 @@ impl OwnTable {
         match self {
             Self::Journal => "journal",
             Self::SlotState => "slot_state",
+            Self::TableState => "journal table_state",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Journal => "journal",
+            Self::SlotState => "slot_state",
+            Self::TableState => "table_state",
         }
     }
 }
 
 impl Catalog {
+    /// Why a table of states can't be used, if it can't: it does not exist, a right lacks, or the server is a standby.
+    pub(super) async fn unusable(
+        &self,
+        table: OwnTable,
+        to: Use,
+    ) -> Result<Option<String>, CatalogError> {
+        let name = table.name();
+        let found = self
+            .client()
+            .query_opt(
+                "SELECT $1 OR has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') \
+                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), \
+                 quote_ident(current_user), pg_is_in_recovery() \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = 'walpost' AND c.relname = $2",
+                &[&(to == Use::Read), &name],
+            )
+            .await?;
+        let Some(found) = found else {
+            return Ok(Some(format!(
+                "table walpost.{name} does not exist. Create it: walpost init, or sql/journal.sql and sql/role.sql"
+            )));
+        };
+        if found.try_get(2)? {
+            // A row there is about the primary's slot of this name.
+            let why = "the server is a standby in recovery, where nothing can be written";
+            return Ok(Some(why.to_owned()));
+        }
+        if found.try_get(0)? {
+            return Ok(None);
+        }
+        let role: String = found.try_get(1)?;
+        Ok(Some(format!(
+            "permission denied for table walpost.{name}. Grant it: GRANT USAGE ON SCHEMA walpost TO {role}; GRANT \
+             SELECT, INSERT, UPDATE ON walpost.{name} TO {role}"
+        )))
+    }
+
     /// Runs a statement about one of Walpost's tables after `sql/examine.sql` has accepted the table. Parsing the statement locks
     /// the table, so that it cannot change in between, and runs nothing of it. `settings` are statements that precede it, such as
     /// SET LOCAL. All of it is one message and one transaction: cancel safe.

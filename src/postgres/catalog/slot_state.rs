@@ -7,8 +7,8 @@ use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
-use super::journal::{Action, DROP_SLOT_NAMES, Entry};
-use super::own_table::OwnTable;
+use super::journal::{Action, DROP_SLOT_NAMES, Entry, LEFT_PUBLICATION};
+use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
@@ -54,13 +54,6 @@ impl SlotState {
         };
         self == untouched
     }
-}
-
-/// What is to be done with the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    Read,
-    Write,
 }
 
 /// A slot that stands beyond what was confirmed of it, and nothing says why.
@@ -138,32 +131,8 @@ impl Catalog {
     }
 
     async fn found_state(&self, of: &SlotOf, to: Use) -> Result<FoundState, CatalogError> {
-        let found = self
-            .client()
-            .query_opt(
-                "SELECT $1 OR has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') \
-                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'), \
-                 quote_ident(current_user), pg_is_in_recovery() \
-                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE n.nspname = 'walpost' AND c.relname = 'slot_state'",
-                &[&(to == Use::Read)],
-            )
-            .await?;
-        let Some(found) = found else {
-            let why = "table walpost.slot_state does not exist. Create it: walpost init, or sql/journal.sql and sql/role.sql";
-            return Ok(FoundState::Unusable(why.to_owned()));
-        };
-        if found.try_get(2)? {
-            // A row there is about the primary's slot of this name.
-            let why = "the server is a standby in recovery, where nothing can be written";
-            return Ok(FoundState::Unusable(why.to_owned()));
-        }
-        if !found.try_get::<_, bool>(0)? {
-            let role: String = found.try_get(1)?;
-            return Ok(FoundState::Unusable(format!(
-                "permission denied for table walpost.slot_state. Grant it: GRANT USAGE ON SCHEMA walpost TO {role}; GRANT \
-                 SELECT, INSERT, UPDATE ON walpost.slot_state TO {role}"
-            )));
+        if let Some(why) = self.unusable(OwnTable::SlotState, to).await? {
+            return Ok(FoundState::Unusable(why));
         }
         let rows = self.slot_state_rows(of, &of_history(of)).await?;
         let state = rows.first().map(state).transpose()?;
@@ -288,7 +257,8 @@ impl Catalog {
         {
             self.write_gap(&of, &gap, created).await?;
         }
-        self.write_new_slot_state(&of, created).await
+        self.write_new_slot_state(&of, created).await?;
+        self.restart_tables(target).await
     }
 
     /// Adds to the journal what may be missing if `walpost.slot_state` describes a slot of this name in another history of the
@@ -378,7 +348,7 @@ impl Catalog {
         let is_several = target.outbox.is_several();
         let mut tables = self.outbox_tables(target).await?;
         for open in self.dropped_slots(pipeline, target).await? {
-            if (open.from, open.to) == (gap.from, Some(found)) {
+            if !open.left_publication && (open.from, open.to) == (gap.from, Some(found)) {
                 tables.retain(|table| is_several && *table != open.table);
             }
         }
@@ -468,7 +438,7 @@ impl Catalog {
     }
 
     /// The journal says why a slot is at `found`, beyond `confirmed`: what is between was skipped, or
-    /// given up with the slot before it. Entries of another cluster, as a restored dump has them, say nothing about that.
+    /// given up with the slot before it. Entries about a table that was not published, and those of another cluster, as a restored dump has them, say nothing about that.
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be trusted or has something else in it.
@@ -479,7 +449,8 @@ impl Catalog {
         found: Lsn,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.detail ->> 'system_id' = {} AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
+            "j.slot = {} AND j.detail ->> 'system_id' = {} AND NOT j.detail ? '{LEFT_PUBLICATION}' \
+             AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
              OR j.action IN {DROP_SLOT_NAMES} AND j.to_lsn >= '{confirmed}')",
             escape_literal(&of.target.slot),
             escape_literal(&of.system_id),

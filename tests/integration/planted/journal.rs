@@ -10,6 +10,7 @@ on_each_version! {
     journal_that_another_role_has_made_before_is_refused
     journal_of_the_owner_of_the_outbox_is_refused
     slot_state_of_the_owner_of_the_outbox_is_refused
+    table_state_of_the_owner_of_the_outbox_is_refused
 }
 
 /// What a role may plant in the place of the journal, that is exactly as ours but for the last statement.
@@ -203,5 +204,34 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
             let from = to.replace(" TO ", " FROM ");
             shop.scene.db.run(&format!("REVOKE {right} {from}"));
         }
+    }
+}
+
+/// The same for how tables are published; `run` streams without that, and logs it.
+fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
+    for (kind, trap) in TRAPS {
+        let shop = Shop::theirs(major);
+        let give = |to: &str| {
+            shop.scene.db.run(&format!(
+                "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.table_state OWNER TO {to}"
+            ));
+        };
+        give(&shop.mallory);
+        let trap = trap
+            .replace("journal", "table_state")
+            .replace("(id)", "(slot)");
+        shop.theirs.run(&format!(
+            "{trap}; GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO PUBLIC"
+        ));
+        give("CURRENT_USER");
+        let mut run = shop.command(&["run"]).start_streaming();
+        run.wait_for_log(match kind {
+            "policy" => "row-level security policy",
+            _ => "table walpost.table_state has what",
+        });
+        run.terminate().expect_code(0);
+        shop.expect_nothing_ran("run");
+        shop.init().finish().expect_code(3);
+        shop.expect_nothing_ran("init");
     }
 }

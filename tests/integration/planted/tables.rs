@@ -111,6 +111,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
              GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {mallory};
+             GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {mallory};
              GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {mallory}"
         ));
         let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");

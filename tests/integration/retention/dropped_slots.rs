@@ -80,3 +80,39 @@ fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     replay().expect_code(0);
     budget::expect_everything(&scene);
 }
+
+/// As far as the slot can tell, everything is delivered.
+#[test]
+fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    walpost.terminate().expect_code(0);
+    let slot = scene.slot();
+    let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
+    let rows = || scene.db.number("SELECT count(*) FROM outbox");
+    scene
+        .db
+        .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
+    scene.insert(&aggregate, "between");
+    scene
+        .db
+        .run(&format!("ALTER PUBLICATION {slot} ADD TABLE outbox"));
+    let is_kept = |says: &str| {
+        stays("the row", Duration::from_secs(4), || {
+            pass().expect_code(3).expect_says(&[says]);
+            rows() == 2
+        });
+    };
+    is_kept("is not in the publication, or was not for a while");
+    let walpost = scene.start();
+    scene.wait_until_confirmed();
+    is_kept("the table was not in the publication for a while");
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    wait_until("the rows to be deleted", || {
+        pass().expect_code(0);
+        rows() == 0
+    });
+    walpost.terminate().expect_code(0);
+}

@@ -1,0 +1,735 @@
+//! How the tables of a slot are published, at rest: the table `walpost.table_state`, which `sql/journal.sql` creates.
+//!
+//! Rows that are committed while a table is not in the publication are never sent, even if it is added again before anybody
+//! notices. So what publishes the table is recorded: the OID of its row in `pg_publication_rel`, which another
+//! `ALTER PUBLICATION ... ADD TABLE` does not bring back, or of the row or publication that has its schema or all tables. If none of
+//! the recorded OIDs publishes the table any longer, the journal gets an entry that `walpost replay --dropped-slots` settles.
+//!
+//! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
+
+use std::collections::BTreeSet;
+use std::fmt::{Display, Write as _};
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::json;
+use tokio_postgres::SimpleQueryRow;
+use tracing::warn;
+
+use super::journal::{Action, DROP_SLOT_BEFORE, Entry, LEFT_PUBLICATION};
+use super::own_table::{OwnTable, Use};
+use super::{Catalog, CatalogError};
+use crate::model::dropped_slot::replay_command;
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
+
+/// Of the rows' format. Rows of other versions are ignored, and replaced.
+const VERSION: i32 = 1;
+
+/// The cluster and the database that a row has to be of.
+const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
+const DATABASE_OID: &str = "(SELECT oid FROM pg_database WHERE datname = current_database())";
+
+/// Events of a table that may be missing because the table was not published for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TableGap {
+    pub(crate) table: TableName,
+    publication: String,
+    /// The position that the slot had confirmed when the table was last found published.
+    from: Option<Lsn>,
+    /// The first transaction that may not have been delivered by then; if unknown, all rows may be missing.
+    since: Option<u64>,
+}
+
+impl TableGap {
+    /// Which events may be missing, and why.
+    #[must_use]
+    pub(crate) fn describe(&self) -> String {
+        let after = match self.from {
+            Some(from) => format!(" after {from}"),
+            None => String::new(),
+        };
+        format!(
+            "table {} was not in publication {:?} for a while: events committed{after} may be missing in Kafka",
+            self.table, self.publication
+        )
+    }
+}
+
+/// What publishes a table: OIDs of rows in the catalog.
+type Memberships = BTreeSet<u32>;
+
+/// A table as the catalog and the row about it describe it at one moment.
+#[derive(Clone, Debug)]
+struct TableLook {
+    table: TableName,
+    /// Zero if the table does not exist.
+    relation: u32,
+    /// Empty if the table is not published.
+    memberships: Memberships,
+    /// The transaction that has added the oldest of them.
+    member_xid: Option<u64>,
+    stored: Option<StoredTable>,
+    slot: SlotPlace,
+}
+
+/// Where the slot was at that moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotPlace {
+    confirmed: Option<Lsn>,
+    catalog_xmin: Option<u64>,
+    /// Where WAL ended.
+    end: Lsn,
+}
+
+#[derive(Clone, Debug)]
+struct StoredTable {
+    publication: String,
+    relation: u32,
+    memberships: Memberships,
+    is_out: bool,
+    seen_lsn: Option<Lsn>,
+    seen_xid: Option<u64>,
+}
+
+/// What follows from a look at a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Finding {
+    /// It is neither published nor recorded, or was recorded as not published.
+    Nothing,
+    /// It is published as before.
+    Same,
+    /// It is published, and was not recorded.
+    New,
+    /// It is published in another way, and was published all the time.
+    Changed,
+    /// It is not published any more.
+    Out,
+    /// It was not published for a while.
+    Gap(TableGap),
+}
+
+impl TableLook {
+    fn judge(&self, publication: &str) -> Finding {
+        let is_published = !self.memberships.is_empty();
+        let Some(stored) = &self.stored else {
+            return match is_published {
+                true => Finding::New,
+                false => Finding::Nothing,
+            };
+        };
+        if !is_published {
+            return match stored.is_out {
+                true => Finding::Nothing,
+                false => Finding::Out,
+            };
+        }
+        let is_same_publication = stored.publication == publication;
+        let since = match is_same_publication {
+            true => stored.seen_xid,
+            // What the slot has not sent yet is decoded with the other publication.
+            false => stored.seen_xid.min(self.slot.catalog_xmin),
+        };
+        let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
+        let is_older = since.is_some_and(|since| self.member_xid.is_some_and(|xid| xid < since));
+        let [schema, name] = OUTBOX_ROW;
+        if stored.is_out || !(is_kept || is_older) {
+            // Rows of that table are written by walpost.add_outbox alone, which requires that it is published.
+            return match self.table.is(schema, name) {
+                true => Finding::Changed,
+                false => Finding::Gap(TableGap {
+                    table: self.table.clone(),
+                    publication: publication.to_owned(),
+                    from: stored.seen_lsn,
+                    since,
+                }),
+            };
+        }
+        let is_same = is_same_publication
+            && stored.relation == self.relation
+            && stored.memberships == self.memberships;
+        match is_same {
+            true => Finding::Same,
+            false => Finding::Changed,
+        }
+    }
+
+    /// The condition for the row as it was read.
+    fn condition(&self, target: &Target, stored: &StoredTable) -> String {
+        format!(
+            "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}' AND is_out = {}",
+            escape_literal(&target.slot),
+            escape_literal(&self.table.schema),
+            escape_literal(&self.table.name),
+            list(&stored.memberships),
+            stored.is_out
+        )
+    }
+
+    /// The assignments of a row that describes the table as it is now.
+    fn assignments(&self, target: &Target) -> String {
+        format!(
+            "publication = {}, relation = {}, memberships = '{}', is_out = false, seen_lsn = {}, seen_xid = {}, at = now()",
+            escape_literal(&target.publication),
+            self.relation,
+            list(&self.memberships),
+            literal(self.slot.confirmed),
+            literal(self.slot.catalog_xmin)
+        )
+    }
+
+    /// The values of such a row.
+    fn values(&self, target: &Target) -> String {
+        format!(
+            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, now())",
+            escape_literal(&target.slot),
+            escape_literal(&self.table.schema),
+            escape_literal(&self.table.name),
+            escape_literal(&target.publication),
+            self.relation,
+            list(&self.memberships),
+            literal(self.slot.confirmed),
+            literal(self.slot.catalog_xmin)
+        )
+    }
+}
+
+fn list(memberships: &Memberships) -> String {
+    let oids: Vec<_> = memberships.iter().map(u32::to_string).collect();
+    oids.join(",")
+}
+
+fn literal(value: Option<impl Display>) -> String {
+    value.map_or("NULL".to_owned(), |value| format!("'{value}'"))
+}
+
+/// An array of texts, in SQL.
+fn texts<'t>(values: impl Iterator<Item = &'t str>) -> String {
+    let values: Vec<_> = values.map(escape_literal).collect();
+    format!("ARRAY[{}]::text[]", values.join(", "))
+}
+
+/// What a session records besides differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refresh {
+    /// That the tables were found as recorded.
+    All,
+    Nothing,
+}
+
+impl Catalog {
+    /// The tables of this outbox that may lack events because they were not published for a while, and of which that is not
+    /// recorded yet. Nothing if it can't be known.
+    ///
+    /// # Errors
+    /// A query fails, or the table may not be read or trusted.
+    pub(crate) async fn unrecorded_gaps(
+        &self,
+        target: &Target,
+    ) -> Result<Vec<TableGap>, CatalogError> {
+        if self
+            .unusable(OwnTable::TableState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(Vec::new());
+        }
+        let looks = self.look_at_tables(target).await?;
+        let gap = |look: &TableLook| match look.judge(&target.publication) {
+            Finding::Gap(gap) => Some(gap),
+            _ => None,
+        };
+        Ok(looks.iter().filter_map(gap).collect())
+    }
+
+    /// A table of this outbox is recorded as not published, or differs from what was recorded.
+    ///
+    /// # Errors
+    /// See [`Catalog::unrecorded_gaps`].
+    pub(crate) async fn may_lack_events(
+        &self,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<bool, CatalogError> {
+        if self
+            .unusable(OwnTable::TableState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(false);
+        }
+        let looks = self.look_at_tables(target).await?;
+        let mut of_table = looks.iter().filter(|look| look.table == *table);
+        Ok(of_table.any(|look| {
+            look.stored.as_ref().is_some_and(|stored| stored.is_out)
+                || matches!(
+                    look.judge(&target.publication),
+                    Finding::Out | Finding::Gap(_)
+                )
+        }))
+    }
+
+    /// Compares the tables of the publication with what was recorded about them, records what has changed, and adds to the journal
+    /// which tables may lack events. The result is why that is impossible, if it is.
+    ///
+    /// # Errors
+    /// A query fails, or Walpost's tables may not be trusted or written.
+    pub(crate) async fn record_tables(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        refresh: Refresh,
+    ) -> Result<Option<String>, CatalogError> {
+        if target.outbox.is_messages() {
+            return Ok(None);
+        }
+        if let Some(why) = self.unusable(OwnTable::TableState, Use::Write).await? {
+            return Ok(Some(why));
+        }
+        let looks = self.look_at_tables(target).await?;
+        let (mut new, mut same) = (Vec::new(), Vec::new());
+        for look in &looks {
+            match (look.judge(&target.publication), &look.stored) {
+                (Finding::New, _) => new.push(look),
+                (Finding::Same, _) => same.push(look),
+                (Finding::Out, Some(stored)) => {
+                    let sql = format!(
+                        "UPDATE walpost.table_state SET is_out = true, at = now() WHERE {}",
+                        look.condition(target, stored)
+                    );
+                    self.write_tables(target, &sql).await?;
+                }
+                (Finding::Changed, Some(stored)) => {
+                    let sql = format!(
+                        "UPDATE walpost.table_state SET {} WHERE {}",
+                        look.assignments(target),
+                        look.condition(target, stored)
+                    );
+                    self.write_tables(target, &sql).await?;
+                }
+                (Finding::Gap(gap), Some(stored)) => {
+                    self.write_table_gap(pipeline, target, look, stored, &gap)
+                        .await?;
+                }
+                _ => {}
+            }
+        }
+        self.insert_tables(target, &new, Existing::OfOtherHistory)
+            .await?;
+        if refresh == Refresh::All && !same.is_empty() {
+            self.refresh_tables(target, &same).await?;
+        }
+        Ok(None)
+    }
+
+    /// Records how the tables are published for a slot that was just created, before which nothing is known. Tables that
+    /// are not published may lack all their events if they are added later.
+    ///
+    /// # Errors
+    /// See [`Catalog::record_tables`].
+    pub(super) async fn restart_tables(&self, target: &Target) -> Result<(), CatalogError> {
+        if target.outbox.is_messages()
+            || self
+                .unusable(OwnTable::TableState, Use::Write)
+                .await?
+                .is_some()
+        {
+            return Ok(());
+        }
+        let looks = self.look_at_tables(target).await?;
+        let (published, others): (Vec<_>, Vec<_>) =
+            looks.iter().partition(|look| !look.memberships.is_empty());
+        self.insert_tables(target, &published, Existing::Any)
+            .await?;
+        for look in others {
+            let Some(stored) = &look.stored else { continue };
+            let sql = format!(
+                "UPDATE walpost.table_state SET is_out = true, seen_xid = NULL, at = now() WHERE {}",
+                look.condition(target, stored)
+            );
+            self.write_tables(target, &sql).await?;
+        }
+        Ok(())
+    }
+
+    /// The tables of this outbox that are published or recorded, all at one moment.
+    async fn look_at_tables(&self, target: &Target) -> Result<Vec<TableLook>, CatalogError> {
+        let version = self.version().await?;
+        let mut wanted = Vec::new();
+        match &target.outbox {
+            Outbox::Messages { .. } => return Ok(Vec::new()),
+            Outbox::Table(table) => wanted.push(table.clone()),
+            Outbox::Tables(of) | Outbox::OneOf { of, .. } => {
+                let all = Target {
+                    outbox: Outbox::Tables(of.clone()),
+                    ..target.clone()
+                };
+                let publication = self.publication(&all, version).await?;
+                wanted.extend(publication.into_iter().flat_map(|found| found.tables));
+                let [schema, name] = OUTBOX_ROW;
+                wanted.push(TableName::of(schema, name));
+            }
+        }
+        let rows = self
+            .run_on_own_table(
+                OwnTable::TableState,
+                target,
+                "",
+                &query(target, &wanted, version),
+            )
+            .await
+            .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
+        let mut looks = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let look = look(row)?;
+            // A row can be from another definition of the pipeline.
+            if wanted.contains(&look.table)
+                || target.outbox.has(&look.table.schema, &look.table.name)
+            {
+                looks.push(look);
+            }
+        }
+        Ok(looks)
+    }
+
+    async fn write_tables(
+        &self,
+        target: &Target,
+        sql: &str,
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
+        let written = self.run_on_own_table(OwnTable::TableState, target, "", sql);
+        written.await.map_err(|error| {
+            self.with_grant(error, |role| {
+                format!(
+                    "{}; GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}",
+                    grant(role, "SELECT, INSERT, UPDATE")
+                )
+            })
+        })
+    }
+
+    async fn insert_tables(
+        &self,
+        target: &Target,
+        looks: &[&TableLook],
+        existing: Existing,
+    ) -> Result<(), CatalogError> {
+        if looks.is_empty() {
+            return Ok(());
+        }
+        let values: Vec<_> = looks.iter().map(|look| look.values(target)).collect();
+        let mut sql = format!(
+            "INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, \
+             relation, memberships, is_out, seen_lsn, seen_xid, at) VALUES {} \
+             ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, \
+             system_id = excluded.system_id, database_oid = excluded.database_oid, publication = excluded.publication, \
+             relation = excluded.relation, memberships = excluded.memberships, is_out = excluded.is_out, \
+             seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, at = excluded.at",
+            values.join(", ")
+        );
+        if existing == Existing::OfOtherHistory {
+            let _ = write!(
+                sql,
+                " WHERE NOT (s.version = {VERSION} AND s.system_id = excluded.system_id \
+                 AND s.database_oid = excluded.database_oid)"
+            );
+        }
+        self.write_tables(target, &sql).await?;
+        Ok(())
+    }
+
+    /// Records that tables were found published as before.
+    async fn refresh_tables(
+        &self,
+        target: &Target,
+        looks: &[&TableLook],
+    ) -> Result<(), CatalogError> {
+        let memberships: Vec<_> = looks.iter().map(|look| list(&look.memberships)).collect();
+        let slot = looks.first().map_or(SlotPlace::default(), |look| look.slot);
+        let sql = format!(
+            "UPDATE walpost.table_state s SET seen_lsn = {}, seen_xid = {}, at = now() FROM unnest({}, {}, {}) \
+             AS same (schema, name, memberships) WHERE s.slot = {} AND s.table_schema = same.schema AND s.table_name = same.name \
+             AND s.memberships = same.memberships AND NOT s.is_out",
+            literal(slot.confirmed),
+            literal(slot.catalog_xmin),
+            texts(looks.iter().map(|look| look.table.schema.as_str())),
+            texts(looks.iter().map(|look| look.table.name.as_str())),
+            texts(memberships.iter().map(String::as_str)),
+            escape_literal(&target.slot)
+        );
+        self.write_tables(target, &sql).await?;
+        Ok(())
+    }
+
+    /// Adds a gap to the journal and records how the table is published now, in one statement: none of it happens without the
+    /// other, and of two instances only one does it.
+    async fn write_table_gap(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        look: &TableLook,
+        stored: &StoredTable,
+        gap: &TableGap,
+    ) -> Result<(), CatalogError> {
+        let is_several = target.outbox.is_several();
+        let table = gap.table.to_string();
+        let entry = Entry {
+            pipeline,
+            target,
+            action: Action::DropSlot,
+            from: gap.from,
+            to: Some(look.slot.end),
+            detail: json!({
+                "reason": "table was not in the publication",
+                LEFT_PUBLICATION: target.publication,
+                "table": table,
+                "several": is_several,
+                "catalog_xmin": gap.since.map(|id| id.to_string()),
+                "system_id": self.cluster().await?,
+            }),
+        };
+        let sql = |action: &str| {
+            format!(
+                "WITH changed AS (UPDATE walpost.table_state SET {} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
+                look.assignments(target),
+                look.condition(target, stored),
+                entry.insert_select(action)
+            )
+        };
+        let written = match self
+            .write_tables(target, &sql(Action::DropSlot.name()))
+            .await
+        {
+            // check_violation, by the CHECK of version 0.1
+            Err(CatalogError::Server(error)) if error.code == "23514" => {
+                self.write_tables(target, &sql(DROP_SLOT_BEFORE)).await?
+            }
+            written => written?,
+        };
+        if let Some(row) = written.first() {
+            warn!(
+                pipeline,
+                slot = target.slot,
+                journal = row.get(0).unwrap_or_default(),
+                "{}. Send them again: {}",
+                gap.describe(),
+                replay_command(pipeline, is_several.then_some(&table))
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of rows that exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Existing {
+    /// They are replaced.
+    Any,
+    /// They are replaced if they are of another cluster, database or version.
+    OfOtherHistory,
+}
+
+fn grant(role: &str, rights: &str) -> String {
+    format!(
+        "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT {rights} ON walpost.table_state TO {role}"
+    )
+}
+
+/// The query for the tables that are `wanted` or recorded, on a server of this version.
+fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
+    // Schemas in publications came with PostgreSQL 15.
+    let of_schemas = match version >= 150_000 {
+        true => {
+            "UNION ALL SELECT l.relation, s.oid, s.xmin FROM lineage l JOIN pg_class c ON c.oid = l.oid \
+             JOIN pg_publication_namespace s ON s.pnnspid = c.relnamespace JOIN published p ON p.oid = s.pnpubid "
+        }
+        false => "",
+    };
+    // The slot is not read at the moment of the snapshot. What ends after that has an id from `oldest` on.
+    let full = |xid: &str| format!("(n.next - (n.next - {xid}::text::int8) % 4294967296)");
+    format!(
+        "WITH RECURSIVE published AS (SELECT oid, puballtables, xmin FROM pg_publication WHERE pubname = {publication} AND pubinsert), \
+         stored AS (SELECT * FROM walpost.table_state WHERE slot = {slot} AND version = {VERSION} AND system_id = {SYSTEM_ID} \
+         AND database_oid = {DATABASE_OID}), \
+         wanted (schema, name) AS (SELECT * FROM unnest({schemas}, {names}) UNION SELECT table_schema, table_name FROM stored), \
+         found AS (SELECT w.schema, w.name, c.oid FROM wanted w JOIN pg_namespace s ON s.nspname = w.schema::name \
+         JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = w.name::name), \
+         lineage (relation, oid) AS (SELECT oid, oid FROM found UNION SELECT l.relation, i.inhparent FROM lineage l \
+         JOIN pg_class c ON c.oid = l.oid AND c.relispartition JOIN pg_inherits i ON i.inhrelid = c.oid), \
+         member (relation, oid, xid) AS (SELECT l.relation, r.oid, r.xmin FROM lineage l JOIN pg_publication_rel r ON r.prrelid = l.oid \
+         JOIN published p ON p.oid = r.prpubid {of_schemas}\
+         UNION ALL SELECT l.relation, p.oid, p.xmin FROM lineage l JOIN published p ON p.puballtables) \
+         SELECT w.schema, w.name, coalesce(f.oid, 0) AS relation, m.memberships, m.xid AS member_xid, \
+         s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, \
+         pg_current_wal_lsn() AS wal_end, r.confirmed_flush_lsn AS confirmed, \
+         CASE WHEN r.catalog_xmin IS NOT NULL THEN least(n.oldest, {catalog_xmin}) END AS catalog_xmin \
+         FROM wanted w CROSS JOIN (SELECT pg_snapshot_xmax(s)::text::int8 AS next, pg_snapshot_xmin(s)::text::int8 AS oldest \
+         FROM pg_current_snapshot() AS s) n \
+         LEFT JOIN found f ON f.schema = w.schema AND f.name = w.name \
+         LEFT JOIN LATERAL (SELECT string_agg(member.oid::text, ',') AS memberships, min({member_xid}) AS xid \
+         FROM member WHERE member.relation = f.oid) m ON true \
+         LEFT JOIN stored s ON s.table_schema = w.schema AND s.table_name = w.name \
+         LEFT JOIN pg_replication_slots r ON r.slot_name = {slot}::name",
+        publication = escape_literal(&target.publication),
+        slot = escape_literal(&target.slot),
+        schemas = texts(wanted.iter().map(|table| table.schema.as_str())),
+        names = texts(wanted.iter().map(|table| table.name.as_str())),
+        catalog_xmin = full("r.catalog_xmin"),
+        member_xid = full("member.xid"),
+    )
+}
+
+fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
+    let unexpected =
+        |column: &str| CatalogError::Unexpected(format!("walpost.table_state: {column}"));
+    let text = |column: &str| -> Result<Option<&str>, CatalogError> { Ok(row.try_get(column)?) };
+    let needed = |column: &str| text(column)?.ok_or_else(|| unexpected(column));
+    let memberships = |column: &str| -> Result<Memberships, CatalogError> {
+        let oids = text(column)?.unwrap_or_default().split(',');
+        let oids = oids.filter(|oid| !oid.is_empty()).map(str::parse);
+        oids.collect::<Result<_, _>>()
+            .map_err(|_| unexpected(column))
+    };
+    let stored = match text("publication")? {
+        None => None,
+        Some(publication) => Some(StoredTable {
+            publication: publication.to_owned(),
+            relation: parse(text("stored_relation")?, || unexpected("relation"))?
+                .unwrap_or_default(),
+            memberships: memberships("stored_memberships")?,
+            is_out: text("is_out")? == Some("t"),
+            seen_lsn: parse(text("seen_lsn")?, || unexpected("seen_lsn"))?,
+            seen_xid: parse(text("seen_xid")?, || unexpected("seen_xid"))?,
+        }),
+    };
+    Ok(TableLook {
+        table: TableName::of(needed("schema")?, needed("name")?),
+        relation: parse(text("relation")?, || unexpected("relation"))?.unwrap_or_default(),
+        memberships: memberships("memberships")?,
+        member_xid: parse(text("member_xid")?, || unexpected("xmin"))?,
+        stored,
+        slot: SlotPlace {
+            confirmed: parse(text("confirmed")?, || unexpected("confirmed"))?,
+            catalog_xmin: parse(text("catalog_xmin")?, || unexpected("catalog_xmin"))?,
+            end: parse(text("wal_end")?, || unexpected("wal_end"))?.unwrap_or_default(),
+        },
+    })
+}
+
+fn parse<T: std::str::FromStr>(
+    text: Option<&str>,
+    unexpected: impl Fn() -> CatalogError,
+) -> Result<Option<T>, CatalogError> {
+    text.map(str::parse).transpose().map_err(|_| unexpected())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(memberships: &[u32], stored: Option<StoredTable>) -> TableLook {
+        TableLook {
+            table: "tenant_a.outbox".parse().expect("a table"),
+            relation: 7,
+            memberships: memberships.iter().copied().collect(),
+            member_xid: Some(500),
+            stored,
+            slot: SlotPlace {
+                confirmed: Some(Lsn(9)),
+                catalog_xmin: Some(300),
+                end: Lsn(10),
+            },
+        }
+    }
+
+    fn stored(memberships: &[u32]) -> StoredTable {
+        StoredTable {
+            publication: "tenants".to_owned(),
+            relation: 7,
+            memberships: memberships.iter().copied().collect(),
+            is_out: false,
+            seen_lsn: Some(Lsn(5)),
+            seen_xid: Some(400),
+        }
+    }
+
+    fn gap(since: Option<u64>) -> Finding {
+        Finding::Gap(TableGap {
+            table: "tenant_a.outbox".parse().expect("a table"),
+            publication: "tenants".to_owned(),
+            from: Some(Lsn(5)),
+            since,
+        })
+    }
+
+    #[track_caller]
+    fn check(look: &TableLook, expected: Finding) {
+        assert_eq!(look.judge("tenants"), expected);
+    }
+
+    #[test]
+    fn table_is_new_until_it_is_recorded() {
+        check(&look(&[1], None), Finding::New);
+        check(&look(&[], None), Finding::Nothing);
+    }
+
+    #[test]
+    fn membership_that_is_kept_is_no_gap() {
+        check(&look(&[1], Some(stored(&[1]))), Finding::Same);
+        check(&look(&[1, 2], Some(stored(&[1]))), Finding::Changed);
+        check(&look(&[2], Some(stored(&[1, 2]))), Finding::Changed);
+        let re_created = StoredTable {
+            relation: 6,
+            ..stored(&[1])
+        };
+        check(&look(&[1], Some(re_created)), Finding::Changed);
+    }
+
+    #[test]
+    fn membership_that_was_replaced_is_a_gap_unless_it_is_older_than_the_record() {
+        check(&look(&[2], Some(stored(&[1]))), gap(Some(400)));
+        let older = TableLook {
+            member_xid: Some(399),
+            ..look(&[2], Some(stored(&[1])))
+        };
+        check(&older, Finding::Changed);
+        let unknown = StoredTable {
+            seen_xid: None,
+            ..stored(&[1])
+        };
+        check(&look(&[2], Some(unknown)), gap(None));
+    }
+
+    #[test]
+    fn table_that_was_found_unpublished_has_a_gap_when_it_is_back() {
+        check(&look(&[], Some(stored(&[1]))), Finding::Out);
+        let out = StoredTable {
+            is_out: true,
+            ..stored(&[1])
+        };
+        check(&look(&[], Some(out.clone())), Finding::Nothing);
+        // The publication did not publish inserts for a while.
+        check(&look(&[1], Some(out)), gap(Some(400)));
+    }
+
+    #[test]
+    fn another_publication_has_to_be_as_old_as_what_the_slot_still_sends() {
+        let of_other = StoredTable {
+            publication: "before".to_owned(),
+            ..stored(&[1])
+        };
+        let look = |member_xid| TableLook {
+            member_xid: Some(member_xid),
+            ..look(&[1], Some(of_other.clone()))
+        };
+        check(&look(299), Finding::Changed);
+        check(&look(350), gap(Some(300)));
+    }
+
+    #[test]
+    fn table_of_older_rows_has_no_gap() {
+        let mut look = look(&[2], Some(stored(&[1])));
+        look.table = TableName::of(OUTBOX_ROW[0], OUTBOX_ROW[1]);
+        check(&look, Finding::Changed);
+    }
+}
