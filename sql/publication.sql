@@ -45,11 +45,21 @@ DECLARE
     name text := current_setting('walpost.publication');
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
+    child text;
     -- A document, because the columns of the view differ from version to version.
     entry jsonb;
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
+        -- The publication would have them too, and PostgreSQL sends their rows under their own names.
+        SELECT format('%I.%I', n.nspname, c.relname) INTO child FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+            JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
+        IF child IS NOT NULL THEN
+            RAISE EXCEPTION 'table % inherits from table %, and PostgreSQL would send its rows as those of another table', child,
+                outbox USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
+                    'Insert its rows into %2$s, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$s', child, outbox);
+        END IF;
         EXECUTE format('CREATE PUBLICATION %I %s WITH (publish = ''insert'', publish_via_partition_root = true)',
             name, CASE WHEN several THEN 'FOR TABLE walpost.outbox_row'
                 WHEN outbox_name <> '' THEN 'FOR TABLE ' || outbox ELSE '' END);

@@ -31,6 +31,8 @@
 \ir session.sql
 
 \ir prerequisites.sql
+\set examine 'slot_state'
+\ir examine.sql
 
 SET walpost.publication = :'publication';
 SET walpost.slot = :'slot';
@@ -38,12 +40,42 @@ SET walpost.slot = :'slot';
 DO $walpost$
 DECLARE
     name text := current_setting('walpost.slot');
+    publication text := current_setting('walpost.publication');
+    -- Tables of a publication for several outboxes.
+    tables text;
+    add_again text;
+    was_made boolean := false;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name)
-        AND NOT EXISTS (SELECT FROM pg_publication WHERE pubname = current_setting('walpost.publication')) THEN
-        RAISE EXCEPTION 'publication % does not exist, and must be there before slot %',
-            quote_ident(current_setting('walpost.publication')), name
+    IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = publication) THEN
+        RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql first.';
+    END IF;
+    SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
+            string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')
+        INTO tables, add_again FROM pg_publication_tables
+        WHERE pubname = publication AND (schemaname, tablename) <> ('walpost', 'outbox_row')
+            AND EXISTS (SELECT FROM pg_publication_tables
+                WHERE pubname = publication AND schemaname = 'walpost' AND tablename = 'outbox_row');
+    IF tables IS NULL THEN
+        RETURN;
+    END IF;
+    -- If there was a slot before, what it had not delivered is recorded, and sent again by walpost replay.
+    IF to_regclass('walpost.slot_state') IS NOT NULL THEN
+        IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
+            RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot % before',
+                quote_ident(current_user), name USING ERRCODE = 'insufficient_privilege',
+                    HINT = format('GRANT USAGE ON SCHEMA walpost TO %I; GRANT SELECT ON walpost.slot_state TO %1$I', current_user);
+        END IF;
+        was_made := EXISTS (SELECT FROM walpost.slot_state WHERE slot = name);
+    END IF;
+    IF NOT was_made THEN
+        RAISE EXCEPTION 'publication % has tables, and slot %, which is to deliver the rows that they have, does not exist: %',
+            quote_ident(publication), name, tables USING ERRCODE = 'object_not_in_prerequisite_state',
+                DETAIL = 'The rows of a table are written into WAL for the slot when the table is added.',
+                HINT = format('Take the tables out, create the slot, and add them again, as walpost init does with tables that match: '
+                    'ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, tables, add_again);
     END IF;
 END
 $walpost$;

@@ -126,6 +126,22 @@ BEGIN
                 HINT = format('Make it with walpost init or sql/publication.sql. If it is there: ALTER PUBLICATION %I ADD TABLE '
                     'walpost.outbox_row', publication);
     END IF;
+    -- What is in WAL before a slot exists is in none.
+    IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE plugin = 'pgoutput' AND NOT temporary
+        AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
+        RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
+            quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'Create it with walpost init or sql/slot.sql, and add the table then.';
+    END IF;
+    -- Their rows would be sent under their own names.
+    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
+    IF related IS NOT NULL THEN
+        RAISE EXCEPTION 'table % inherits from table %.%, and PostgreSQL would send its rows as those of another table', related,
+            quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = format('Insert its rows into %2$I.%3$I, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
+                    related, its_schema, its_name);
+    END IF;
     -- Its rows are sent as rows of that table already, and would be delivered twice.
     SELECT format('%I.%I', p.schemaname, p.tablename) INTO related FROM pg_partition_ancestors(outbox) AS a
         JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches, Parser, Subcommand};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 
 use crate::config::args::LogArgs;
@@ -120,6 +122,7 @@ pub fn main() -> Exit {
     // Before librdkafka does it: of the two only this leaves OpenSSL as it is when the process ends.
     // Threads can be amid a handshake then, and would crash it: a signal instead of the exit code.
     openssl::init();
+    survive_file_size_limit();
     let read = help::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
@@ -127,6 +130,16 @@ pub fn main() -> Exit {
     match read {
         Ok((cli, matches)) => run(cli, &matches),
         Err(error) => retired::named(exposed::without_stray_values(error)).exit(),
+    }
+}
+
+/// Has a write beyond the limit for the size of a file fail, which otherwise ends the process without a word. Programs that are
+/// started do not inherit that, as they would if the signal was ignored.
+fn survive_file_size_limit() {
+    // The handler stays when the runtime is gone.
+    if let Ok(runtime) = supervisor::runtime() {
+        let _entered = runtime.enter();
+        let _ = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()));
     }
 }
 

@@ -51,8 +51,9 @@
 //! - [`model`]: values that all rooms speak of.
 //! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
 //!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. [`program`]: runs a program that prints a
-//!   password or a token. [`authorities`]: the certificate authorities of this machine. [`trusted_path`]: opens files that only
-//!   root and this user could have written. They import nothing but each other.
+//!   password or a token. [`authorities`]: the certificate authorities of this machine. [`file_error`]: what to do about a file
+//!   that can't be written. [`trusted_path`]: opens files that only root and this user could have written. They import
+//!   nothing but each other.
 //! - [`facade`]: what the program, its tests and its benchmarks name. All else is seen by this crate alone, so that the
 //!   compiler finds what nobody uses.
 //! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
@@ -126,6 +127,7 @@ mod cli;
 mod config;
 mod delivery;
 mod escape;
+mod file_error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod import;

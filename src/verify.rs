@@ -135,7 +135,7 @@ pub(crate) enum VerifyError {
     #[error(transparent)]
     Topics(#[from] ReadError),
     /// What was read can't be kept, or what was found can't be written.
-    #[error("a file can't be written: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
 }
 

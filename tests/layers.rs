@@ -30,7 +30,7 @@ const RANKS: &[&[&str]] = &[
     &["outbox"],
     &["model"],
     // Take text and numbers, and know nothing of ours.
-    &["authorities", "program", "progress"],
+    &["authorities", "file_error", "program", "progress"],
     // Every other module reads files through it.
     &["trusted_path"],
     &["escape"],
@@ -500,7 +500,7 @@ fn a_path_that_goes_up_or_sideways_is_told_with_its_file_and_line() {
     assert_eq!(
         check("model/lsn.rs", "\nfn f() { crate::outbox::g() }"),
         [
-            "src/model/lsn.rs:2: model names outbox, a higher room: outbox::g. It may name authorities, program, progress, trusted_path, escape"
+            "src/model/lsn.rs:2: model names outbox, a higher room: outbox::g. It may name authorities, file_error, program, progress, trusted_path, escape"
         ]
     );
     let sideways = check("kafka.rs", "use crate::{model::A, postgres::B};");

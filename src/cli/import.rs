@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use tracing::error;
 
 use super::out;
+use crate::file_error;
 use crate::import::report::{Finding, Group};
 use crate::import::{self, Imported};
 use crate::model::exit::Exit;
@@ -107,7 +108,7 @@ fn write(path: &Path, toml: &str) -> Result<(), String> {
             "--output {}: the file exists already, and none is overwritten. Name another, or remove it",
             path.display()
         ),
-        _ => format!("--output {} can't be written: {error}", path.display()),
+        _ => file_error::explained(&format!("--output {}", path.display()), &error).to_string(),
     })
 }
 

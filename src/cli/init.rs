@@ -12,7 +12,7 @@ use crate::config::values::duration;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable};
+use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable, hidden_rows_warning};
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -139,8 +139,10 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         };
         let done = match args.print {
             true => print(settings, &provision, several),
-            false => apply(settings, &provision, columns)
-                .and_then(|()| add_tables(settings, &provision, columns)),
+            false => apply(settings, &provision, columns).and_then(|readiness| {
+                add_tables(settings, &provision, columns)?;
+                readiness.exit()
+            }),
         };
         if let Err(ended) = done {
             exit = exit.and(ended);
@@ -196,6 +198,23 @@ pub(super) enum Columns {
     Unknown,
 }
 
+/// Whether everything is as the pipeline needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    Ready,
+    /// Tables below an outbox have rows that are not delivered, which was logged.
+    HasHiddenRows,
+}
+
+impl Readiness {
+    fn exit(self) -> Result<(), Exit> {
+        match self {
+            Self::Ready => Ok(()),
+            Self::HasHiddenRows => Err(Exit::Halted),
+        }
+    }
+}
+
 /// Makes what one pipeline needs, or logs why not.
 ///
 /// # Errors
@@ -204,7 +223,7 @@ pub(super) fn apply(
     settings: &PipelineSettings,
     provision: &Provision,
     columns: Columns,
-) -> Result<(), Exit> {
+) -> Result<Readiness, Exit> {
     let database = settings.postgres.describe();
     let pipeline = &settings.name;
     let applied = runtime()?.block_on(async {
@@ -222,7 +241,11 @@ pub(super) fn apply(
                 .map_err(|error| error.to_string()),
             Columns::Unknown => Ok(()),
         };
-        let mut applied = provision.apply(&catalog, fits).await;
+        let applied = provision.apply(&catalog, fits).await;
+        let mut applied = match applied {
+            Ok(()) => hidden_rows(&catalog, &provision.target).await,
+            Err(error) => Err(error),
+        };
         if let Err(ProvisionError {
             reason: CatalogError::Server(error),
             ..
@@ -232,10 +255,17 @@ pub(super) fn apply(
         }
         applied
     });
-    let Err(error) = applied else {
-        let target = &settings.target;
-        info!(pipeline, %database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
-        return Ok(());
+    let error = match applied {
+        Ok(None) => {
+            let target = &settings.target;
+            info!(pipeline, %database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
+            return Ok(Readiness::Ready);
+        }
+        Ok(Some((what, remedy))) => {
+            error!(pipeline, %database, "{what}. {remedy}");
+            return Ok(Readiness::HasHiddenRows);
+        }
+        Err(error) => error,
     };
     let hint = match (&error.reason, error.left) {
         (reason, Left::NoSlot) if is_lock_timeout(reason) => {
@@ -261,6 +291,24 @@ pub(super) fn apply(
     })
 }
 
+/// Rows that SELECT returns as those of an outbox, and that PostgreSQL does not send; with the remedy.
+async fn hidden_rows(
+    catalog: &Catalog,
+    target: &Target,
+) -> Result<Option<(String, String)>, ProvisionError> {
+    let asked = async {
+        let publication = catalog.look(target).await?.publication;
+        let tables = publication.map(|found| found.outbox_tables(&target.outbox));
+        let hidden = catalog.hidden_rows(&tables.unwrap_or_default()).await?;
+        Ok::<_, CatalogError>(hidden_rows_warning(&hidden))
+    };
+    asked.await.map_err(|reason| ProvisionError {
+        step: "tables that inherit from an outbox".to_owned(),
+        reason,
+        left: Left::Slot,
+    })
+}
+
 /// Adds every table that exists, is one of the outboxes by its name, and is not in the publication, as `walpost init --table` does. A
 /// table that cannot be added does not keep the others out.
 ///
@@ -274,7 +322,8 @@ fn add_tables(
     let mut exit = Exit::Done;
     for table in unpublished(settings)? {
         info!(pipeline = settings.name, %table, "adding a table that exists");
-        if let Err(ended) = apply(settings, &of_table(provision, &table), columns) {
+        let applied = apply(settings, &of_table(provision, &table), columns);
+        if let Err(ended) = applied.and_then(Readiness::exit) {
             exit = exit.and(ended);
         }
     }

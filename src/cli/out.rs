@@ -9,6 +9,7 @@ use serde::Serialize;
 use tracing::error;
 
 use crate::escape::{self, Escaped};
+use crate::file_error;
 use crate::model::exit::Exit;
 use crate::observe::logging;
 
@@ -238,6 +239,7 @@ fn print(text: &str) -> bool {
         Ok(()) => true,
         Err(reason) => {
             if !HAS_FAILED.swap(true, Ordering::Relaxed) {
+                let reason = file_error::reason(&reason);
                 error!("standard output can't be written: {reason}");
             }
             false

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -15,6 +15,7 @@ use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::values::{bytes, duration, moment};
 use crate::escape;
+use crate::file_error;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings};
@@ -114,7 +115,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     let mut output = match args.output.as_ref().map(create_private).transpose() {
         Ok(file) => file.map(BufWriter::new),
         Err(reason) => {
-            error!("--output: the file can't be written: {reason}");
+            error!("{}", unwritten(args, &reason));
             return Exit::Usage;
         }
     };
@@ -140,7 +141,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     }
     runtime.shutdown_background();
     if let Some(Err(reason)) = output.map(|mut output| output.flush()) {
-        error!("--output: the file can't be written: {reason}");
+        error!("{}", unwritten(args, &reason));
         exit = Exit::Failed;
     }
     if args.json {
@@ -148,6 +149,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
         out::json(&serde_json::json!({ "ok": ok, "pipelines": outcomes }));
     }
     exit
+}
+
+fn unwritten(args: &VerifyArgs, error: &io::Error) -> io::Error {
+    let file = args.output.as_deref().unwrap_or(Path::new(""));
+    file_error::explained(&format!("--output {}", file.display()), error)
 }
 
 fn options(args: &VerifyArgs) -> Result<Options, String> {
@@ -196,7 +202,8 @@ fn one(
         if let Some(output) = &mut output {
             // Somebody looks into the file with `less`.
             let line = serde_json::to_string(finding)?;
-            writeln!(output, "{}", escape::in_json(&line))?;
+            let written = writeln!(output, "{}", escape::in_json(&line));
+            written.map_err(|error| unwritten(args, &error))?;
         }
         Ok(())
     };

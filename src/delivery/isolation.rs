@@ -164,6 +164,17 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
+    /// Amid others a batch can be what was refused, and the record would be left out for nothing.
+    #[test]
+    fn suspect_that_is_refused_amid_others_is_not_the_culprit() {
+        for in_flight in [in_flight(0), in_flight(2)] {
+            let mut isolation = Isolation::default();
+            assert!(isolation.failed(&failure(5), in_flight));
+            assert!(!isolation.failed(&failure(7), in_flight));
+            assert!(isolation.batching().refused.is_empty());
+        }
+    }
+
     #[test]
     fn batch_whose_records_are_accepted_alone_was_too_large() {
         let mut isolation = Isolation::default();

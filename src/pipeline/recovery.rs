@@ -169,6 +169,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }
         | CatalogError::Unfit(_)
+        | CatalogError::InitRuns { .. }
         | CatalogError::Unexpected(_) => Remedy::Halt,
     }
 }

@@ -39,6 +39,7 @@ pub(crate) mod drop_slot;
 mod everybody;
 pub(crate) mod failover;
 mod hidden_rows;
+mod init_lock;
 pub(crate) mod journal;
 mod limits;
 mod observed;
@@ -130,6 +131,16 @@ pub enum CatalogError {
     /// A table that is to be added does not fit the settings.
     #[error("{0}")]
     Unfit(String),
+    /// Another `walpost init` has not ended in time, or another program has its lock.
+    #[error(
+        "another session, PID {pid} of role {role}, has the lock of walpost init in this database. Run the same command again when \
+         it has ended; to end it: SELECT pg_terminate_backend({pid})"
+    )]
+    InitRuns {
+        pid: i32,
+        /// The role of the session.
+        role: String,
+    },
     /// It gave an answer that can't be read.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),

@@ -26,6 +26,9 @@ const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 /// The `server_version_num` that has slots that follow a failover.
 const FAILOVER_SINCE: i32 = 170_000;
 
+/// How often the steps of one transaction are run if another session creates the same.
+const ATTEMPTS: u32 = 5;
+
 /// What is to be made.
 #[derive(Clone, Debug)]
 pub(crate) struct Provision {
@@ -237,24 +240,21 @@ impl Provision {
         catalog: &Catalog,
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
     ) -> Result<(), ProvisionError> {
-        let client = catalog.client();
-        let run = |makes: &str, sql: String, left: Left| {
-            let step = makes.to_owned();
-            async move {
-                let ran = client.batch_execute(&sql).await;
-                ran.map_err(|error| ProvisionError {
-                    step,
-                    reason: error.into(),
-                    left,
-                })
-            }
-        };
-        let failed = |step: &str, left: Left| {
-            let step = step.to_owned();
-            move |reason| ProvisionError { step, reason, left }
-        };
         let timeout = format!("SET lock_timeout = {}", self.lock_timeout.as_millis());
-        run("session", timeout, Left::Nothing).await?;
+        run(catalog, "session", &timeout, Left::Nothing).await?;
+        let locked = catalog.lock_init(self.lock_timeout).await;
+        locked.map_err(failed("lock of walpost init", Left::Nothing))?;
+        let applied = self.apply_alone(catalog, fits).await;
+        // Otherwise the session has it for as long as the server takes to notice that the connection was closed.
+        catalog.unlock_init().await;
+        applied
+    }
+
+    async fn apply_alone(
+        &self,
+        catalog: &Catalog,
+        fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
+    ) -> Result<(), ProvisionError> {
         let slot = &self.target.slot;
         let found = catalog.slot(slot).await;
         let is_new = found
@@ -269,34 +269,18 @@ impl Provision {
             return Err(failed(&format!("slot {slot}"), Left::Nothing)(reason));
         }
         let Scripts { together, after } = self.scripts_for(version);
-        run("transaction", "BEGIN".to_owned(), Left::Nothing).await?;
-        for Script { makes, sql } in together {
-            tracing::info!("checking or creating {makes}");
-            if let Err(error) = run(&makes, sql, Left::Nothing).await {
-                // Where the connection is gone, so is the transaction.
-                let _ = client.batch_execute("ROLLBACK").await;
+        let mut attempt = 1;
+        while let Err(error) = self.run_together(catalog, &together, &fits).await {
+            if attempt == ATTEMPTS || !is_conflict(&error.reason) {
                 return Err(error);
             }
+            attempt += 1;
+            tracing::info!(%error, "another session has just created the same; trying again");
         }
-        if let Outbox::OneOf { table, .. } = &self.target.outbox
-            && let Err(reason) = self.check_columns(catalog, table, fits).await
-        {
-            let _ = client.batch_execute("ROLLBACK").await;
-            return Err(failed(&table.to_string(), Left::Nothing)(reason));
-        }
-        run("transaction", "COMMIT".to_owned(), Left::Nothing)
-            .await
-            .map_err(|error| match error.reason {
-                CatalogError::Lost(_) => ProvisionError {
-                    left: Left::Unknown,
-                    ..error
-                },
-                _ => error,
-            })?;
         let mut left = Left::NoSlot;
-        for Script { makes, sql } in after {
+        for Script { makes, sql } in &after {
             tracing::info!("checking or creating {makes}");
-            run(&makes, sql, left).await?;
+            run(catalog, makes, sql, left).await?;
             if left == Left::NoSlot && is_new {
                 let note = "record of the new slot";
                 let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
@@ -330,6 +314,41 @@ impl Provision {
             "failed to record the tables of the publication in walpost.table_state: {why}"
         );
         Ok(())
+    }
+
+    /// Runs the steps that are one transaction.
+    async fn run_together(
+        &self,
+        catalog: &Catalog,
+        steps: &[Script],
+        fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
+    ) -> Result<(), ProvisionError> {
+        let roll_back = async || {
+            // Where the connection is gone, so is the transaction.
+            let _ = catalog.client().batch_execute("ROLLBACK").await;
+        };
+        run(catalog, "transaction", "BEGIN", Left::Nothing).await?;
+        for Script { makes, sql } in steps {
+            tracing::info!("checking or creating {makes}");
+            if let Err(error) = run(catalog, makes, sql, Left::Nothing).await {
+                roll_back().await;
+                return Err(error);
+            }
+        }
+        if let Outbox::OneOf { table, .. } = &self.target.outbox
+            && let Err(reason) = self.check_columns(catalog, table, fits).await
+        {
+            roll_back().await;
+            return Err(failed(&table.to_string(), Left::Nothing)(reason));
+        }
+        let committed = run(catalog, "transaction", "COMMIT", Left::Nothing).await;
+        committed.map_err(|error| match error.reason {
+            CatalogError::Lost(_) => ProvisionError {
+                left: Left::Unknown,
+                ..error
+            },
+            _ => error,
+        })
     }
 
     async fn check_columns(
@@ -380,6 +399,29 @@ impl Provision {
             failover: false,
             row_bytes_max: self.row_bytes_max,
         }
+    }
+}
+
+async fn run(catalog: &Catalog, makes: &str, sql: &str, left: Left) -> Result<(), ProvisionError> {
+    let ran = catalog.client().batch_execute(sql).await;
+    ran.map_err(|error| failed(makes, left)(error.into()))
+}
+
+fn failed(step: &str, left: Left) -> impl FnOnce(CatalogError) -> ProvisionError {
+    let step = step.to_owned();
+    move |reason| ProvisionError { step, reason, left }
+}
+
+/// Another session has created the same object in the meantime, which the next attempt finds: in another database, or by hand.
+fn is_conflict(error: &CatalogError) -> bool {
+    let CatalogError::Server(error) = error else {
+        return false;
+    };
+    match &*error.code {
+        // unique_violation of a catalog's index, duplicate_object, duplicate_schema, duplicate_table, duplicate_function
+        "23505" | "42710" | "42P06" | "42P07" | "42723" => true,
+        "XX000" => error.message.starts_with("tuple concurrently"),
+        _ => false,
     }
 }
 

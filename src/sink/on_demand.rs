@@ -133,16 +133,24 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
     use super::*;
     use crate::outbox::headers::Headers;
 
     /// Takes records of topics that were prepared, and is at rest when told so.
+    #[derive(Default)]
     struct Fake {
         is_prepared: bool,
         at_rest: Rc<Cell<bool>>,
+        calls: Rc<RefCell<Vec<String>>>,
+    }
+
+    impl Fake {
+        fn is_called(&self, what: impl Into<String>) {
+            self.calls.borrow_mut().push(what.into());
+        }
     }
 
     impl Sink for Fake {
@@ -153,8 +161,25 @@ mod tests {
             })
         }
 
-        fn flush(&mut self, _: bool) -> Result<(), SinkError> {
-            Ok(())
+        fn flush(&mut self, busy: bool) -> Result<(), SinkError> {
+            self.is_called(format!("flush {busy}"));
+            match busy {
+                true => Err(SinkError::Broken("it is full".to_owned())),
+                false => Ok(()),
+            }
+        }
+
+        fn read_more(&mut self) {
+            self.is_called("read_more");
+        }
+
+        fn answers(&mut self) -> Answer {
+            self.is_called("answers");
+            Box::pin(std::future::ready(()))
+        }
+
+        fn tend(&mut self) {
+            self.is_called("tend");
         }
 
         fn prepared(&mut self, _: &str, _: Prepared) -> Result<(), SinkError> {
@@ -187,6 +212,7 @@ mod tests {
             Ok(Fake {
                 is_prepared,
                 at_rest,
+                ..Fake::default()
             })
         });
         sink.idle = Duration::ZERO;
@@ -229,11 +255,54 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn sink_is_kept_for_its_time_after_the_last_record() {
+        let mut sink = OnDemand::later(|| {
+            Ok(Fake {
+                is_prepared: true,
+                at_rest: Rc::new(Cell::new(true)),
+                ..Fake::default()
+            })
+        });
+        let long_ago = || Instant::now().checked_sub(IDLE).expect("an instant");
+        sink.prepare("t", Vec::new).await.expect("a topic");
+        sink.used_at = long_ago();
+        assert_eq!(
+            sink.produce(&record(), Tag::from_word(1)),
+            Ok(Produced::Taken)
+        );
+        sink.tend();
+        assert!(sink.sink.is_some());
+        sink.used_at = long_ago();
+        sink.tend();
+        assert!(sink.sink.is_none());
+    }
+
+    #[tokio::test]
+    async fn sink_that_exists_is_told_everything() {
+        let calls = Rc::new(RefCell::new(Vec::new()));
+        let mut sink = OnDemand::later(|| {
+            Ok(Fake {
+                calls: Rc::clone(&calls),
+                ..Fake::default()
+            })
+        });
+        sink.prepare("t", Vec::new).await.expect("a topic");
+        let broken = Err(SinkError::Broken("it is full".to_owned()));
+        assert_eq!(sink.flush(true), broken);
+        assert_eq!(sink.flush(false), Ok(()));
+        sink.read_more();
+        sink.answers().await;
+        sink.tend();
+        let expected = ["flush true", "flush false", "read_more", "answers", "tend"];
+        assert_eq!(*calls.borrow(), expected);
+    }
+
+    #[tokio::test]
     async fn sink_whose_topic_nobody_waits_for_any_more_is_idle() {
         let mut sink = OnDemand::later(|| {
             Ok(Fake {
-                is_prepared: false,
                 at_rest: Rc::new(Cell::new(true)),
+                ..Fake::default()
             })
         });
         sink.idle = Duration::ZERO;
@@ -248,6 +317,7 @@ mod tests {
         let fake = Fake {
             is_prepared: true,
             at_rest: Rc::new(Cell::new(true)),
+            ..Fake::default()
         };
         let mut sink = OnDemand::<_, fn() -> Result<Fake, SinkError>>::at_once(fake);
         sink.idle = Duration::ZERO;

@@ -17,6 +17,7 @@ use super::{Produced, Sink, SinkError};
 use crate::delivery::failure::DeliveryFailure;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::escape;
+use crate::file_error;
 use crate::outbox::Record;
 
 /// Lines are written in pieces of about this size.
@@ -52,7 +53,7 @@ impl StdoutSink {
         // Not joined: while nobody reads, the thread ends only with the process.
         thread
             .spawn(move || write_batches(&batches, &deliveries))
-            .map_err(failed)?;
+            .map_err(|error| failed(&error))?;
         Ok(Self {
             lines: Batch::default(),
             writer,
@@ -62,7 +63,8 @@ impl StdoutSink {
 
 impl Sink for StdoutSink {
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError> {
-        serde_json::to_writer(&mut self.lines.text, &to_json(record)).map_err(failed)?;
+        serde_json::to_writer(&mut self.lines.text, &to_json(record))
+            .map_err(|error| failed(&error.into()))?;
         self.lines.text.push(b'\n');
         self.lines.tags.push(tag);
         if self.lines.text.len() >= PIECE_BYTES {
@@ -86,7 +88,7 @@ fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
     for batch in batches {
         if let Err(error) = write(&batch.text) {
             deliveries.failed_with(DeliveryFailure {
-                reason: failed(error).to_string(),
+                reason: failed(&error).to_string(),
                 permanent: true,
                 refused: None,
                 refused_until: None,
@@ -126,8 +128,8 @@ fn was_closed() -> bool {
     is_null && fcntl_getfl(stdout()).is_ok_and(|flags| flags.contains(OFlags::RDWR))
 }
 
-fn failed(error: impl std::fmt::Display) -> SinkError {
-    SinkError::Stdout(error.to_string())
+fn failed(error: &io::Error) -> SinkError {
+    SinkError::Stdout(file_error::reason(error))
 }
 
 /// The record as JSON. What is not UTF-8 stands in base64 under a name that says so.

@@ -68,3 +68,76 @@ pub(super) fn watch<D: Definitions>(
         })?;
     Ok(asks)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A file that somebody writes while it is read the first time.
+    struct Written {
+        file: PathBuf,
+        reads: u32,
+    }
+
+    impl Definitions for Written {
+        type Definition = ();
+
+        fn read(&mut self) -> Result<Reading<()>, String> {
+            self.reads += 1;
+            let found = fs::read_to_string(&self.file).expect("a file");
+            if self.reads == 1 {
+                fs::write(&self.file, "written while it is read").expect("a file");
+            }
+            Err(found)
+        }
+
+        fn have_changed(&mut self) -> bool {
+            false
+        }
+
+        fn places(&self) -> Vec<PathBuf> {
+            vec![self.file.clone()]
+        }
+    }
+
+    #[test]
+    fn file_that_is_written_while_it_is_read_is_read_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("walpost.toml");
+        fs::write(&file, "before").expect("a file");
+        let places = Places::of(vec![file.clone()]);
+        fs::write(&file, "changed").expect("a file");
+        let (reread, mut results) = to_async::channel(1);
+        let asks = watch(Written { file, reads: 0 }, places, reread).expect("a thread");
+        let began = Instant::now();
+        let mut next = || {
+            loop {
+                match results.try_recv() {
+                    Ok(Reread { ask, result }) => {
+                        return (ask.why, result.expect_err("the text of the file"));
+                    }
+                    Err(_) => assert!(began.elapsed() < PATIENCE, "it was not read"),
+                }
+                thread::sleep(LOOK / 100);
+            }
+        };
+        assert_eq!(next(), ("a changed file", "changed".to_owned()));
+        let again = "written while it is read".to_owned();
+        assert_eq!(next(), ("a changed file", again.clone()));
+        let ask = Ask {
+            why: "an order",
+            is_accepted: false,
+            answer: None,
+        };
+        asks.send(ask).expect("the thread");
+        assert_eq!(next(), ("an order", again));
+        drop(asks);
+        assert!(results.blocking_recv().is_none(), "the thread goes on");
+    }
+}

@@ -6,6 +6,8 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 
 use tempfile::SpooledTempFile;
 
+use crate::file_error;
+
 /// How many files at most: each has a descriptor once it is on disk.
 const PARTS: usize = 64;
 /// What an entry takes in memory beside its bytes, when it is looked at.
@@ -41,8 +43,10 @@ impl Journal {
 
     pub(super) fn push(&mut self, entry: &[u8]) -> io::Result<()> {
         let len = u32::try_from(entry.len()).map_err(io::Error::other)?;
-        self.file.write_all(&len.to_ne_bytes())?;
-        self.file.write_all(entry)?;
+        self.file
+            .write_all(&len.to_ne_bytes())
+            .and_then(|()| self.file.write_all(entry))
+            .map_err(|error| explained(&error))?;
         self.bytes += u64::from(len);
         self.entries += 1;
         Ok(())
@@ -55,8 +59,15 @@ impl Journal {
     }
 
     fn into_file(self) -> io::Result<SpooledTempFile> {
-        self.file.into_inner().map_err(|error| error.into_error())
+        self.file
+            .into_inner()
+            .map_err(|error| explained(error.error()))
     }
+}
+
+fn explained(error: &io::Error) -> io::Error {
+    let folder = std::env::temp_dir();
+    file_error::explained(&format!("temporary file in {}", folder.display()), error)
 }
 
 /// Reads a journal's file from its start.

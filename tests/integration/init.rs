@@ -199,6 +199,64 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
         .expect("psql runs")
 }
 
+/// Of every object that they create, the others find that it exists.
+#[test]
+fn several_at_once_all_succeed() {
+    for count in [2, 5] {
+        for _ in 0..4 {
+            let scene = Scene::bare();
+            let started: Vec<_> = (0..count).map(|_| scene.init().start()).collect();
+            for init in started {
+                init.finish().expect_code(0);
+            }
+            let walpost = scene.start_and_confirm_one(&scene.aggregate(1), "k");
+            walpost.terminate().expect_code(0);
+        }
+    }
+}
+
+/// A role belongs to the whole server.
+#[test]
+fn several_at_once_in_different_databases_create_one_role() {
+    for _ in 0..4 {
+        let scenes = [Scene::bare(), Scene::bare(), Scene::bare()];
+        let role = format!("role_of_{}", scenes[0].name);
+        let started: Vec<_> = scenes
+            .iter()
+            .map(|scene| scene.invoke("init").args(["--role", &role]).start())
+            .collect();
+        for init in started {
+            init.finish().expect_code(0);
+        }
+        for scene in &scenes {
+            scene.db.run(&format!("DROP OWNED BY {role}"));
+        }
+        scenes[0].db.drop_role(&role);
+    }
+}
+
+#[test]
+fn session_that_keeps_the_lock_of_init_is_named() {
+    const KEY: &str = "x'77616c70'::int, 0";
+    let scene = Scene::bare();
+    let other = scene.server.session(&scene.name);
+    other.run(&format!("SELECT pg_advisory_lock({KEY})"));
+    let pid = other.number("SELECT pg_backend_pid()");
+    scene
+        .init()
+        .args(["--lock-timeout", "300ms"])
+        .finish()
+        .expect_code(3)
+        .expect_says(&[
+            &format!("PID {pid} of role postgres, has the lock of walpost init"),
+            &format!("SELECT pg_terminate_backend({pid})"),
+            "Nothing was changed",
+        ]);
+    let init = scene.init().start();
+    other.run(&format!("SELECT pg_advisory_unlock({KEY})"));
+    init.finish().expect_code(0);
+}
+
 #[test]
 fn sql_files_make_by_hand_what_init_makes() {
     for major in MAJORS {

@@ -81,6 +81,7 @@ mod disk;
 mod drain;
 mod exactly_once;
 mod failover;
+mod file_limits;
 mod golden;
 mod halt;
 mod held;

@@ -1,9 +1,12 @@
 //! Several outbox tables on one slot.
 
+mod early;
 mod locked;
 mod new_slot;
 mod published;
 pub(crate) mod set_aside;
+
+use std::thread;
 
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Writer};
@@ -542,6 +545,53 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
         .expect_says(&["several tables", "--table"]);
     let verify = scene.verify().args(["--table", "tenant_2.outbox"]).finish();
     verify.expect_code(0);
+    walpost.terminate().expect_code(0);
+}
+
+/// `walpost init` locks the table itself, before it calls the function.
+#[test]
+fn add_outbox_waits_for_writers_and_keeps_the_order() {
+    let scene = scene(&["tenant_1.outbox"]);
+    let aggregate = scene.aggregate(1);
+    scene.db.run(
+        "CREATE SCHEMA tenant_2;
+         CREATE TABLE tenant_2.outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
+             created_at timestamptz DEFAULT clock_timestamp(), n int GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (n))",
+    );
+    let events = writer(&["tenant_2.outbox"]);
+    let event = |key| events.one(Event::new(&aggregate, key, "{}"));
+    for key in ["4", "3", "2"] {
+        let insert = event(key);
+        // In the table they are in another order than they were created in.
+        scene.db.run(&format!(
+            "BEGIN; {insert} UPDATE tenant_2.outbox SET created_at = '2020-01-0{key}' WHERE aggregateid = '{key}'; COMMIT"
+        ));
+    }
+    let open = scene.server.session(&scene.name);
+    open.run(&format!(
+        "BEGIN; {} UPDATE tenant_2.outbox SET created_at = '2020-01-01' WHERE aggregateid = '1'",
+        event("1")
+    ));
+    thread::scope(|threads| {
+        let added = threads.spawn(|| {
+            let session = scene.server.session(&scene.name);
+            session.number(&format!(
+                "SELECT walpost.add_outbox('tenant_2.outbox', 'walpost_{}')",
+                scene.name
+            ))
+        });
+        wait_until("add_outbox to wait or to end", || {
+            added.is_finished()
+                || scene.db.is_true(
+                    "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'tenant_2.outbox'::regclass)",
+                )
+        });
+        open.run("COMMIT");
+        assert_eq!(added.join().unwrap(), 4);
+    });
+    scene.db.run(&event("5"));
+    let walpost = scene.start();
+    assert_eq!(keys(&scene.wait_for_records(5)), ["1", "2", "3", "4", "5"]);
     walpost.terminate().expect_code(0);
 }
 

@@ -149,7 +149,7 @@ fn insert_rows(scene: &Scene<'_>, aggregate: &str, keys: &[&str]) -> Vec<String>
 }
 
 /// Moves the slot over everything that was committed, as nobody should.
-fn advance_slot(scene: &Scene<'_>) {
+pub(crate) fn advance_slot(scene: &Scene<'_>) {
     let slot = scene.slot();
     wait_until("the slot to be free", || !scene.slot_is_active());
     scene.db.run(&format!(

@@ -168,6 +168,14 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
+    /// Has a shell lower a limit before it starts it, as `ulimit` takes it.
+    pub(crate) fn limited(self, limit: &str) -> Self {
+        let line = format!("ulimit {limit} && exec {}", self.shell_words());
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &line]);
+        self.wrapped_in(command)
+    }
+
     /// Has it print to a terminal of that size, and what that gets is read here.
     pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
         let words = self.shell_words();

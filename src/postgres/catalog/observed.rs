@@ -287,7 +287,7 @@ pub(crate) enum Problem {
     NotViaRoot { publication: String, of: String },
     /// It has tables besides ours.
     #[error(
-        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE ...",
+        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     OtherTables {
@@ -295,13 +295,20 @@ pub(crate) enum Problem {
         /// Our table or tables.
         of: String,
         others: String,
+        /// Those of them that the command takes out.
+        removed: String,
     },
     /// It has tables, and the outbox is none.
     #[error(
-        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: walpost init --outbox messages --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE ...",
+        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: walpost init --outbox messages --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
-    NotEmpty { publication: String, tables: String },
+    NotEmpty {
+        publication: String,
+        tables: String,
+        /// Those of them that the command takes out.
+        removed: String,
+    },
     /// No such slot.
     #[error(
         "replication slot {slot:?} does not exist. Create it: {init} --slot {word}. If it was there before, events committed since it was dropped are not in the new one",
@@ -493,6 +500,7 @@ impl Observed {
                 return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
                     publication,
                     tables: some_of(&found.other_tables),
+                    removed: first_of(&found.other_tables),
                 });
             }
         };
@@ -507,11 +515,11 @@ impl Observed {
         } else if !found.has_table {
             Some(Problem::NotPublished { publication, table })
         } else if !found.other_tables.is_empty() {
-            let others = some_of(&found.other_tables);
             Some(Problem::OtherTables {
                 publication,
                 of: table.to_string(),
-                others,
+                others: some_of(&found.other_tables),
+                removed: first_of(&found.other_tables),
             })
         } else {
             None
@@ -579,11 +587,11 @@ impl ObservedPublication {
             Some(Problem::NotViaRoot { publication, of })
         } else if !self.other_tables.is_empty() {
             // Last: a pipeline that sets tables aside runs in spite of it.
-            let others = some_of(&self.other_tables);
             Some(Problem::OtherTables {
                 publication,
                 of,
-                others,
+                others: some_of(&self.other_tables),
+                removed: first_of(&self.other_tables),
             })
         } else {
             None
@@ -619,14 +627,19 @@ pub(crate) fn unpublished_warning(tables: &[TableName]) -> Option<String> {
 
 /// The first few of a list that can be as long as the database has tables.
 pub(crate) fn some_of(names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    match names.get(..SHOWN) {
-        Some(first) if names.len() > SHOWN => {
-            format!("{} and {} more", first.join(", "), names.len() - SHOWN)
-        }
-        _ => names.join(", "),
+    match names.len().saturating_sub(SHOWN) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", first_of(names)),
     }
 }
+
+/// As many of the names, as a list for SQL.
+fn first_of(names: &[String]) -> String {
+    names[..names.len().min(SHOWN)].join(", ")
+}
+
+/// How many names a message has.
+const SHOWN: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -12,6 +12,8 @@ use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 
 /// Of the rows' format. Rows of other versions say nothing to us.
@@ -252,10 +254,14 @@ impl Catalog {
             );
             return Ok(());
         }
-        if !self.is_copied_at_first_start(&of).await?
-            && let Some(gap) = self.gap_before(&of, created, "true").await?
-        {
-            self.write_gap(&of, &gap, created).await?;
+        if !self.is_copied_at_first_start(&of).await? {
+            let gap = match self.gap_before(&of, created, "true").await? {
+                None => self.gap_of_tables(&of).await?,
+                gap => gap,
+            };
+            if let Some(gap) = gap {
+                self.write_gap(&of, &gap, created).await?;
+            }
         }
         self.write_new_slot_state(&of, created).await?;
         self.restart_tables(target).await
@@ -300,6 +306,23 @@ impl Catalog {
         Ok(matches!(of.target.outbox, Outbox::Table(_))
             && self.slot_state_rows(of, "begun").await?.is_empty()
             && self.snapshot_record(&of.target).await? == SnapshotRecord::Nothing)
+    }
+
+    /// The rows that tables had when they were added, if that was before the slot existed and there was no other slot.
+    /// `sql/slot.sql` refuses such tables, but one can be added until the slot is complete.
+    async fn gap_of_tables(&self, of: &SlotOf) -> Result<Option<Gap>, CatalogError> {
+        let (Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. }) = &of.target.outbox
+        else {
+            return Ok(None);
+        };
+        if !self.slot_state_rows(of, "true").await?.is_empty() {
+            return Ok(None);
+        }
+        let published = self.published_outboxes(&of.target, patterns).await?;
+        Ok((!published.is_empty()).then_some(Gap {
+            from: None,
+            reason: "tables added before the slot was complete",
+        }))
     }
 
     /// The events that a slot of this name may not have delivered, according to the row that fulfils `condition`, if the slot is
@@ -396,16 +419,25 @@ impl Catalog {
             Outbox::Messages { .. } => return Ok(vec![None]),
             Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. } => patterns,
         };
+        let mut tables = self.published_outboxes(target, patterns).await?;
+        if tables.is_empty() {
+            tables = self.unpublished(patterns, &[]).await?;
+        }
+        Ok(tables.iter().map(|table| Some(table.to_string())).collect())
+    }
+
+    /// The tables of the publication that match.
+    async fn published_outboxes(
+        &self,
+        target: &Target,
+        patterns: &TablePatterns,
+    ) -> Result<Vec<TableName>, CatalogError> {
         let all = Target {
             outbox: Outbox::Tables(patterns.clone()),
             ..target.clone()
         };
         let publication = self.publication(&all, self.version().await?).await?;
-        let mut tables = publication.map_or_else(Vec::new, |publication| publication.tables);
-        if tables.is_empty() {
-            tables = self.unpublished(patterns, &[]).await?;
-        }
-        Ok(tables.iter().map(|table| Some(table.to_string())).collect())
+        Ok(publication.map_or_else(Vec::new, |publication| publication.tables))
     }
 
     /// The slot, on the server that this connection is to.

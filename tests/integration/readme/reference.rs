@@ -314,6 +314,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("RetentionError", 10),
         ("Wait", 4),
         ("SnapshotError", 6),
+        ("ImportError", 10),
     ];
     for stage in declaration(&sources, "PipelineError")
         .split("#[from] ")

@@ -1,5 +1,7 @@
 //! Rows of a table without partitions are deleted.
 
+use std::collections::HashSet;
+
 use super::maintain;
 use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
@@ -90,11 +92,60 @@ fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() 
         .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
     insert_old(&scene, "old");
     advance(&scene, &slot);
+    let mark = "SELECT obj_description('outbox'::regclass, 'pg_class')";
+    let before = scene.db.value(mark);
     let arguments = ["--retention", "1s", "--delete-rows"];
     maintain(&scene, &arguments)
         .expect_code(3)
         .expect_says(&["publication"]);
     assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+    // A later pass would delete rows by the mark of this one.
+    assert_eq!(scene.db.value(mark), before);
+}
+
+/// A pass reads which rows are old, waits until the slot has passed them, and deletes them.
+#[test]
+fn new_row_in_the_place_of_an_old_one_is_kept() {
+    const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
+    let scene = Scene::new();
+    let slot = scene.slot();
+    let place = |key: &str| {
+        let of = format!("SELECT ctid FROM outbox WHERE aggregateid = '{key}'");
+        scene.db.value(&of)
+    };
+    insert_old(&scene, "old");
+    let old = place("old");
+    wait_until("the rows to be old", || {
+        advance(&scene, &slot);
+        let finished = maintain(
+            &scene,
+            &["--dry-run", ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2]],
+        );
+        let finished = finished.expect_code(0);
+        if finished.stdout.contains("would delete rows") {
+            return true;
+        }
+        maintain(&scene, &ARGUMENTS).expect_code(0);
+        false
+    });
+    scene.write_other_wal(1);
+    let pass = scene.invoke("maintain").args(ARGUMENTS).start();
+    // Between two queries for the position of the slot it sleeps, and at no other time more than once.
+    let mut sleeps = HashSet::new();
+    wait_until("the pass to wait for the slot", || {
+        sleeps.extend(scene.db.value(
+            "SELECT state_change FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+             AND backend_type = 'client backend' AND state = 'idle' AND clock_timestamp() - state_change > '150 ms'",
+        ));
+        sleeps.len() > 2
+    });
+    scene.db.run("DELETE FROM outbox");
+    scene.db.run("VACUUM outbox");
+    advance(&scene, &slot);
+    scene.insert(&scene.aggregate(1), "new");
+    assert_eq!(place("new"), old);
+    pass.finish().expect_code(0);
+    assert_eq!(place("new"), old);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::{DEFAULT, aged, insert_old, is, is_gone, maintain, maintain_until, ta
 use crate::slot_state::make_anew;
 use crate::support::checker::Resends;
 use crate::support::postgres::{MAJOR, Server};
+use crate::support::wait::wait_until;
 
 #[test]
 fn slot_that_was_made_anew_begins_the_retention_anew() {
@@ -62,11 +63,13 @@ fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
     let moved = "moved or dropped and re-created by someone else";
     for _ in 0..3 {
         let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
-        finished.expect_says(&[
+        let finished = finished.expect_says(&[
             "what may not be delivered is kept",
             moved,
             "walpost skip --to",
         ]);
+        // Not even noted, which is what a later pass would go by.
+        assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
         scene.insert(&aggregate, "k");
         // It moves again, past everything that a pass may have noted.
         make_anew(&scene, &aggregate);
@@ -115,6 +118,35 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
         is_gone(&scene, "outbox_old")
     });
     walpost.terminate().expect_code(0);
+}
+
+/// Only the slot of the pipeline says what is delivered, however far another one is.
+#[test]
+fn slot_that_is_dropped_during_a_pass_has_its_rows_kept() {
+    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = scene.aggregate(1);
+    let other = format!("other_{}", scene.name);
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
+    ));
+    scene.db.run("CREATE PUBLICATION others FOR ALL TABLES");
+    insert_old(&scene, &aggregate, "not delivered");
+    let pass = scene.invoke("maintain").args(["--retention", "1s"]).start();
+    let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
+    wait_until("the partition to be marked", || {
+        scene.db.value(comment).is_some()
+    });
+    scene.drop_slot();
+    scene.db.run(&format!(
+        "SELECT pg_replication_slot_advance('{other}', pg_current_wal_lsn())"
+    ));
+    let finished = pass.finish();
+    assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
+    maintain(&scene, &["--retention", "1s"]).expect_code(3);
+    assert!(is(&scene, "outbox_old", true));
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{other}')"));
 }
 
 #[test]

@@ -39,13 +39,10 @@ impl<C: CatalogQueries> Connected<C> {
                     .map_err(ExactlyOnceError::from)?,
             }),
         };
-        // A checkpoint knows better, here too.
-        let planned = match start.session_state.snapshot_done && known.is_none() {
+        let known = known.as_ref();
+        let planned = match is_snapshot_done(start.session_state.snapshot_done, known) {
             true => snapshot::Planned::Nothing,
-            false => {
-                let known = known.as_ref();
-                snapshot::plan(settings, &self.catalog, &self.observed, known).await?
-            }
+            false => snapshot::plan(settings, &self.catalog, &self.observed, known).await?,
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {
@@ -103,5 +100,28 @@ impl<C: CatalogQueries> Connected<C> {
             confirmed: self.link.resume.unwrap_or_default(),
             flushed: identity.flushed,
         })
+    }
+}
+
+/// Whether there is nothing to copy because an earlier session of this process has settled that. A checkpoint is compared again:
+/// another instance may have begun a copy in the meantime.
+fn is_snapshot_done(by_earlier_session: bool, checkpoint: Option<&Known>) -> bool {
+    by_earlier_session && checkpoint.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoint_decides_about_older_rows_whatever_an_earlier_session_has_settled() {
+        let checkpoint = Known {
+            has_delivered: true,
+            copied: None,
+        };
+        assert!(is_snapshot_done(true, None));
+        assert!(!is_snapshot_done(true, Some(&checkpoint)));
+        assert!(!is_snapshot_done(false, None));
+        assert!(!is_snapshot_done(false, Some(&checkpoint)));
     }
 }

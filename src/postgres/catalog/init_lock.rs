@@ -1,0 +1,64 @@
+//! One `walpost init` at a time in a database: two would create the same objects, and one would fail.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Catalog, CatalogError};
+use crate::postgres::table::identifier;
+
+/// How often the lock is tried again.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// "walp", as for tables that retention maintains, whose OIDs take the place of the 0.
+const KEY: &str = "x'77616c70'::int, 0";
+
+impl Catalog {
+    /// Waits until no other session has the lock, and takes it for the rest of this session. Each session that has it is waited
+    /// for no longer than `limit`.
+    ///
+    /// # Errors
+    /// A session keeps the lock for longer; or the server can't be asked.
+    pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
+        let mut waits_for: Option<(i32, Instant)> = None;
+        loop {
+            let sql = format!("SELECT pg_try_advisory_lock({KEY})");
+            if self.client().query_one(&sql, &[]).await?.try_get(0)? {
+                return Ok(());
+            }
+            let holder = self
+                .client()
+                .query_opt(
+                    "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+                     WHERE l.locktype = 'advisory' AND l.granted AND l.classid = x'77616c70'::int::oid AND l.objid = 0 \
+                     AND l.objsubid = 2 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+                    &[],
+                )
+                .await?;
+            if let Some(row) = holder {
+                let pid = row.try_get(0)?;
+                let since = match waits_for {
+                    Some((same, since)) if same == pid => since,
+                    _ => {
+                        tracing::info!(pid, "waiting for another walpost init in this database");
+                        Instant::now()
+                    }
+                };
+                waits_for = Some((pid, since));
+                if since.elapsed() >= limit {
+                    let role = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
+                    let role = identifier(&role);
+                    return Err(CatalogError::InitRuns { pid, role });
+                }
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Releases the lock.
+    pub(crate) async fn unlock_init(&self) {
+        // Where the connection is gone, so is the lock.
+        let sql = format!("SELECT pg_advisory_unlock({KEY})");
+        let _ = self.client().query_one(&sql, &[]).await;
+    }
+}

@@ -1,0 +1,92 @@
+//! Files that may not become larger, or that the process may not open.
+
+use std::fs::File;
+
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+use crate::verify::advance_slot;
+
+/// No file may have a single byte.
+const NO_BYTES: &str = "-f 0";
+
+const REMEDY: [&str; 3] = [
+    "File too large",
+    "The limit for the size of a file is 0 bytes (RLIMIT_FSIZE)",
+    "ulimit -f unlimited",
+];
+
+fn file(name: &str) -> (String, File) {
+    let path = reaper::folder("limited").join(name);
+    let file = File::create(&path).unwrap();
+    (path.to_str().unwrap().to_owned(), file)
+}
+
+fn expect_remedy(invocation: Invocation, code: i32, says: &str) {
+    let finished = invocation.limited(NO_BYTES).finish().expect_code(code);
+    finished.expect_says(&REMEDY).expect_says(&[says]);
+}
+
+#[test]
+fn verify_names_the_limit_and_the_file() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    // More than verify keeps in memory.
+    scene
+        .db
+        .run(&scene.events().many(&aggregate, 60_000, "NULL"));
+    let verify = || scene.verify().args(["--memory", "4MiB"]);
+    expect_remedy(verify(), 1, "failed to write temporary file in /");
+    // It has 64 temporary files, and connections.
+    let finished = verify().limited("-n 64").finish().expect_code(1);
+    finished.expect_says(&[
+        "failed to write temporary file in /",
+        "Too many open files",
+        "The limit for open files and connections is 64 (RLIMIT_NOFILE)",
+    ]);
+}
+
+#[test]
+fn verify_names_the_file_of_its_findings() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "delivered");
+    scene.insert(&aggregate, "missing");
+    advance_slot(&scene);
+    let (path, _) = file("findings.jsonl");
+    let verify = scene.verify().args(["--output", &path]);
+    expect_remedy(verify, 1, &format!("failed to write --output {path}"));
+}
+
+#[test]
+fn commands_whose_output_is_cut_off_say_so() {
+    let scene = Scene::bare();
+    let (_, output) = file("init.sql");
+    let print = scene.init().arg("--print").output_to(output);
+    expect_remedy(print, 1, "standard output can't be written");
+}
+
+#[test]
+fn sink_that_writes_to_a_file_halts_and_confirms_nothing() {
+    let scene = Scene::new();
+    scene.insert(&scene.name, "k");
+    let (_, output) = file("records.jsonl");
+    let run = scene.invoke("run").args(["--sink", "stdout"]);
+    let run = run.output_to(output);
+    expect_remedy(run, 3, "halted: standard output can't be written to");
+    assert!(scene.confirmed() < scene.history()[0].end);
+}
+
+#[test]
+fn log_that_is_cut_off_holds_nothing_up() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    let (path, log) = file("walpost.log");
+    let walpost = scene.run().limited(NO_BYTES).log_to(log).start();
+    for _ in 0..3 {
+        scene.insert(&aggregate, "k");
+    }
+    scene.wait_for_records(3);
+    walpost.terminate().expect_code(0);
+    assert_eq!(std::fs::read(path).unwrap(), b"");
+}

@@ -1,0 +1,182 @@
+//! Tables that are added before the slot exists that is to deliver their rows.
+
+use super::{SETTINGS, writer};
+use crate::init::{psql_file, try_psql};
+use crate::support::event::Event;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::records::{Record, keys};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+const TABLE: &str = "tenant_1.outbox";
+
+/// A publication for several outboxes without a slot, and a table with one row.
+fn without_slot(server: &Server) -> Scene<'_> {
+    let mut scene = Scene::bare_on(server, Broker::shared());
+    scene.use_settings(SETTINGS);
+    scene.write_to(writer(&[TABLE]));
+    for file in ["guard.sql", "journal.sql", "tables.sql"] {
+        psql_file(&scene, file);
+    }
+    let aggregate = scene.aggregate(1);
+    let event = writer(&[TABLE]).one(Event::new(&aggregate, "early", "{}"));
+    scene.db.run(&format!(
+        "CREATE PUBLICATION {} FOR TABLE walpost.outbox_row WITH (publish = 'insert', publish_via_partition_root = true);
+         CREATE SCHEMA tenant_1;
+         CREATE TABLE {TABLE} (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+         {event}",
+        scene.slot(),
+    ));
+    scene
+}
+
+fn add(scene: &Scene) -> String {
+    format!("SELECT walpost.add_outbox('{TABLE}', '{}')", scene.slot())
+}
+
+/// The slot of another pipeline of the database.
+fn make_other_slot(scene: &Scene) -> String {
+    let other = format!("other_{}", scene.name);
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
+    ));
+    other
+}
+
+fn drop_slot(scene: &Scene, slot: &str) {
+    scene
+        .db
+        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+}
+
+fn expect_early_row_once(scene: &Scene) {
+    let walpost = scene.start();
+    let late = writer(&[TABLE]).one(Event::new(&scene.aggregate(1), "late", "{}"));
+    scene.db.run(&late);
+    let is_last = |record: &Record| record.key() == "late";
+    wait_until("the last event", || scene.records().iter().any(is_last));
+    let early = |record: &&Record| record.key() == "early";
+    let records = scene.records();
+    assert_eq!(
+        records.iter().filter(early).count(),
+        1,
+        "{:?}",
+        keys(&records)
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn no_table_is_added_before_there_is_a_slot() {
+    for major in [14, MAJOR, 18] {
+        let scene = without_slot(Server::shared(major));
+        let error = scene
+            .db
+            .try_run(&add(&scene))
+            .expect_err("there is no slot");
+        let message = error.as_db_error().expect("an answer").message();
+        assert!(
+            message.starts_with("no replication slot of database"),
+            "{message}"
+        );
+        // The remedy.
+        scene.init().finish().expect_code(0);
+        expect_early_row_once(&scene);
+    }
+}
+
+#[test]
+fn no_table_is_added_while_the_slot_is_created() {
+    let server = Server::private(MAJOR, "");
+    let scene = without_slot(&server);
+    let open = scene.server.session(&scene.name);
+    open.run("BEGIN; SELECT pg_current_xact_id()");
+    let init = scene.init().start();
+    wait_for_slot_creation(&scene);
+    let error = scene
+        .db
+        .try_run(&add(&scene))
+        .expect_err("there is no slot");
+    let message = error.as_db_error().expect("an answer").message();
+    assert!(
+        message.starts_with("no replication slot of database"),
+        "{message}"
+    );
+    open.run("COMMIT");
+    init.finish().expect_code(0);
+    expect_early_row_once(&scene);
+}
+
+/// On a server without other tests: a slot waits for the transactions of all databases.
+fn wait_for_slot_creation(scene: &Scene) {
+    wait_until("the slot to wait for the open transaction", || {
+        scene.db.is_true(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')",
+        )
+    });
+}
+
+/// The slot of another pipeline does not deliver them.
+#[test]
+fn slot_is_refused_if_its_publication_has_tables_already() {
+    for major in [14, MAJOR, 18] {
+        let scene = without_slot(Server::shared(major));
+        let other = make_other_slot(&scene);
+        assert_eq!(scene.db.number(&add(&scene)), 1);
+        let publication = scene.slot();
+        let remedy = format!("ALTER PUBLICATION {publication} DROP TABLE {TABLE}");
+        let slot_file = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/slot.sql");
+        let refused = try_psql(&scene, slot_file.as_ref());
+        let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            !refused.status.success() && says.contains(&remedy),
+            "{says}"
+        );
+        assert!(says.contains(&add(&scene)), "{says}");
+        scene
+            .init()
+            .finish()
+            .expect_code(3)
+            .expect_says(&[&format!("publication {publication} has tables"), &remedy]);
+        scene.db.run(&remedy);
+        scene.init().finish().expect_code(0);
+        drop_slot(&scene, &other);
+        expect_early_row_once(&scene);
+        // A slot that is dropped can be created again.
+        scene.drop_slot();
+        scene.init().finish().expect_code(0);
+    }
+}
+
+#[test]
+fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
+    let server = Server::private(MAJOR, "");
+    let scene = without_slot(&server);
+    let other = make_other_slot(&scene);
+    let open = scene.server.session(&scene.name);
+    open.run("BEGIN; SELECT pg_current_xact_id()");
+    let init = scene.init().start();
+    wait_for_slot_creation(&scene);
+    assert_eq!(scene.db.number(&add(&scene)), 1);
+    open.run("COMMIT");
+    let remedy = format!("walpost replay --dropped-slots --table {TABLE}");
+    init.finish().expect_code(0).expect_says(&[
+        "tables added before the slot was complete",
+        "may be missing",
+        &remedy,
+    ]);
+    drop_slot(&scene, &other);
+    let walpost = scene.start();
+    scene
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_says(&[&remedy]);
+    scene
+        .replay(&["--dropped-slots", "--table", TABLE, "--yes"])
+        .finish()
+        .expect_code(0);
+    assert_eq!(scene.wait_for_records(1)[0].key(), "early");
+    walpost.terminate().expect_code(0);
+}
