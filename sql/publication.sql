@@ -2,8 +2,8 @@
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
--- Run by: the table's owner; needs CREATE on the database. Twice without harm: a publication of that name that is
--- there already is examined, never changed.
+-- Run by: the table's owner; needs CREATE on the database. Twice without harm: an existing publication of that name is
+-- examined, and changed only if several=on and it lacks walpost.outbox_row.
 --
 -- An outbox of messages has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
 -- With -v several=on it is for several outboxes: then it has walpost.outbox_row alone at first (tables.sql), and each of them is
@@ -74,8 +74,13 @@ BEGIN
         END IF;
         IF NOT EXISTS (SELECT FROM pg_publication_tables
             WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
-            RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
-                USING HINT = format('ALTER PUBLICATION %I ADD TABLE walpost.outbox_row;', name);
+            -- It was created for a single table, or by hand. An error would undo the creation of walpost.outbox_row.
+            IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
+                RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
+                    USING HINT = format('Have its owner, %s, run walpost init.', found.pubowner::regrole);
+            END IF;
+            EXECUTE format('ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', name);
+            RAISE NOTICE 'table walpost.outbox_row was added to publication %', quote_ident(name);
         END IF;
         RETURN;
     END IF;

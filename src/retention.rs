@@ -325,6 +325,7 @@ async fn pass_of_table(
         outbox: &maintained,
         patience: PATIENCE / u32::try_from(among).unwrap_or(u32::MAX).max(1),
         report: &mut report,
+        is_complete: false,
     };
     if maintained.partitioning.is_some() {
         let found = pass.look(None).await?;
@@ -444,6 +445,8 @@ struct Pass<'a> {
     /// passed.
     patience: Duration,
     report: &'a mut Report,
+    /// The table was found not to lack events. What it lacks later is too young to be removed in this pass.
+    is_complete: bool,
 }
 
 impl Pass<'_> {
@@ -490,6 +493,9 @@ impl Pass<'_> {
     /// The table may lack events that were committed while it was not published, or whether it does can't be known; the report
     /// says so.
     async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
+        if self.is_complete {
+            return Ok(false);
+        }
         let table = &self.outbox.name;
         let trouble = match self.catalog.may_lack_events(target, table).await {
             Ok(false) => None,
@@ -500,6 +506,7 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         let may_lack = trouble.is_some();
+        self.is_complete = !may_lack;
         self.report.troubles.extend(trouble);
         Ok(may_lack)
     }

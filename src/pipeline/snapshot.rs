@@ -24,6 +24,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::columns::Mapping;
 use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry};
+use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
     Catalog, CatalogError, Observed, RowOrder, Rows, SnapshotHistory, SnapshotRecord, TableSnapshot,
 };
@@ -106,11 +107,14 @@ pub(super) struct Plan {
     before: Option<CopyProgress>,
     /// What the journal said when this was planned.
     record: SnapshotRecord,
+    /// Where the slot was then.
+    confirmed: Lsn,
     /// Rows that are to be expected.
     about: Option<u64>,
 }
 
-/// Says what to do about older rows; `delivered` is what exactly-once knows of them.
+/// Says what to do about older rows; `delivered` is what exactly-once knows of them, and `recorded` the last position that Walpost
+/// may have confirmed of the slot, if that is known.
 ///
 /// # Errors
 /// The catalog can't be asked, or there is something that can't be copied.
@@ -119,13 +123,17 @@ pub(super) async fn plan(
     catalog: &impl CatalogQueries,
     observed: &Observed,
     delivered: Option<&Known>,
+    recorded: Option<Lsn>,
 ) -> Result<Planned, SnapshotError> {
     let (pipeline, target) = (&settings.name, &settings.target);
     let table = target.outbox.table();
     let copied = delivered.and_then(|known| known.copied.as_ref());
     let before = copied.filter(|copied| !copied.is_complete());
     let snapshots = table_snapshots(target, catalog).await?;
-    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed(observed));
+    let slot = observed.slot.as_ref();
+    let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
+    let confirmed = confirmed_by_us(found, recorded);
+    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed);
     // A checkpoint with events of the stream and none of a copy says that every copy is in Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
@@ -151,7 +159,6 @@ pub(super) async fn plan(
         });
     }
     let before = before.cloned();
-    let confirmed = confirmed(observed);
     let snapshot_history = catalog.snapshot_history(target, table).await?;
     let order = match &before {
         Some(copied) => {
@@ -223,12 +230,14 @@ pub(super) async fn plan(
         },
         before,
         record: snapshot_history.record,
+        confirmed: found,
     })))
 }
 
-fn confirmed(observed: &Observed) -> Lsn {
-    let slot = observed.slot.as_ref();
-    slot.map_or(Lsn::ZERO, |slot| slot.confirmed)
+/// What Walpost has confirmed of a slot that is at `found`. If something else has moved or re-created the slot, `found` says nothing
+/// about the copy of older rows.
+fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
+    recorded.map_or(found, |recorded| found.min(recorded))
 }
 
 /// A copy that an earlier start has begun, perhaps under another definition of the pipeline. Whether rows are left to deliver
@@ -339,8 +348,8 @@ pub(super) async fn has_nothing_to_copy(
     catalog: &impl CatalogQueries,
     observed: &Observed,
 ) -> bool {
-    // Where that can't be said, the start that goes on says what is wrong.
-    let decided = decided(settings, catalog, observed).await;
+    // Where that can't be said, the start that goes on says what is wrong. A slot that was moved is compared with the checkpoint.
+    let decided = decided(settings, catalog, observed, None).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
 
@@ -350,6 +359,7 @@ async fn decided(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
+    recorded: Option<Lsn>,
 ) -> Result<Option<(Decision, Rows)>, SnapshotError> {
     let target = &settings.target;
     let (SnapshotMode::Initial, Some(slot)) = (settings.snapshot, &observed.slot) else {
@@ -357,7 +367,8 @@ async fn decided(
     };
     let table = target.outbox.table();
     let snapshots = table_snapshots(target, catalog).await?;
-    let unfinished = Unfinished::find(&snapshots, &target.outbox, slot.confirmed);
+    let confirmed = confirmed_by_us(slot.confirmed, recorded);
+    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed);
     if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
         return Err(unfinished.error(settings));
     }
@@ -365,7 +376,7 @@ async fn decided(
         return Ok(None);
     };
     let snapshot_history = catalog.snapshot_history(target, table).await?;
-    let decision = decide(&snapshot_history, slot.confirmed, table, &target.slot)?;
+    let decision = decide(&snapshot_history, confirmed, table, &target.slot)?;
     Ok(Some((decision, snapshot_history.rows)))
 }
 
@@ -401,7 +412,12 @@ pub(crate) async fn outlook(
     catalog: &Catalog,
     observed: &Observed,
 ) -> Result<Option<Outlook>, SnapshotError> {
-    let decided = decided(settings, catalog, observed).await?;
+    let of = catalog.slot_of(&settings.name, &settings.target).await?;
+    let recorded = match catalog.slot_state(&of).await? {
+        FoundState::State(state) => state.map(|state| state.confirmed),
+        FoundState::Unusable(_) => None,
+    };
+    let decided = decided(settings, catalog, observed, recorded).await?;
     Ok(decided.map(|decided| match decided {
         (Decision::Copy, Rows::About(rows)) => Outlook::Copies(rows),
         _ => Outlook::Nothing,
@@ -556,7 +572,8 @@ impl Snapshot {
             })?;
         // As soon as the slot is taken the server counts what that sends, and the next start would take a
         // slot that has sent something, and of which nothing is written, for one with a life behind it.
-        if plan.record == SnapshotRecord::Nothing && plan.before.is_none() {
+        // An entry that the slot has passed, because something else moved it, says nothing about this copy.
+        if !plan.record.is_open(plan.confirmed) && plan.before.is_none() {
             let record = catalog.snapshot_record(&settings.target).await?;
             if record != plan.record {
                 return Err(SnapshotError::Outrun);

@@ -698,6 +698,15 @@ fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
     expect_halt(&scene, scene.run().start(), 0);
 }
 
+/// `init` found an empty table, so that the first start copies nothing.
+#[test]
+fn slot_made_anew_before_the_first_start_halts_if_no_rows_are_copied() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    make_anew(&scene, &aggregate);
+    expect_halt(&scene, scene.run().start(), 0);
+}
+
 /// As long as there is no checkpoint nothing is in Kafka, whatever the first start has died of.
 #[test]
 fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {

@@ -497,9 +497,9 @@ async fn moved(
         let of = catalog.slot_of(&settings.name, &settings.target).await?;
         if let Some(gap) = catalog.gap_of_other_history(&of, slot.confirmed).await? {
             let message = format!(
-                "{}. walpost.slot_state describes a slot in another history of the database. Record it: {}",
+                "{}. {}",
                 gap.describe(slot.confirmed),
-                settings.target.outbox.init()
+                gap.next_step(settings.target.outbox.init())
             );
             report.add("slot", Outcome::Failure, message);
         }

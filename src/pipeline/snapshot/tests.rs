@@ -76,6 +76,13 @@ fn begun_copy_is_made_again_unless_the_slot_is_confirmed_up_to_its_snapshot_lsn(
 }
 
 #[test]
+fn position_that_walpost_has_not_recorded_is_not_taken_for_a_complete_copy() {
+    assert_eq!(confirmed_by_us(BEYOND, Some(BEFORE)), BEFORE);
+    assert_eq!(confirmed_by_us(BEFORE, Some(BEYOND)), BEFORE);
+    assert_eq!(confirmed_by_us(BEYOND, None), BEYOND);
+}
+
+#[test]
 fn rows_are_copied_only_where_nothing_says_that_they_were() {
     let some = || Rows::About(3);
     assert_eq!(

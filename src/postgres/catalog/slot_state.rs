@@ -147,10 +147,19 @@ impl Catalog {
         of: &SlotOf,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
+        let slot = escape_literal(&of.target.slot);
+        self.select_slot_states(of, &format!("slot = {slot} AND {condition}"))
+            .await
+    }
+
+    async fn select_slot_states(
+        &self,
+        of: &SlotOf,
+        condition: &str,
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let select = format!(
             "SELECT created_lsn, begun, confirmed_lsn, system_id, timeline, {OF_DATABASE} AS is_same_database \
-             FROM walpost.slot_state WHERE slot = {} AND {condition}",
-            escape_literal(&of.target.slot),
+             FROM walpost.slot_state WHERE {condition}"
         );
         self
             .run_on_own_table(OwnTable::SlotState, &of.target, "", &select)
@@ -285,7 +294,8 @@ impl Catalog {
         }
     }
 
-    /// The events that may be missing before `found` according to a row of another history.
+    /// The events that may be missing before `found` according to a row of another history, or of the slot that the pipeline had
+    /// before this one.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables may not be trusted.
@@ -294,11 +304,46 @@ impl Catalog {
         of: &SlotOf,
         found: Lsn,
     ) -> Result<Option<Gap>, CatalogError> {
-        if let FoundState::Unusable(_) = self.found_state(of, Use::Read).await? {
+        let begun = match self.found_state(of, Use::Read).await? {
+            FoundState::Unusable(_) => return Ok(None),
+            FoundState::State(state) => state.is_some_and(|state| state.begun),
+        };
+        let other = format!("version = {VERSION} AND NOT ({})", of_history(of));
+        match self.gap_before(of, found, &other).await? {
+            None if !begun => self.gap_of_former_slot(of, found).await,
+            gap => Ok(gap),
+        }
+    }
+
+    /// The events between the last position of the pipeline's former slot and `found`, where the slot begins that the definition names
+    /// now. The former slot can still exist, but nothing reads it. A single table has no such gap, because the first start with a slot
+    /// copies its rows.
+    async fn gap_of_former_slot(
+        &self,
+        of: &SlotOf,
+        found: Lsn,
+    ) -> Result<Option<Gap>, CatalogError> {
+        if matches!(of.target.outbox, Outbox::Table(_)) {
             return Ok(None);
         }
-        let other = format!("version = {VERSION} AND NOT ({})", of_history(of));
-        self.gap_before(of, found, &other).await
+        let condition = format!(
+            "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
+            escape_literal(&of.pipeline),
+            escape_literal(&of.target.slot),
+            of_history(of),
+        );
+        let rows = self.select_slot_states(of, &condition).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let former = state(row)?.confirmed;
+        if former >= found || self.is_accounted_for(of, former, found).await? {
+            return Ok(None);
+        }
+        Ok(Some(Gap {
+            from: Some(former),
+            reason: FORMER_SLOT,
+        }))
     }
 
     /// Nothing was read from the slot yet, and the first start delivers all rows of the table.
@@ -318,7 +363,7 @@ impl Catalog {
         if !self.slot_state_rows(of, "true").await?.is_empty() {
             return Ok(None);
         }
-        let published = self.published_outboxes(&of.target, patterns).await?;
+        let (published, _) = self.published_outboxes(&of.target, patterns).await?;
         Ok((!published.is_empty()).then_some(Gap {
             from: None,
             reason: "tables added before the slot was complete",
@@ -394,10 +439,17 @@ impl Catalog {
         let ids = self.write_journal_entries(&entries).await?;
         for (table, id) in tables.iter().zip(ids) {
             let remedy = match table {
-                Some(table) => format!(
-                    "Send them again: {}",
-                    replay_command(pipeline, is_several.then_some(table))
-                ),
+                Some(table) => {
+                    let is_foreign = is_several && !tables_match(target, table);
+                    let first = match is_foreign {
+                        true => format!(
+                            "No pattern in tables stands for {table}, which is published: add it to tables. "
+                        ),
+                        false => String::new(),
+                    };
+                    let command = replay_command(pipeline, is_several.then_some(table));
+                    format!("{first}Send them again: {command}")
+                }
                 None => target.outbox.resend().to_owned(),
             };
             warn!(
@@ -411,33 +463,37 @@ impl Catalog {
         Ok(())
     }
 
-    /// The tables of an outbox; `None` stands for messages, which are in no table. If the publication is missing or empty, these
-    /// are the tables that match.
+    /// The tables of an outbox; `None` stands for messages, which are in no table. Tables that are published and match no pattern
+    /// are among them, because a table can have been renamed since its rows were written. If the publication is missing or empty,
+    /// these are the tables that match.
     async fn outbox_tables(&self, target: &Target) -> Result<Vec<Option<String>>, CatalogError> {
         let patterns = match &target.outbox {
             Outbox::Table(table) => return Ok(vec![Some(table.to_string())]),
             Outbox::Messages { .. } => return Ok(vec![None]),
             Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. } => patterns,
         };
-        let mut tables = self.published_outboxes(target, patterns).await?;
+        let (mut tables, others) = self.published_outboxes(target, patterns).await?;
         if tables.is_empty() {
             tables = self.unpublished(patterns, &[]).await?;
         }
-        Ok(tables.iter().map(|table| Some(table.to_string())).collect())
+        let tables = tables.iter().map(TableName::to_string);
+        Ok(tables.chain(others).map(Some).collect())
     }
 
-    /// The tables of the publication that match.
+    /// The tables of the publication that match, and those that do not.
     async fn published_outboxes(
         &self,
         target: &Target,
         patterns: &TablePatterns,
-    ) -> Result<Vec<TableName>, CatalogError> {
+    ) -> Result<(Vec<TableName>, Vec<String>), CatalogError> {
         let all = Target {
             outbox: Outbox::Tables(patterns.clone()),
             ..target.clone()
         };
         let publication = self.publication(&all, self.version().await?).await?;
-        Ok(publication.map_or_else(Vec::new, |publication| publication.tables))
+        Ok(publication.map_or_else(Default::default, |publication| {
+            (publication.tables, publication.other_tables)
+        }))
     }
 
     /// The slot, on the server that this connection is to.
@@ -504,7 +560,22 @@ pub(crate) struct Gap {
     reason: &'static str,
 }
 
+/// The reason of a gap after a slot that the definition no longer names.
+const FORMER_SLOT: &str = "the pipeline had another slot before";
+
 impl Gap {
+    /// How the gap gets into the journal.
+    #[must_use]
+    pub(crate) fn next_step(&self, init: &str) -> String {
+        match self.reason == FORMER_SLOT {
+            true => "walpost run records it, and logs the command that sends these events again"
+                .to_owned(),
+            false => format!(
+                "walpost.slot_state describes a slot in another history of the database. Record it: {init}"
+            ),
+        }
+    }
+
     /// Why and which events may be missing if the slot is at `found`.
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
@@ -517,6 +588,12 @@ impl Gap {
             self.reason
         )
     }
+}
+
+/// Whether an outbox of several tables includes the table of this name.
+fn tables_match(target: &Target, table: &str) -> bool {
+    let table: Result<TableName, _> = table.parse();
+    table.is_ok_and(|table| target.outbox.has(&table.schema, &table.name))
 }
 
 /// The condition for rows of walpost.slot_state that are of this history.

@@ -302,3 +302,30 @@ fn confirmed_but_not_written_down_is_done() {
     assert_eq!(entries[1].0, "done");
     assert_eq!(judge(&scene, entries[0].1), 20);
 }
+
+/// Found by a walk of `./dev soak --shapes`. A slot that is beyond the consistent point says nothing about the copy if something other
+/// than Walpost has moved it there.
+#[test]
+fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
+    let (scene, aggregate) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&scene);
+    let death = scene.kill(walpost);
+    let ends: i64 = death.ends.values().sum();
+    assert!(ends < 20_000, "the test has to kill it amid the copy");
+    fill(&scene, &aggregate, 10);
+    let slot = scene.slot();
+    scene.db.run(&format!(
+        "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+    ));
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("not completed");
+    walpost.wait_for_log("streaming");
+    settle(&scene, walpost);
+    let records = scene.records();
+    let delivered: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
+    let history = scene.history();
+    let missing = history
+        .iter()
+        .filter(|event| !delivered.contains(event.id.as_str()));
+    assert_eq!(missing.count(), 0);
+}

@@ -37,15 +37,17 @@ impl Broker {
         }
     }
 
-    /// Waits until every transaction that there is by now in partition 0 of a topic has its end. A broker
+    /// Waits until every transaction that there is by now in a topic has its end. A broker
     /// acknowledges a commit before that, and one that is killed meanwhile may lose it: see
     /// [`Broker::has_lost_an_end`].
     pub(crate) fn wait_for_ends(&self, topic: &str) {
-        let place = (topic.to_owned(), 0);
-        let topic = [place.0.clone()];
-        let written = self.written(&topic)[&place];
+        let topic = [topic.to_owned()];
+        let written = self.written(&topic);
         wait_until("the transactions to have ended", || {
-            self.ends(&topic)[&place] >= written
+            let ends = self.ends(&topic);
+            written
+                .iter()
+                .all(|(place, end)| ends.get(place).is_some_and(|found| found >= end))
         });
     }
 

@@ -42,7 +42,14 @@ impl<C: CatalogQueries> Connected<C> {
         let known = known.as_ref();
         let planned = match is_snapshot_done(start.session_state.snapshot_done, known) {
             true => snapshot::Planned::Nothing,
-            false => snapshot::plan(settings, &self.catalog, &self.observed, known).await?,
+            false => {
+                let recorded = match known {
+                    Some(_) => None,
+                    None => start.slot_state(&self.catalog, &self.of).await?.flatten(),
+                };
+                let recorded = recorded.map(|state| state.confirmed);
+                snapshot::plan(settings, &self.catalog, &self.observed, known, recorded).await?
+            }
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {

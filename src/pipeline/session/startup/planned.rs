@@ -7,8 +7,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
-use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
-use crate::postgres::target::Outbox;
+use crate::postgres::catalog::slot_state::SlotOf;
 
 /// It is known where the stream has to begin.
 pub(super) struct Planned<C> {
@@ -40,10 +39,10 @@ impl<C: CatalogQueries> Planned<C> {
         let state = start.slot_state(&self.catalog, &self.of).await?;
         if self.checkpoint.is_none() {
             // A checkpoint knows better than our memory, which another instance may have outrun.
-            // A slot that was never read is replaced without a gap only if the first start copies the rows that exist.
-            let is_copied = matches!(start.settings.target.outbox, Outbox::Table(_));
-            let counts = |state: &SlotState| state.begun || !is_copied;
-            let recorded = state.flatten().filter(counts).map(|state| state.confirmed);
+            // A slot is replaced or moved without a gap only if this start copies the rows that exist.
+            let is_copied = matches!(self.older, OlderRows::Copy(_));
+            let recorded = state.flatten().filter(|_| !is_copied);
+            let recorded = recorded.map(|state| state.confirmed);
             if let Err(moved) = start.session_state.check_slot(&self.of, recorded, resume) {
                 match recorded {
                     Some(recorded)
@@ -54,8 +53,8 @@ impl<C: CatalogQueries> Planned<C> {
                     _ => return Err(moved.into()),
                 }
             }
-            if state == Some(None) {
-                // The first write of the state replaces the row that tells of the gap.
+            if state.is_some_and(|state| state.is_none_or(|state| !state.begun)) {
+                // The first write of the state replaces the row that tells of the gap, or says that the slot was read.
                 self.catalog
                     .record_gap_of_other_history(&self.of, resume)
                     .await?;

@@ -1,0 +1,283 @@
+//! Events that the walk writes, and where in WAL they were committed.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::support::event::{Event, Writer};
+use crate::support::scene::Scene;
+use crate::support::session::Session;
+
+use super::walk::{LOCK_TIMEOUT, Walk};
+
+/// An event whose delivery the walk checks.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    /// As it was named when the row was inserted.
+    pub(super) table: String,
+    pub(super) era: u32,
+    /// WAL positions right before and after the commit.
+    pub(super) after: u64,
+    pub(super) by: u64,
+    /// Whether the commit was acknowledged: otherwise the event may exist or not.
+    pub(super) is_certain: bool,
+}
+
+/// A transaction that a later step commits or rolls back.
+pub(super) struct Open {
+    session: Session,
+    events: Vec<(String, String)>,
+}
+
+const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+
+fn position(session: &Session) -> Option<u64> {
+    let rows = session.try_rows(POSITION).ok()?;
+    rows.first()?.first()?.as_deref()?.parse().ok()
+}
+
+fn insert_sql(table: &str, id: &str, aggregate: &str) -> String {
+    Writer::Table(table.to_owned()).one(Event {
+        id: Some(id),
+        ..Event::new(aggregate, "k", "{}")
+    })
+}
+
+impl Walk<'_> {
+    /// Statements that write `count` events to a table, with their ids.
+    fn events(&mut self, table: &str, count: u32) -> (String, Vec<(String, String)>) {
+        let mut sql = String::new();
+        let mut events = Vec::new();
+        for _ in 0..count {
+            self.count += 1;
+            let id = format!("00000000-0000-4000-8000-{:012}", self.count);
+            sql.push_str(&insert_sql(table, &id, &self.aggregate));
+            events.push((id, table.to_owned()));
+        }
+        (sql, events)
+    }
+
+    /// Notes events whose commit was requested between two positions.
+    fn write_down(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
+        let by = position(&self.scene.db).unwrap_or(u64::MAX);
+        let era = self.era;
+        for (id, table) in events {
+            let written = Written {
+                table,
+                era,
+                after,
+                by,
+                is_certain,
+            };
+            self.written.insert(id, written);
+        }
+    }
+
+    pub(super) fn insert(&mut self) {
+        let count = self.dice.u32(1..4);
+        if let Some(table) = self.table() {
+            self.insert_into(table, count);
+        }
+    }
+
+    /// Enough rows to take Walpost some time.
+    pub(super) fn insert_many(&mut self) {
+        if let Some(table) = self.table() {
+            self.insert_into(table, 300);
+        }
+    }
+
+    pub(super) fn insert_into(&mut self, table: &str, count: u32) {
+        let (sql, events) = self.events(table, count);
+        let after = position(&self.scene.db).unwrap_or(0);
+        let outcome = self.scene.db.try_run(&format!("BEGIN; {sql} COMMIT"));
+        let text = match &outcome {
+            Ok(()) => "done".to_owned(),
+            Err(error) => format!("{error}: {:?}", error.as_db_error()),
+        };
+        let first = &events[0].0;
+        self.note(format!("{count} events to {table} from {first}: {text}"));
+        match outcome {
+            Ok(()) => self.write_down(events, after, true),
+            Err(error) => {
+                if error.as_db_error().is_none() {
+                    self.write_down(events, after, false);
+                }
+                let _ = self.scene.db.try_run("ROLLBACK");
+            }
+        }
+    }
+
+    pub(super) fn begin(&mut self) {
+        let Some(table) = self.table() else { return };
+        let count = self.dice.u32(1..4);
+        let (sql, events) = self.events(table, count);
+        let Ok(session) = Session::connect(&self.scene.conninfo()) else {
+            return;
+        };
+        session.run(LOCK_TIMEOUT);
+        let opened = session.try_run(&format!("BEGIN; {sql}")).is_ok();
+        let ids: Vec<_> = events.iter().map(|(id, _)| id.as_str()).collect();
+        let text = format!("another session: BEGIN; {table}: {ids:?}: {opened}");
+        self.note(text);
+        if opened {
+            self.open.push(Open { session, events });
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        let index = self.dice.usize(..self.open.len());
+        let Open { session, events } = self.open.remove(index);
+        let commits = self.dice.u32(..4) > 0;
+        let end = if commits { "COMMIT" } else { "ROLLBACK" };
+        let after = position(&self.scene.db).unwrap_or(0);
+        let ended = session.try_run(end);
+        let ids: Vec<_> = events.iter().map(|(id, _)| id.as_str()).collect();
+        let text = format!("another session: {end} of {ids:?}: {ended:?}");
+        self.note(text);
+        match ended {
+            Ok(()) if commits => self.write_down(events, after, true),
+            Err(error) if commits && error.as_db_error().is_none() => {
+                self.write_down(events, after, false);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends every open transaction, as a restart of the server or a migration does.
+    pub(super) fn end_all(&mut self) {
+        while !self.open.is_empty() {
+            self.end();
+        }
+    }
+
+    /// Starts or pauses the session that writes concurrently with the steps.
+    pub(super) fn toggle_background(&mut self) {
+        let tables: Vec<_> = match self.background.is_writing() {
+            true => Vec::new(),
+            false => self.table().into_iter().map(str::to_owned).collect(),
+        };
+        self.note(format!("a concurrent session writes to {tables:?}"));
+        self.background.write_to(tables);
+    }
+
+    pub(super) fn collect_background(&mut self) {
+        let events = mem::take(&mut self.background.lock().events);
+        self.written.extend(events);
+    }
+}
+
+/// A session that inserts concurrently with the steps of the walk.
+pub(super) struct Background {
+    shared: Arc<Mutex<Shared>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    conninfo: String,
+    tables: Vec<String>,
+    era: u32,
+    events: Vec<(String, Written)>,
+    is_over: bool,
+}
+
+impl Background {
+    pub(super) fn start(scene: &Scene<'_>, aggregate: &str, seed: u64) -> Self {
+        let shared = Arc::new(Mutex::new(Shared {
+            conninfo: scene.conninfo(),
+            ..Shared::default()
+        }));
+        let (its, aggregate) = (Arc::clone(&shared), aggregate.to_owned());
+        let thread = thread::spawn(move || write(&its, &aggregate, seed));
+        Self {
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("the writer has not panicked")
+    }
+
+    fn is_writing(&self) -> bool {
+        !self.lock().tables.is_empty()
+    }
+
+    /// Returns when no transaction is open that began before.
+    pub(super) fn write_to(&self, tables: Vec<String>) {
+        self.lock().tables = tables;
+    }
+
+    /// Has it continue on this server from now on.
+    pub(super) fn move_to(&self, conninfo: String, era: u32) {
+        let mut shared = self.lock();
+        shared.conninfo = conninfo;
+        shared.era = era;
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Ok(mut shared) = self.shared.lock() {
+            shared.is_over = true;
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write(shared: &Mutex<Shared>, aggregate: &str, seed: u64) {
+    let mut dice = fastrand::Rng::with_seed(!seed);
+    let mut session: Option<(String, Session)> = None;
+    let mut count = 0;
+    loop {
+        // The lock is held during a transaction, so that whoever changes the server waits for its end.
+        let mut shared = shared.lock().expect("the walk has not panicked");
+        if shared.is_over {
+            return;
+        }
+        if session
+            .as_ref()
+            .is_none_or(|(conninfo, _)| *conninfo != shared.conninfo)
+        {
+            let new = Session::connect(&shared.conninfo).ok();
+            session = new
+                .filter(|session| session.try_run(LOCK_TIMEOUT).is_ok())
+                .map(|session| (shared.conninfo.clone(), session));
+        }
+        let after = session.as_ref().and_then(|(_, open)| position(open));
+        if after.is_none() {
+            session = None;
+        }
+        if let Some(table) = dice.choice(&shared.tables).cloned()
+            && let Some((_, open)) = &session
+            && let Some(after) = after
+        {
+            count += 1;
+            let id = format!("00000000-0000-4000-9000-{count:012}");
+            let outcome = open.try_run(&insert_sql(&table, &id, aggregate));
+            let is_uncertain = matches!(&outcome, Err(error) if error.as_db_error().is_none());
+            if outcome.is_ok() || is_uncertain {
+                let written = Written {
+                    table,
+                    era: shared.era,
+                    after,
+                    by: position(open).unwrap_or(u64::MAX),
+                    is_certain: outcome.is_ok(),
+                };
+                shared.events.push((id, written));
+            }
+            if is_uncertain {
+                session = None;
+            }
+        }
+        drop(shared);
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,117 @@
+//! Tables, their children, partitions and columns, and the publication.
+
+use super::walk::{TABLES, Walk};
+
+impl Walk<'_> {
+    pub(super) fn add_any_table(&mut self) {
+        let table = self.any_table();
+        self.add_table(table);
+    }
+
+    /// Creates the table if it is missing, and has `walpost init` publish it.
+    pub(super) fn add_table(&mut self, table: &'static str) {
+        if self.definition.is_single() && table != TABLES[0] {
+            return;
+        }
+        let (schema, _) = table.split_once('.').expect("a schema");
+        self.sql(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
+        let arguments: &[&str] = match self.dice.u32(..3) {
+            0 => &["--table", table, "--partitioned"],
+            _ => &["--table", table],
+        };
+        if self.init(arguments) && !self.tables.contains(&table) {
+            self.tables.push(table);
+        }
+    }
+
+    /// As a migration of the application does.
+    pub(super) fn create_by_hand(&mut self, table: &str) {
+        let (schema, _) = table.split_once('.').expect("a schema");
+        self.sql(&format!(
+            "CREATE SCHEMA IF NOT EXISTS {schema};
+             CREATE TABLE {table} (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL, type text NOT NULL,
+                 payload jsonb, created_at timestamptz NOT NULL DEFAULT now())"
+        ));
+    }
+
+    pub(super) fn change_publication(&mut self) {
+        match self.dice.u32(..5) {
+            0 => self.alter_publication("DROP"),
+            1..=2 => self.alter_publication("ADD"),
+            _ => self.swap_table(),
+        }
+    }
+
+    fn alter_publication(&mut self, word: &str) {
+        let publication = self.publication();
+        let table = self.any_table();
+        self.sql(&format!(
+            "ALTER PUBLICATION {publication} {word} TABLE {table}"
+        ));
+    }
+
+    /// Puts a new table of the same name in the place of one, as a migration does, and publishes it or not.
+    fn swap_table(&mut self) {
+        let table = self.any_table();
+        let publication = self.publication();
+        let publish = match self.dice.bool() {
+            true => format!("ALTER PUBLICATION {publication} ADD TABLE {table};"),
+            false => String::new(),
+        };
+        let (schema, name) = table.split_once('.').expect("a schema");
+        let old = format!("old_{}", self.count);
+        self.sql(&format!(
+            "BEGIN; ALTER TABLE {table} RENAME TO {old}; CREATE TABLE {schema}.{name} (LIKE {schema}.{old} INCLUDING ALL);
+             {publish} COMMIT"
+        ));
+    }
+
+    /// A table that inherits: SELECT from its parent returns its rows.
+    pub(super) fn add_child(&mut self) {
+        let Some(table) = self.table() else { return };
+        let child = format!("{table}_child_{}", self.count);
+        if self.sql(&format!("CREATE TABLE {child} () INHERITS ({table})")) {
+            self.insert_into(&child, 2);
+        }
+    }
+
+    pub(super) fn add_column(&mut self) {
+        let table = self.any_table();
+        let number = self.count;
+        self.sql(&format!(
+            "ALTER TABLE {table} ADD note_{number} text DEFAULT 'n'"
+        ));
+    }
+
+    /// Writes an event while the table has another name.
+    pub(super) fn rename(&mut self) {
+        let table = self.any_table();
+        let (schema, name) = table.split_once('.').expect("a schema");
+        let new = format!("renamed_{}", self.count);
+        if self.sql(&format!("ALTER TABLE {table} RENAME TO {new}")) {
+            self.insert();
+            self.sql(&format!("ALTER TABLE {schema}.{new} RENAME TO {name}"));
+        }
+    }
+
+    /// Takes a partition off, and puts it back or not.
+    pub(super) fn detach_partition(&mut self) {
+        let table = self.any_table();
+        let found = self.scene.db.try_rows(&format!(
+            "SELECT c.oid::regclass, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = to_regclass('{table}') AND c.relispartition ORDER BY c.relname"
+        ));
+        let Some(row) = found.ok().and_then(|rows| rows.into_iter().next()) else {
+            return;
+        };
+        let [Some(partition), Some(bound)] = &row[..] else {
+            return;
+        };
+        let is_detached = self.sql(&format!("ALTER TABLE {table} DETACH PARTITION {partition}"));
+        if is_detached && self.dice.bool() {
+            self.sql(&format!(
+                "ALTER TABLE {table} ATTACH PARTITION {partition} {bound}"
+            ));
+        }
+    }
+}

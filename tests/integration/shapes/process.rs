@@ -1,0 +1,120 @@
+//! Steps of an operator: Walpost is started, stopped and killed, and its commands are run.
+
+use std::time::Duration;
+
+use crate::support::wait::poll_until;
+use crate::support::walpost::{Finished, Invocation};
+
+use super::walk::Walk;
+
+impl Walk<'_> {
+    pub(super) fn run(&mut self) {
+        self.look_after();
+        if self.walpost.is_some() {
+            return;
+        }
+        if self.dice.bool() {
+            self.follow_last_remedy();
+        }
+        let init = match self.dice.u32(..4) {
+            0 => Some("--init"),
+            _ => None,
+        };
+        self.start_run(init);
+    }
+
+    pub(super) fn start_run(&mut self, init: Option<&str>) {
+        let file = self.file();
+        let run = Invocation::new(["run", "--config"]).arg(&file);
+        let walpost = run.args(init).env("WALPOST_LOCK_TIMEOUT", "2s").start();
+        self.note(format!("walpost run {init:?}"));
+        self.walpost = Some((walpost, file));
+    }
+
+    /// Keeps the log of a process that has ended by itself.
+    pub(super) fn look_after(&mut self) {
+        if let Some((walpost, _)) = &mut self.walpost
+            && !walpost.is_running()
+            && let Some((walpost, _)) = self.walpost.take()
+        {
+            let finished = walpost.finish();
+            self.ended("ended by itself", &finished);
+        }
+    }
+
+    fn ended(&mut self, how: &str, finished: &Finished) {
+        self.note(format!(
+            "walpost run: {how}: {:?}\n{}",
+            finished.code, finished.stderr
+        ));
+        self.collect_evidence(&finished.stderr);
+        self.last_log.clone_from(&finished.stderr);
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.look_after();
+        if let Some((walpost, _)) = self.walpost.take() {
+            let finished = walpost.terminate();
+            self.ended("stopped", &finished);
+        }
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.look_after();
+        if let Some((walpost, _)) = self.walpost.take() {
+            let finished = walpost.kill();
+            self.ended("killed", &finished);
+        }
+    }
+
+    /// Gives Walpost some time to confirm what is committed.
+    pub(super) fn settle(&mut self) {
+        let is_confirmed = self.has_confirmed(Duration::from_secs(4));
+        self.note(format!("waited for Walpost: confirmed: {is_confirmed}"));
+    }
+
+    pub(super) fn has_confirmed(&mut self, within: Duration) -> bool {
+        let slot = self.slot();
+        let goal = self.scene.wal_position();
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}' AND confirmed_flush_lsn - '0/0' >= {goal})"
+        );
+        poll_until(within, || {
+            self.look_after();
+            (self.walpost.is_none() || self.scene.db.is_true(&sql)).then_some(())
+        });
+        self.scene.db.is_true(&sql)
+    }
+
+    pub(super) fn init(&mut self, arguments: &[&str]) -> bool {
+        self.administer(&["init"], arguments).code == Some(0)
+    }
+
+    pub(super) fn init_or_follow_remedy(&mut self) {
+        match self.dice.bool() {
+            true => _ = self.init(&[]),
+            false => _ = self.check_and_follow(),
+        }
+    }
+
+    pub(super) fn check(&mut self) -> Finished {
+        self.command(&["check"], &[])
+    }
+
+    pub(super) fn maintain(&mut self) {
+        self.administer(&["maintain"], &["--retention=1s", "--delete-rows"]);
+    }
+
+    /// Accepts the slot as it is; what was delivered before may be repeated.
+    pub(super) fn adopt(&mut self) -> bool {
+        self.may_repeat();
+        self.has_given_up = true;
+        self.command(&["checkpoint", "adopt"], &["--yes"]).code == Some(0)
+    }
+
+    /// Excludes all events that were written by now from the check for repeats.
+    pub(super) fn may_repeat(&mut self) {
+        self.collect_background();
+        self.repeatable.extend(self.written.keys().cloned());
+    }
+}

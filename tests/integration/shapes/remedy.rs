@@ -1,0 +1,147 @@
+//! What an operator does about a halt or a finding: the commands that Walpost names.
+
+use std::mem;
+
+use crate::support::walpost::word_behind;
+
+use super::events::Written;
+use super::evidence::Evidence;
+use super::walk::{TABLES, Walk};
+
+impl Walk<'_> {
+    /// Follows the remedy of the error with which the last process has ended.
+    pub(super) fn follow_last_remedy(&mut self) -> bool {
+        let log = mem::take(&mut self.last_log);
+        let error = log.lines().rev().find(|line| line.contains(" ERROR "));
+        error.is_some_and(|line| self.follow(line))
+    }
+
+    /// Runs `walpost check`, and follows the remedies of what it finds. Returns whether there was any.
+    pub(super) fn check_and_follow(&mut self) -> bool {
+        let check = self.check();
+        let text = format!("{}\n{}", check.stdout, check.stderr);
+        let mut has_followed = false;
+        for line in text.lines() {
+            if line.starts_with("FAILED") || line.starts_with("WARNING") {
+                has_followed |= self.follow(line);
+            }
+        }
+        has_followed
+    }
+
+    /// Does what a line says; false if it names nothing that the walk knows.
+    fn follow(&mut self, line: &str) -> bool {
+        let publication = self.publication();
+        if line.contains("contains other tables than") {
+            let (_, names) = line
+                .split_once("contains other tables than ")
+                .expect("found");
+            let (names, _) = names.split_once(". Make").unwrap_or((names, ""));
+            let (_, names) = names.rsplit_once(": ").unwrap_or(("", names));
+            return self.sql(&format!(
+                "ALTER PUBLICATION {publication} DROP TABLE {names}"
+            ));
+        }
+        if let Some((_, rest)) = line.split_once(": ALTER TABLE ")
+            && rest.contains(" NO INHERIT ")
+        {
+            return self.sql(&format!("ALTER TABLE {rest}"));
+        }
+        if line.contains("max.message.bytes") {
+            self.restore_topic();
+            return true;
+        }
+        if line.contains("copy of the older rows of table") {
+            self.define_single_table();
+            return true;
+        }
+        if line.contains("walpost replay --dropped-slots") {
+            return self.replay(line, "--dropped-slots");
+        }
+        if line.contains("--set-aside --table") || line.contains("replay --set-aside") {
+            return self.replay(line, "--set-aside");
+        }
+        if line.contains("ADD TABLE") {
+            let table = word_behind(line, "ADD TABLE ");
+            let table = table.trim_end_matches(['.', ';', ',']).to_owned();
+            let has_added = self.sql(&format!(
+                "ALTER PUBLICATION {publication} ADD TABLE {table}"
+            ));
+            self.replay_from_beginning(&table);
+            return has_added;
+        }
+        if line.contains("walpost skip") && line.contains("--to ") {
+            let to = word_behind(line, "--to ")
+                .trim_end_matches(['.', ';', ','])
+                .to_owned();
+            self.replay_named(line);
+            self.has_given_up = true;
+            return self.command(&["skip"], &["--to", &to, "--yes"]).code == Some(0);
+        }
+        if line.contains("walpost checkpoint adopt") {
+            self.replay_named(line);
+            return self.adopt();
+        }
+        if line.contains("walpost init") {
+            return self.init(&[]);
+        }
+        false
+    }
+
+    fn replay(&mut self, line: &str, which: &str) -> bool {
+        let mut arguments = vec![which, "--yes"];
+        let table = line.contains("--table ").then(|| {
+            let word = word_behind(line, "--table ");
+            word.trim_matches(['.', ';', ',', '\'']).to_owned()
+        });
+        if let Some(table) = &table {
+            arguments.extend(["--table", table]);
+        }
+        self.command(&["replay"], &arguments).code == Some(0)
+    }
+
+    /// Sends the rows again that a line says may be missing, by the times at which they were written.
+    fn replay_named(&mut self, line: &str) {
+        self.collect_background();
+        let Some(evidence) = Evidence::parse(line, self.era, self.end_of_wal()) else {
+            return;
+        };
+        for table in TABLES {
+            let named = |event: &Written| event.table == table && evidence.names(event);
+            let ids = self.written.iter().filter(|(_, event)| named(event));
+            let ids: Vec<_> = ids.map(|(id, _)| format!("'{id}'")).collect();
+            let times = self.scene.db.try_rows(&format!(
+                "SELECT min(created_at), max(created_at) FROM {table} WHERE id = ANY (ARRAY[{}]::uuid[])",
+                ids.join(", ")
+            ));
+            let times = times.ok().and_then(|rows| rows.into_iter().next());
+            if let Some([Some(first), Some(last)]) = times.as_deref() {
+                self.replay_between(table, first, Some(last));
+            }
+        }
+    }
+
+    /// Sends every row of the table again that the walk has written.
+    fn replay_from_beginning(&mut self, table: &str) {
+        let began = self.began().to_owned();
+        self.replay_between(table, &began, None);
+    }
+
+    fn replay_between(&mut self, table: &str, first: &str, last: Option<&str>) {
+        let [first, last] = [Some(first), last].map(|time| time.map(|time| time.replace(' ', "T")));
+        let mut arguments = vec!["--yes"];
+        for (flag, value) in [("--from", first.as_deref()), ("--to", last.as_deref())] {
+            arguments.extend(value.map(|value| [flag, value]).into_iter().flatten());
+        }
+        match self.is_single() {
+            true if table != TABLES[0] => return,
+            true => {}
+            false => arguments.extend(["--table", table]),
+        }
+        self.command(&["replay"], &arguments);
+    }
+
+    fn is_single(&self) -> bool {
+        self.definition.is_single()
+    }
+}

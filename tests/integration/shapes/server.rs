@@ -1,0 +1,182 @@
+//! The server crashes, restarts, is replaced by a standby or by a restored dump, or an older copy of it is put back.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::support::postgres::{MAJOR, Server, Stop, debian};
+use crate::support::wait::wait_until;
+
+use super::walk::{LOCK_TIMEOUT, Walk};
+
+/// The servers of a walk, which live as long as it does.
+#[derive(Default)]
+pub(super) struct Servers {
+    places: [OnceLock<Server>; 6],
+}
+
+impl Servers {
+    pub(super) fn add(&self, server: Server) -> &Server {
+        let free = self.places.iter().find(|place| place.get().is_none());
+        free.expect("a free place").get_or_init(|| server)
+    }
+
+    fn is_full(&self) -> bool {
+        self.places.iter().all(|place| place.get().is_some())
+    }
+}
+
+/// An earlier state of the server.
+pub(super) struct OlderCopy {
+    folder: PathBuf,
+    ids: HashSet<String>,
+    /// Where WAL ended.
+    end: u64,
+}
+
+impl Walk<'_> {
+    pub(super) fn change_server(&mut self) {
+        self.restore_access();
+        match self.dice.u32(..6) {
+            0 => self.restart(Stop::Immediate),
+            1 => self.restart(Stop::Fast),
+            2..=3 if self.copy.is_none() => self.copy_server(),
+            2..=3 => self.put_back(),
+            4 if !self.servers.is_full() => self.fail_over(),
+            5 if !self.servers.is_full() && self.scene.server.major <= MAJOR => self.restore_dump(),
+            _ => self.restart(Stop::Immediate),
+        }
+    }
+
+    fn restart(&mut self, how: Stop) {
+        self.open.clear();
+        self.scene.server.stop(how);
+        self.scene.server.start();
+        self.note(format!("the server was restarted: {how:?}"));
+        self.reconnect();
+    }
+
+    fn reconnect(&mut self) {
+        self.scene.reconnect();
+        self.scene.db.run(LOCK_TIMEOUT);
+    }
+
+    fn copy_server(&mut self) {
+        self.open.clear();
+        self.scene.server.stop(Stop::Fast);
+        let folder = self.scene.server.copy_data();
+        self.scene.server.start();
+        self.reconnect();
+        self.collect_background();
+        let ids = self.written.keys().cloned().collect();
+        self.note("a copy of the server was made");
+        let end = self.end_of_wal();
+        self.copy = Some(OlderCopy { folder, ids, end });
+    }
+
+    /// What was committed since the copy never happened. Its slot can be missing, as in a base backup.
+    fn put_back(&mut self) {
+        let Some(OlderCopy { folder, ids, end }) = self.copy.take() else {
+            return;
+        };
+        self.open.clear();
+        self.background.write_to(Vec::new());
+        self.collect_background();
+        self.scene.server.stop(Stop::Fast);
+        self.scene.server.put_back(&folder);
+        self.scene.server.start();
+        self.reconnect();
+        let is_void = |id: &String| !ids.contains(id);
+        let void: Vec<_> = self
+            .written
+            .keys()
+            .filter(|id| is_void(id))
+            .cloned()
+            .collect();
+        for id in void {
+            self.written.remove(&id);
+            self.void.insert(id);
+        }
+        self.note("the copy of the server was put back");
+        // Positions up to the copy are the same in both histories.
+        self.era += 1;
+        for event in self.written.values_mut() {
+            event.era = self.era;
+        }
+        for evidence in &mut self.evidence {
+            if evidence.era + 1 == self.era && evidence.now <= end {
+                evidence.era = self.era;
+            }
+        }
+        self.background.move_to(self.scene.conninfo(), self.era);
+        if self.dice.bool() {
+            self.drop_slot();
+        }
+        // What was delivered after the copy is repeated if it comes again under the same position.
+        self.may_repeat();
+    }
+
+    /// The standby has everything but the slots.
+    fn fail_over(&mut self) {
+        self.open.clear();
+        self.copy = None;
+        self.background.write_to(Vec::new());
+        let primary = self.scene.server;
+        let name = format!("standby_{}", self.count);
+        let standby = self.servers.add(primary.standby(&name, ""));
+        self.reconnect();
+        self.insert();
+        let goal = self.end_of_wal();
+        let session = standby.session("postgres");
+        wait_until("the standby to replay", || {
+            session.number("SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint")
+                >= i64::try_from(goal).expect("a position")
+        });
+        primary.stop(Stop::Fast);
+        standby.promote();
+        self.note("the standby was promoted");
+        self.continue_on(standby);
+    }
+
+    /// The dump has no slot, and its LSNs begin anew.
+    fn restore_dump(&mut self) {
+        self.open.clear();
+        self.copy = None;
+        self.background.write_to(Vec::new());
+        self.collect_background();
+        if self.dice.bool() {
+            self.stop();
+        }
+        let restored = self.servers.add(Server::private(MAJOR, ""));
+        let name = self.scene.name.clone();
+        let session = restored.session("postgres");
+        session.run("CREATE ROLE walpost LOGIN REPLICATION");
+        // Servers of the tests are copies of one cluster, so that the database has to differ.
+        session.run("CREATE DATABASE other");
+        session.run(&format!("CREATE DATABASE {name} TEMPLATE template0"));
+        let copied = Command::new("sh")
+            .arg("-c")
+            .arg("\"$0/pg_dump\" -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
+            .arg(debian(MAJOR))
+            .arg(self.scene.conninfo())
+            .arg(restored.conninfo(&name))
+            .output()
+            .expect("a shell");
+        assert!(copied.status.success(), "{copied:?}");
+        self.note("the database was dumped and restored on another server");
+        self.era += 1;
+        self.continue_on(restored);
+    }
+}
+
+impl<'s> Walk<'s> {
+    /// Has everybody use this server from now on.
+    fn continue_on(&mut self, server: &'s Server) {
+        self.scene.fail_over(server, []);
+        self.scene.db.run(LOCK_TIMEOUT);
+        self.background.move_to(self.scene.conninfo(), self.era);
+        self.undo.clear();
+        self.reload();
+    }
+}

@@ -1,0 +1,45 @@
+//! Slots are dropped, created and moved by somebody other than Walpost.
+
+use super::walk::Walk;
+
+impl Walk<'_> {
+    pub(super) fn change_slot(&mut self) {
+        match self.dice.u32(..3) {
+            0 => self.drop_slot(),
+            1 => self.make_slot(),
+            _ => self.move_slot(),
+        }
+    }
+
+    pub(super) fn drop_slot(&mut self) {
+        let slot = self.slot();
+        if self.dice.bool() {
+            self.end_walsender();
+        }
+        self.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    }
+
+    pub(super) fn end_walsender(&mut self) {
+        let slot = self.slot();
+        self.sql(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active"
+        ));
+    }
+
+    /// Open transactions would have to end first.
+    fn make_slot(&mut self) {
+        if self.open.is_empty() {
+            let slot = self.slot();
+            self.sql(&format!(
+                "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+            ));
+        }
+    }
+
+    fn move_slot(&mut self) {
+        let slot = self.slot();
+        self.sql(&format!(
+            "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+        ));
+    }
+}

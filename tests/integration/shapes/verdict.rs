@@ -1,0 +1,211 @@
+//! The end of a walk: what was committed is compared with what was delivered, and with what Walpost has said.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::AddAssign;
+use std::time::Duration;
+
+use super::events::Written;
+use super::walk::Walk;
+
+/// How long Walpost may take to deliver the rest, or to halt, after the last step.
+const RECOVERY: Duration = Duration::from_secs(90);
+
+/// How many remedies are followed one after the other.
+const REMEDIES: u32 = 12;
+
+/// What became of the events of a walk.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    committed: usize,
+    /// Not delivered, and named by something that an operator reads.
+    named: usize,
+    /// Walks that end with a halt or a finding which no remedy of the walk ends.
+    unfinished: usize,
+}
+
+impl AddAssign for Verdict {
+    fn add_assign(&mut self, other: Self) {
+        self.committed += other.committed;
+        self.named += other.named;
+        self.unfinished += other.unfinished;
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} events were committed, {} were not delivered and are named, {} walks end with a halt or a finding",
+            self.committed, self.named, self.unfinished
+        )
+    }
+}
+
+impl Walk<'_> {
+    pub(super) fn judge(mut self, seed: u64) -> Verdict {
+        self.background.write_to(Vec::new());
+        self.collect_background();
+        self.end_all();
+        self.restore_access();
+        self.restore_topic();
+        let is_clean = self.follow_remedies();
+        self.stop();
+        self.count_records();
+        let wrong = self.find_wrong(is_clean);
+        assert!(
+            wrong.is_empty(),
+            "WALPOST_TEST_SEED={seed}\n{}\n{}",
+            self.diary(),
+            wrong.join("\n")
+        );
+        if !is_clean {
+            eprintln!("walk {seed} ends with: {}", self.reason());
+        }
+        let missing = |id: &&String| !self.times.contains_key(*id);
+        Verdict {
+            committed: self.written.len(),
+            named: self.written.keys().filter(missing).count(),
+            unfinished: usize::from(!is_clean),
+        }
+    }
+
+    /// The last error, and what the last `check` has found.
+    fn reason(&mut self) -> String {
+        let check = self.check();
+        let lines = check.stdout.lines();
+        let findings = lines.filter(|line| line.starts_with("FAILED"));
+        let log = self.last_log.clone();
+        let errors = log.lines().filter(|line| line.contains(" ERROR "));
+        findings.chain(errors).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns whether Walpost delivers in the end, and `check` finds nothing.
+    fn follow_remedies(&mut self) -> bool {
+        for _ in 0..REMEDIES {
+            self.stop();
+            self.init(&[]);
+            self.start_run(None);
+            let is_confirmed = self.has_confirmed(RECOVERY);
+            if is_confirmed && self.definition.is_single() {
+                self.define_all_tables();
+                continue;
+            }
+            let has_followed = match &self.walpost {
+                Some((walpost, _)) if !is_confirmed => {
+                    let log = walpost.log();
+                    let says_why = log.contains(" WARN ") || log.contains(" ERROR ");
+                    self.has_stalled |= !says_why;
+                    self.check_and_follow()
+                }
+                Some(_) => self.check_and_follow(),
+                None => self.follow_last_remedy(),
+            };
+            if !has_followed {
+                let has_findings = self.check().code != Some(0);
+                return is_confirmed && !has_findings;
+            }
+        }
+        false
+    }
+
+    fn find_wrong(&self, is_clean: bool) -> Vec<String> {
+        let present = self.present();
+        let pending = self.confirmed_at_most();
+        let mut wrong = Vec::new();
+        for (id, event) in &self.written {
+            let times = self.times.get(id).copied();
+            let is_repeated = times.is_some_and(|times| times > 1);
+            if is_repeated && self.definition.exactly_once && !self.repeatable.contains(id) {
+                wrong.push(format!("{id} was delivered {times:?} times: {event:?}"));
+            }
+            if times.is_some() || !event.is_certain {
+                continue;
+            }
+            // Walpost has halted, and the slot still has it.
+            let is_pending = !is_clean && event.era == self.era && event.by > pending;
+            let is_named = self.evidence.iter().any(|evidence| evidence.names(event))
+                || self.is_child_that_is_named(event);
+            let is_in_table = present.contains(id);
+            if is_clean && is_in_table && !self.is_child(event) {
+                wrong.push(format!(
+                    "{id} is in a table, was not delivered, and check finds nothing: {event:?}"
+                ));
+            } else if !is_pending && !is_named {
+                wrong.push(format!("{id} is lost, and nothing names it: {event:?}"));
+            } else if !self.has_given_up && !self.exists(id) {
+                wrong.push(format!(
+                    "{id} was deleted before it was delivered: {event:?}"
+                ));
+            }
+        }
+        if self.has_stalled {
+            wrong.push("Walpost neither delivered nor said why".to_owned());
+        }
+        wrong.sort();
+        wrong
+    }
+
+    fn is_child(&self, event: &Written) -> bool {
+        event.table.contains("_child_")
+    }
+
+    /// Rows of a child table are never sent, which `check` says of each.
+    fn is_child_that_is_named(&self, event: &Written) -> bool {
+        let mut lines = self.diary_lines();
+        self.is_child(event)
+            && lines.any(|line| {
+                let mut words = line.split([' ', ',']);
+                line.contains("not delivered") && words.any(|word| word == event.table)
+            })
+    }
+
+    fn diary_lines(&self) -> impl Iterator<Item = &str> {
+        self.evidence.iter().map(|evidence| evidence.line.as_str())
+    }
+
+    /// Ids of the rows in the tables of the outbox.
+    fn present(&self) -> HashSet<String> {
+        let mut ids = HashSet::new();
+        for table in super::walk::TABLES {
+            let sql = format!("SELECT id FROM ONLY {table}");
+            let partitioned = format!("SELECT id FROM {table}");
+            let rows = match self.scene.db.try_rows(&format!(
+                "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}')"
+            )) {
+                Ok(rows) => rows,
+                Err(_) => continue,
+            };
+            let Some(kind) = rows.first() else { continue };
+            let sql = match kind[0].as_deref() {
+                Some("t") => partitioned,
+                _ => sql,
+            };
+            let rows = self.scene.db.rows(&sql);
+            ids.extend(rows.into_iter().filter_map(|row| row.into_iter().next()?));
+        }
+        ids
+    }
+
+    /// Whether the row is in any table at all.
+    fn exists(&self, id: &str) -> bool {
+        let tables = self.scene.db.rows(
+            "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname LIKE 'tenant%' AND c.relkind = 'r'",
+        );
+        tables.into_iter().flatten().flatten().any(|table| {
+            let sql = format!("SELECT EXISTS (SELECT FROM ONLY {table} WHERE id = '{id}')");
+            self.scene.db.is_true(&sql)
+        })
+    }
+
+    /// What the slot has confirmed. If it is missing, which `run` and `check` report, that is what was recorded of it.
+    fn confirmed_at_most(&self) -> u64 {
+        let slot = self.slot();
+        let confirmed = self.scene.db.value(&format!(
+            "SELECT (coalesce((SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{slot}'),
+                 (SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{slot}')) - '0/0')::bigint"
+        ));
+        confirmed.map_or(0, |lsn| lsn.parse().expect("a number"))
+    }
+}
