@@ -40,6 +40,10 @@ DECLARE
     outbox text := format('%I.%I', current_setting('walpost.schema'), current_setting('walpost.table_name'));
     added int8;
 BEGIN
+    IF 'add_outbox' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
+        RAISE EXCEPTION 'function walpost.add_outbox does not exist' USING ERRCODE = 'undefined_function',
+            HINT = 'Create it: walpost init, or sql/tables.sql.';
+    END IF;
     added := walpost.add_outbox(outbox::regclass, current_setting('walpost.publication'));
     IF added > 0 THEN
         RAISE NOTICE 'table % had % rows, which are delivered first', outbox, added;

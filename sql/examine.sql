@@ -8,7 +8,8 @@
 -- used only if it is owned by a superuser, by the current role, or by a role that can act as the current role. After SET ROLE, its
 -- owner has to be able to act as the role that has logged in too. The publication, and the functions in the outbox table's schema,
 -- may also be owned by the owner of that table. `examine` lists what is examined:
---   owners    the owners of the schema walpost, of Walpost's functions and of the publication
+--   owners    the owners of the schema walpost, of Walpost's functions, and of those that the default of the outbox' id and its
+--             trigger call; the owner of the publication, and that its row filters call only functions of PostgreSQL itself
 --   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it
 --   slot_state, table_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
 --   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
@@ -16,6 +17,10 @@
 --   compare   the same for a SELECT with a condition
 --   write     the same for DELETE
 --   alter     the same for attaching and detaching a partition
+--   present   that the schema walpost exists, and the tables that the other words name
+--
+-- What is absent is not refused without `present`, since the other files create it. Whoever may create schemas can make it appear
+-- right after that, so the setting walpost.examined lists what was found and accepted, and nothing else may be used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -47,8 +52,9 @@ DECLARE
     uses_table boolean := what && '{read,compare,write,alter}';
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
-    outbox oid;
-    outbox_owner oid;
+    own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
+    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- Since PostgreSQL 16 a role can be a member of another one without any of its rights.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
         ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END;
@@ -58,6 +64,8 @@ DECLARE
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
             OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
+    -- What exists of Walpost's and belongs to a role that is trusted.
+    examined name[] := '{}';
     code_of_others text;
     kept name;
     its_oid oid;
@@ -65,56 +73,112 @@ DECLARE
     wrong text;
     made_by text;
 BEGIN
-    SELECT c.oid, c.relowner INTO outbox, outbox_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = in_schema AND c.relname = outbox_name;
-
+    -- One query: with a second one, what is absent in the first could exist, and belong to anyone. If the schema is found in it and
+    -- belongs to a role that is trusted, nobody else can rename it or create in it afterwards.
     FOR found IN
-        SELECT object, owner, serves_outbox, hint FROM (
-            SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost OWNER TO ...' FROM pg_namespace
+        WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name
+        ) SELECT object, owner, serves_outbox, hint, name, (SELECT relowner FROM outbox) AS outbox_owner FROM (
+            SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost OWNER TO ...', nspname FROM pg_namespace
                 WHERE nspname = 'walpost' AND what <> '{}'
-            UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%s OWNER TO ...', relname)
+            UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%s OWNER TO ...', relname),
+                    relname
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
             UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee, false,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
-                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
-                WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
+                WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
             -- What is in the schema walpost serves every outbox of the database.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
-                    format('DROP FUNCTION %s', p.oid::regprocedure)
+                    format('DROP FUNCTION %s', p.oid::regprocedure),
+                    CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
                 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE (uses_table OR what && '{owners}')
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
+            -- By their OIDs, since functions can be renamed.
+            UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
+                    format('ALTER TABLE %s ALTER id SET DEFAULT ...; DROP FUNCTION %s', outbox.name, p.oid::regprocedure), NULL
+                FROM outbox JOIN pg_attribute a ON a.attrelid = outbox.oid AND a.attname = 'id'
+                JOIN pg_attrdef d ON d.adrelid = outbox.oid AND d.adnum = a.attnum
+                JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = d.oid AND refclassid = 'pg_proc'::regclass
+                JOIN pg_proc p ON p.oid = refobjid
+                WHERE what && '{owners}' AND EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox.oid AND conname = 'walpost_event_size')
+            UNION ALL SELECT format('function %s, which trigger walpost_no_update on %s calls,', p.oid::regprocedure, outbox.name),
+                    p.proowner, true, format('DROP TRIGGER walpost_no_update ON %s; DROP FUNCTION %s', outbox.name, p.oid::regprocedure),
+                    NULL
+                FROM outbox JOIN pg_trigger ON tgrelid = outbox.oid AND tgname = 'walpost_no_update'
+                JOIN pg_proc p ON p.oid = tgfoid WHERE what && '{owners}'
             UNION ALL SELECT format('publication %I', pubname), pubowner, true,
-                    format('ALTER PUBLICATION %I OWNER TO ...', pubname)
+                    format('ALTER PUBLICATION %I OWNER TO ...', pubname), NULL
                 FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
             -- Who may create in the schema can put an object in the place of ours.
             UNION ALL SELECT 'the right to create in schema walpost', grantee, false,
                     format('REVOKE CREATE ON SCHEMA walpost FROM %s',
-                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END)
+                        CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
                 AND what <> '{}'
-        ) AS objects (object, owner, serves_outbox, hint)
+        ) AS objects (object, owner, serves_outbox, hint, name)
     LOOP
         -- The owner of the outbox is trusted with what serves that outbox alone.
-        CONTINUE WHEN found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
-            AND coalesce(pg_has_role(found.owner, outbox_owner, act_as), false);
-        RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', found.object,
+        IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
+            AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
+            examined := examined || found.name;
+            CONTINUE;
+        END IF;
+        RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', regexp_replace(found.object, unprintable, '?', 'g'),
             CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
             concat_ws(' or ', quote_ident(session_user), CASE WHEN found.serves_outbox THEN
-                nullif(quote_ident(pg_get_userbyid(outbox_owner)), quote_ident(session_user)) END)
+                nullif(quote_ident(pg_get_userbyid(found.outbox_owner)), quote_ident(session_user)) END)
             USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could have code run as whoever uses it. '
                 'It was not used, and nothing was changed.',
                 HINT = format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do everything '
-                    'that role %I may: GRANT %2$I TO %s', found.hint, session_user,
+                    'that role %I may: GRANT %2$I TO %s', regexp_replace(found.hint, unprintable, '?', 'g'), session_user,
                     CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END);
     END LOOP;
+    PERFORM set_config('walpost.examined', array_to_string(examined, ' '), false);
+    IF 'present' = ANY (what) THEN
+        FOR kept IN SELECT name FROM unnest(own_tables) AS name WHERE name = ANY (what) AND name <> ALL (examined) LOOP
+            RAISE EXCEPTION 'table walpost.% does not exist', kept USING ERRCODE = 'undefined_table',
+                HINT = format('Create it: walpost init, or sql/%s.', CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END);
+        END LOOP;
+        IF 'walpost' <> ALL (examined) THEN
+            RAISE EXCEPTION 'schema walpost does not exist' USING ERRCODE = 'invalid_schema_name',
+                HINT = 'If it was renamed for a moment, run the same command again.';
+        END IF;
+    END IF;
+
+    -- The server evaluates a row filter as the role that reads the slot. PostgreSQL itself refuses functions that are not built
+    -- in; of these, one runs functions of a partition key, and those in SQL may need a snapshot, without which decoding crashes.
+    -- PostgreSQL 14 has no row filters.
+    IF 'owners' = ANY (what) THEN
+        FOR found IN SELECT b.pubname, r.prrelid::regclass AS name, coalesce(p.oid, called.oid)::regprocedure AS function
+            FROM pg_publication b JOIN pg_publication_rel r ON r.prpubid = b.oid
+            CROSS JOIN LATERAL (SELECT kind, number::oid FROM regexp_matches(to_jsonb(r) ->> 'prqual',
+                ' :(funcid|opfuncid|opno) (\d+)', 'g') AS m, unnest(m[1:1], m[2:2]) AS part (kind, number)) AS named (kind, number)
+            LEFT JOIN pg_operator o ON named.kind = 'opno' AND o.oid = number
+            CROSS JOIN LATERAL (SELECT CASE kind WHEN 'opno' THEN coalesce(o.oprcode::oid, number) ELSE number END) AS called (oid)
+            LEFT JOIN pg_proc p ON p.oid = called.oid
+            -- PostgreSQL's own objects that cannot be dropped have lower OIDs.
+            WHERE b.pubname = current_setting('walpost.publication') AND called.oid <> 0 AND (number >= 12000 OR p.oid IS NULL
+                OR p.provolatile <> 'i' OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal')
+                OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure)
+            LIMIT 1
+        LOOP
+            RAISE EXCEPTION 'publication % has a row filter on table % that calls %, which is not safe to evaluate as another role',
+                quote_ident(found.pubname), regexp_replace(found.name::text, unprintable, '?', 'g'), found.function
+                USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever reads the slot, or crash the '
+                    'server. Allowed are immutable functions of PostgreSQL itself that are written in C, except this one.',
+                    HINT = regexp_replace(format('ALTER PUBLICATION %I DROP TABLE %s; then add the table again without that condition.',
+                        found.pubname, found.name), unprintable, '?', 'g');
+        END LOOP;
+    END IF;
 
     FOR kept, its_oid IN SELECT relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'walpost' AND relname IN ('journal', 'slot_state', 'table_state', 'outbox_row') AND relname = ANY (what)
+        WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what) AND relname = ANY (examined)
     LOOP
         SELECT string_agg(list.wrong, ', ') INTO wrong FROM (
             SELECT format('relkind %s', relkind) FROM pg_class WHERE oid = its_oid
@@ -159,7 +223,8 @@ BEGIN
         ) AS list (wrong);
         IF wrong IS NOT NULL THEN
             made_by := CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END;
-            RAISE EXCEPTION 'table walpost.% has what sql/% does not give it: %', kept, made_by, wrong
+            RAISE EXCEPTION 'table walpost.% has what sql/% does not give it: %', kept, made_by,
+                regexp_replace(wrong, unprintable, '?', 'g')
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
                     'It was not used, and nothing was changed.',
                     HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%s RENAME TO ...; '
@@ -168,7 +233,7 @@ BEGIN
     END LOOP;
 
     IF uses_table AND outbox_name <> '' THEN
-        IF to_regprocedure('walpost.lock_and_examine(text, text, text)') IS NULL THEN
+        IF 'lock_and_examine' <> ALL (examined) THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
                     HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';

@@ -25,6 +25,7 @@
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set table ''
 \set examine owners
 \ir examine.sql
@@ -59,6 +60,8 @@ DECLARE
     schema_oid oid;
     schema_owner oid;
     tables oid[];
+    -- The same, and the tables that the outbox is a partition of.
+    family oid[];
     -- A role that is not trusted can change the table.
     is_exposed boolean;
     calls text;
@@ -89,13 +92,13 @@ BEGIN
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
+    family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
     is_exposed := schema_owner <> ALL (trusted)
         -- Who owns a partitioned table can give indexes to its partitions, also to those of others.
-        OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted)
-            AND (oid = ANY (tables) OR oid IN (SELECT pg_partition_ancestors(outbox))))
-        OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (tables)
+        OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted) AND oid = ANY (family))
+        OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (family)
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
-        OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (tables)
+        OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
     -- If only trusted roles could change anything, there is nothing to keep them from.
     IF is_exposed THEN
@@ -130,6 +133,8 @@ BEGIN
         WITH RECURSIVE tree (oid) AS (
             SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
         ) SELECT array_agg(oid) INTO tables FROM tree;
+        -- Attaching the table, or one that it is a partition of, to another table waits for the lock.
+        family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
     END IF;
 
     -- What PostgreSQL itself consists of is pinned, and not in pg_depend.
@@ -148,8 +153,9 @@ BEGIN
             UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = linked.oid
             UNION SELECT inhparent FROM pg_inherits WHERE inhrelid = linked.oid) AS next (oid)
     ), attached (class, object, expressions) AS (
+        -- The planner evaluates the partition key of every table that a partition is below of, up to the root.
         SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END
-            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid WHERE c.oid = ANY (tables)
+            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid WHERE c.oid = ANY (family)
         UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), '')
             FROM pg_index WHERE indrelid = ANY (tables)
         UNION ALL SELECT 'pg_constraint'::regclass, oid, conbin::text FROM pg_constraint WHERE conrelid = ANY (tables)
@@ -225,7 +231,9 @@ BEGIN
             FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) JOIN pg_type t ON t.oid = atttypid
             WHERE indrelid = outbox AND indisprimary AND typowner <> ALL (trusted)
     ) AS list (text);
-    RETURN coalesce(calls, '');
+    -- Names can contain control characters, and psql prints a message as it is.
+    RETURN regexp_replace(coalesce(calls, ''),
+        E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
 END
 $walpost$;
 
@@ -233,3 +241,8 @@ $walpost$;
 GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
+
+-- What was absent at the top can have been created by another role since.
+\set examine 'owners present'
+\ir examine.sql
+COMMIT;

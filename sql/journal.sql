@@ -15,6 +15,7 @@
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set examine 'journal slot_state table_state'
 \ir examine.sql
 
@@ -116,3 +117,8 @@ BEGIN
     END IF;
 END
 $walpost$;
+
+-- What was absent at the top can have been created by another role since.
+\set examine 'journal slot_state table_state present'
+\ir examine.sql
+COMMIT;

@@ -16,8 +16,10 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set examine owners
 \ir examine.sql
+\set outbox_transaction on
 \ir uuidv7.sql
 
 SET walpost.schema = :'schema';
@@ -78,3 +80,9 @@ BEGIN
 END
 $walpost$;
 \ir no_update.sql
+
+-- What was absent at the top can have been created by another role since.
+\set examine owners
+\ir examine.sql
+\unset outbox_transaction
+COMMIT;

@@ -26,8 +26,10 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set examine owners
 \ir examine.sql
+\set outbox_transaction on
 \ir uuidv7.sql
 
 SET walpost.schema = :'schema';
@@ -74,6 +76,10 @@ DECLARE
     partition_name text;
     code_of_others text;
 BEGIN
+    IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
+        RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
+            USING ERRCODE = 'undefined_function', HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
+    END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
@@ -124,3 +130,9 @@ BEGIN
 END
 $walpost$;
 \ir no_update.sql
+
+-- What was absent at the top can have been created by another role since.
+\set examine owners
+\ir examine.sql
+\unset outbox_transaction
+COMMIT;

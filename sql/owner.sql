@@ -21,6 +21,9 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
+\set examine owners
+\ir examine.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -100,3 +103,4 @@ BEGIN
     END IF;
 END
 $walpost$;
+COMMIT;

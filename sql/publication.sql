@@ -29,6 +29,7 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set examine owners
 \ir examine.sql
 
@@ -118,3 +119,7 @@ BEGIN
     END IF;
 END
 $walpost$;
+
+-- What was absent at the top can have been created by another role since.
+\ir examine.sql
+COMMIT;

@@ -28,6 +28,7 @@
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 -- There is no table whose owner could own them.
 \set table ''
 \set examine owners
@@ -122,3 +123,8 @@ BEGIN
     END IF;
 END
 $walpost$;
+
+-- What was absent at the top can have been created by another role since.
+\set examine 'owners present'
+\ir examine.sql
+COMMIT;

@@ -4,6 +4,15 @@
 -- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
 SET search_path = pg_catalog;
 SET row_security = off;
+-- Literals are written for this, and names that the server prints are compared with names that are quoted only if necessary.
+SET standard_conforming_strings = on;
+SET quote_all_identifiers = off;
+SET datestyle = 'ISO';
+-- An examination under another level would see the catalogs as they were when the transaction began.
+SET default_transaction_isolation = 'read committed';
+SET default_transaction_read_only = off;
+-- With `on`, the planner evaluates the partition keys above every table that is read.
+SET constraint_exclusion = partition;
 -- The owner of the database can have every session begin as another role (ALTER DATABASE ... SET role), whose objects would then
 -- be trusted. Another role that was set in the session stays.
 DO $walpost$
@@ -13,6 +22,10 @@ BEGIN
             AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))
             AND setting = 'role=' || current_setting('role')) THEN
         PERFORM set_config('role', 'none', false);
+    END IF;
+    -- A warning can be about rights that others have.
+    IF current_setting('client_min_messages') IN ('error', 'fatal', 'panic') THEN
+        PERFORM set_config('client_min_messages', 'notice', false);
     END IF;
 END
 $walpost$;

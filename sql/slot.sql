@@ -61,14 +61,15 @@ BEGIN
     IF tables IS NULL THEN
         RETURN;
     END IF;
-    -- If there was a slot before, what it had not delivered is recorded, and sent again by walpost replay.
+    -- If there was a slot before, of this name or of another one, what it had not delivered is recorded, and sent again by walpost
+    -- replay. Which slots a pipeline had is not known here.
     IF to_regclass('walpost.slot_state') IS NOT NULL THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
-            RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot % before',
-                quote_ident(current_user), name USING ERRCODE = 'insufficient_privilege',
+            RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot before',
+                quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('GRANT USAGE ON SCHEMA walpost TO %I; GRANT SELECT ON walpost.slot_state TO %1$I', current_user);
         END IF;
-        was_made := EXISTS (SELECT FROM walpost.slot_state WHERE slot = name);
+        was_made := EXISTS (SELECT FROM walpost.slot_state);
     END IF;
     IF NOT was_made THEN
         RAISE EXCEPTION 'publication % has tables, and slot %, which is to deliver the rows that they have, does not exist: %',

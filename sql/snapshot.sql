@@ -34,7 +34,7 @@
 BEGIN;
 PREPARE walpost_journal AS INSERT INTO walpost.journal (pipeline) VALUES (NULL);
 DEALLOCATE walpost_journal;
-\set examine 'journal read'
+\set examine 'journal present read'
 \ir examine.sql
 
 SET walpost.pipeline = :'pipeline';

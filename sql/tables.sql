@@ -29,6 +29,7 @@
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
 \set table ''
 \set examine 'owners outbox_row table_state'
 \ir examine.sql
@@ -237,3 +238,8 @@ BEGIN
     END IF;
 END
 $walpost$;
+
+-- What was absent at the top can have been created by another role since.
+\set examine 'owners outbox_row present'
+\ir examine.sql
+COMMIT;

@@ -57,8 +57,10 @@ BEGIN
     END IF;
     -- Else a new slot of this name would be taken for one that somebody has moved.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
-        AND c.relname IN ('slot_state', 'table_state') AND has_schema_privilege(n.oid, 'USAGE')
-        AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'DELETE')
+        AND c.relname IN ('slot_state', 'table_state')
+        AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+        AND has_table_privilege(c.oid, 'DELETE')
     LOOP
         EXECUTE format('DELETE FROM walpost.%I WHERE slot = $1', kept) USING name;
     END LOOP;

@@ -11,6 +11,10 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+\if :{?outbox_transaction}
+\else
+BEGIN;
+\endif
 \set examine owners
 \ir examine.sql
 
@@ -45,3 +49,10 @@ BEGIN
         $ddl$, in_schema);
 END
 $walpost$;
+
+-- What was absent at the top can have been created by another role since.
+\ir examine.sql
+\if :{?outbox_transaction}
+\else
+COMMIT;
+\endif

@@ -19,6 +19,9 @@
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
+BEGIN;
+\set examine owners
+\ir examine.sql
 
 SET walpost.schema = :'schema';
 SET walpost.table_name = :'table';
@@ -42,6 +45,10 @@ BEGIN
             USING HINT = pg_catalog.format('CREATE ROLE %I LOGIN; or name another writer.', name);
     END IF;
     IF outbox_name = '' THEN
+        IF 'publish' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
+            RAISE EXCEPTION 'function walpost.publish does not exist' USING ERRCODE = 'undefined_function',
+                HINT = 'Create it: walpost init --outbox messages, or sql/publish.sql.';
+        END IF;
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA walpost TO %I', name);
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
@@ -85,3 +92,4 @@ BEGIN
     END IF;
 END
 $walpost$;
+COMMIT;

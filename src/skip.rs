@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde_json::json;
 use tracing::{info, warn};
@@ -17,15 +18,19 @@ use crate::outbox::columns::MappingError;
 use crate::pipeline::decode::preview::{Found, Preview, Until};
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
-use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry, Written};
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::table::identifier;
+use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
 /// No row is larger: PostgreSQL's own limit for a message.
 const ROW_BYTES_MAX: usize = 1 << 30;
+
+/// How often to check whether the server has released the slot.
+const RELEASE_POLL: Duration = Duration::from_millis(50);
 
 /// Where the slot is to be.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +100,12 @@ pub(crate) enum SkipError {
         confirmed: Lsn,
         to: Place,
     },
+    #[error(
+        "publication {publication:?} belongs to role {owner:?}, and this session is a superuser's: a row filter that the publication had \
+         when a row was written could have code run as a superuser. Run skip as Walpost's role; or, if you know that there was no such \
+         filter: ALTER PUBLICATION {} OWNER TO CURRENT_USER", identifier(.publication)
+    )]
+    UntrustedPublisher { publication: String, owner: String },
     #[error("WAL ends at {end}, and {to} is beyond that")]
     Beyond { end: Lsn, to: Place },
     #[error(
@@ -141,8 +152,7 @@ impl<'s> Skip<'s> {
     /// # Errors
     /// It can't be, or the servers can't be asked.
     pub(crate) async fn to(settings: &'s PipelineSettings, to: Place) -> Result<Self, SkipError> {
-        // A row that is too large for the pipeline is what is to be skipped.
-        let catalog = Catalog::open_for_rows(&settings.postgres, ROW_BYTES_MAX).await?;
+        let catalog = Catalog::open(&settings.postgres).await?;
         // Without a journal nothing is moved, so that is found out first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
@@ -298,7 +308,6 @@ async fn plan(
         Place::Lsn(lsn) => Until::Before(lsn),
         Place::Position(position) => Until::Commit(position.commit),
     };
-    copy::prepare(catalog.client()).await?;
     let mut preview = Preview::new(
         target.outbox.clone(),
         settings.outbox.clone(),
@@ -307,10 +316,9 @@ async fn plan(
     )?;
     preview.read_older_rows_of(&target.publication);
     preview.describe_columns(facts);
-    // The record that is there ends behind it.
-    let mut peek = catalog.peek(target, Lsn(to.lsn().0 + 1)).await?;
-    let mut goes_on = true;
-    while goes_on && peek.next(|data| goes_on = preview.message(data)).await? {}
+    // The record that is there ends behind it, if there is one yet.
+    let upto = end.min(Lsn(to.lsn().0 + 1));
+    read_slot(settings, catalog, upto, |data| preview.message(data)).await?;
     let preview = preview.found;
     let to = match (to, preview.end) {
         (Place::Lsn(lsn), _) => lsn,
@@ -328,6 +336,40 @@ async fn plan(
         is_moved: false,
         in_recovery,
     })
+}
+
+/// Passes what the slot would send to `take`, until that returns false or everything before `upto` was sent.
+async fn read_slot(
+    settings: &PipelineSettings,
+    catalog: &Catalog,
+    upto: Lsn,
+    take: impl FnMut(&[u8]) -> bool,
+) -> Result<(), SkipError> {
+    let (target, limit) = (&settings.target, settings.link_timeout);
+    if let Some(owner) = catalog.untrusted_publisher(&target.publication).await? {
+        let publication = target.publication.clone();
+        return Err(SkipError::UntrustedPublisher { publication, owner });
+    }
+    // A row that is too large for the pipeline is what is to be skipped.
+    let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
+    let (walsender, messages) = (
+        connection.process_id().await?,
+        matches!(target.outbox, Outbox::Messages { .. }),
+    );
+    connection
+        .start(&target.slot, Lsn::ZERO, &target.publication, messages)
+        .await?;
+    connection.preview(upto, limit, take).await?;
+    // The server may be in the middle of a large transaction, and notices only later that nobody reads it.
+    let _ = connection.close().await;
+    for _ in 0..limit.as_millis() / RELEASE_POLL.as_millis() {
+        let slot = catalog.slot(&target.slot).await?;
+        if slot.is_none_or(|slot| slot.active_pid != Some(walsender)) {
+            break;
+        }
+        tokio::time::sleep(RELEASE_POLL).await;
+    }
+    Ok(())
 }
 
 /// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.

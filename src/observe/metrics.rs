@@ -209,7 +209,7 @@ pub const METRICS: &[Definition] = &[
     ),
     metric(
         "walpost_lag_seconds",
-        "Age of the oldest event that was read and is not durable; while there is no stream, at least how long there \
+        "Age of the oldest event that was read and is not durable, including one that waits for its topic; while there is no stream, at least how long there \
          is none.",
         Source::Gauge(|of| of.lag.seconds),
     ),

@@ -186,6 +186,7 @@ pub(crate) fn of_problem(problem: &Problem) -> Remedy {
         | Problem::Unlogged { .. }
         | Problem::NoPublication { .. }
         | Problem::NotPublished { .. }
+        | Problem::UnsafeFilter { .. }
         | Problem::NoInserts { .. }
         | Problem::NotViaRoot { .. }
         | Problem::OtherTables { .. }

@@ -29,6 +29,7 @@ pub(crate) use self::observed::{
     some_of, unpublished_warning,
 };
 use self::published::RowFilter;
+pub(crate) use self::published::UnsafeFilter;
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
 use self::synchronous::IS_SYNCHRONOUS;
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
@@ -42,9 +43,9 @@ mod hidden_rows;
 mod init_lock;
 pub(crate) mod journal;
 mod limits;
+mod move_slot;
 mod observed;
 mod own_table;
-pub(crate) mod peek;
 mod published;
 mod refusal;
 pub(crate) mod set_aside;
@@ -487,6 +488,7 @@ impl Catalog {
             inserts: found.try_get(0)?,
             more_than_inserts: found.try_get(1)?,
             via_root: found.try_get(2)?,
+            unsafe_filter: self.unsafe_filter(&target.publication).await?,
             ..ObservedPublication::default()
         };
         for published in tables {
@@ -506,6 +508,7 @@ impl Catalog {
                 match self.row_filter(&target.publication, &published).await? {
                     RowFilter::None => {}
                     RowFilter::Condition(filter) => publication.row_filter = Some(filter),
+                    RowFilter::Unsafe(filter) => publication.unsafe_filter = Some(filter),
                     RowFilter::Locked => publication.has_locked_filter = true,
                 }
             }

@@ -206,6 +206,16 @@ impl Provision {
                 sql: self.fill_in(OWNER),
             });
         }
+        together.push(Script {
+            makes: "owners of everything above".to_owned(),
+            sql: sql_file::examine(
+                &self.target,
+                match outbox.is_several() {
+                    true => "owners journal slot_state table_state outbox_row present",
+                    false => "owners journal slot_state table_state present",
+                },
+            ),
+        });
         let slot = Script {
             makes: format!("slot {slot}"),
             sql: Variables {
@@ -487,12 +497,13 @@ mod tests {
             "function walpost.add_outbox",
             "role carrier",
             "publication pub",
+            "owners of everything above",
             "slot slot",
         ];
         assert_eq!(made(&all)[2..], shared);
         assert_eq!(made(&one)[2], "table tenant_1.outbox");
-        assert_eq!(made(&one)[4..9], shared);
-        assert_eq!(made(&one)[9..], ["tenant_1.outbox in publication pub"]);
+        assert_eq!(made(&one)[4..10], shared);
+        assert_eq!(made(&one)[10..], ["tenant_1.outbox in publication pub"]);
         for (provision, several) in [(&all, "'on'"), (&one, "'on'"), (&provision(), "'off'")] {
             let Scripts { together, .. } = provision.scripts();
             let set = format!("SET walpost.several = {several};");
@@ -560,6 +571,27 @@ mod tests {
                 }
                 false => assert_eq!(first.first(), Some(&"\\ir session.sql"), "{name}"),
             }
+        }
+    }
+
+    #[test]
+    fn files_that_create_something_are_examined_again_before_they_commit() {
+        for (name, text) in files() {
+            let creates = [
+                "CREATE SCHEMA",
+                "CREATE TABLE",
+                "CREATE OR REPLACE",
+                "CREATE PUBLICATION",
+            ];
+            if !creates.iter().any(|word| text.contains(word)) {
+                continue;
+            }
+            assert!(text.contains("\nBEGIN;\n"), "{name}");
+            let (_, end) = text.rsplit_once("$walpost$;\n").unwrap_or_default();
+            assert!(
+                end.contains("\n\\ir examine.sql\n") && end.contains("\nCOMMIT;\n"),
+                "{name}: {end}"
+            );
         }
     }
 
@@ -687,6 +719,7 @@ mod tests {
                 "role carrier",
                 "publication pub",
                 "role it's an owner as the owner of table \"My Shop\".\"out'box\"",
+                "owners of everything above",
             ]
         );
         assert_eq!(
@@ -699,7 +732,7 @@ mod tests {
             writers: Vec::new(),
             ..provision()
         };
-        assert_eq!(made(&without)[0].len(), 6);
+        assert_eq!(made(&without)[0].len(), 7);
         assert_eq!(made(&as_messages())[0][1], "function walpost.publish");
     }
 }

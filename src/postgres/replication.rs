@@ -25,6 +25,7 @@ use reader::Reader;
 use transport::Transport;
 
 mod buffer;
+mod preview;
 mod reader;
 mod transport;
 

@@ -78,7 +78,9 @@ impl Variables<'_> {
                     self.include(inner.0, inner.1, included, out);
                 }
             }
-            if !line.starts_with('\\') {
+            // A batch is one transaction.
+            let is_transaction = matches!(line, "BEGIN;" | "COMMIT;");
+            if !line.starts_with('\\') && !is_transaction {
                 self.fill_in_line(line, examine, out);
             }
         }

@@ -41,6 +41,8 @@ macro_rules! on_each_version {
 }
 
 mod expressions;
+mod files;
+mod filters;
 mod functions;
 mod journal;
 mod outbox;

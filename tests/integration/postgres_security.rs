@@ -56,7 +56,8 @@ impl Guarded {
         // The roles are the server's, and whoever connects may run it here.
         scene
             .db
-            .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC");
+            .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC; \
+                 GRANT SELECT, INSERT, UPDATE ON walpost.slot_state, walpost.table_state TO PUBLIC");
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "k");
         Self { scene, aggregate }

@@ -359,7 +359,10 @@ fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
 /// neither the slot nor the positions of sequences.
 #[test]
 fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
-    let green = Server::private(MAJOR, "wal_level = logical\n");
+    let green = Server::of_another_cluster(
+        MAJOR,
+        "wal_level = logical\nmax_logical_replication_workers = 4\n",
+    );
     let mut scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
@@ -388,8 +391,9 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
         scene.conninfo()
     ));
     scene.insert(&aggregate, "not delivered");
-    wait_until("the subscriber to have both rows", || {
-        subscriber.is_true("SELECT count(*) = 2 FROM outbox")
+    wait_until("the subscriber to have all tables and both rows", || {
+        subscriber.is_true("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
+            && subscriber.is_true("SELECT count(*) = 2 FROM outbox")
     });
     subscriber.run(&format!("DROP SUBSCRIPTION green_{}", scene.name));
     let journal = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";

@@ -666,7 +666,8 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
         let message = error.as_db_error().expect("an answer").message();
         assert!(message.contains("permission denied"), "{message}");
         scene.db.run(&format!(
-            "GRANT USAGE ON SCHEMA walpost TO {other}; GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {other}"
+            "GRANT USAGE ON SCHEMA walpost TO {other}; GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {other};
+             GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {other}"
         ));
         let error = session(&other).try_run(&migrate(3)).expect_err("no owner");
         let message = error.as_db_error().expect("an answer").message();

@@ -9,6 +9,7 @@ in_both_modes! {
     topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged
     topic_that_is_deleted_is_created_where_the_settings_say_so
     topic_that_is_deleted_halts_and_says_so
+    pipeline_that_is_stopped_continues_on_another_kafka_cluster
 }
 
 /// Walpost that has delivered an event and has seen its topic.
@@ -78,6 +79,31 @@ fn topic_that_is_deleted_halts_and_says_so(exactly_once: bool) {
         "{}",
         finished.stderr
     );
+}
+
+fn pipeline_that_is_stopped_continues_on_another_kafka_cluster(exactly_once: bool) {
+    let other = Broker::private();
+    let mut scene = Scene::new().in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "between");
+    other.create_topic(&format!("outbox.event.{aggregate}"), 1, &[]);
+    scene.change_cluster(&other);
+    if exactly_once {
+        let halted = scene.run().finish().expect_code(3);
+        halted.expect_says(&["has no checkpoint", "walpost checkpoint adopt"]);
+        scene
+            .checkpoint("adopt")
+            .arg("--yes")
+            .finish()
+            .expect_code(0);
+    }
+    let walpost = scene.start();
+    scene.insert(&aggregate, "after");
+    scene.wait_for_records(2);
+    assert_eq!(keys(&scene), ["between", "after"]);
+    walpost.terminate().expect_code(0);
 }
 
 #[test]

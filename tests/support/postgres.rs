@@ -103,6 +103,13 @@ impl Server {
         server
     }
 
+    /// A private server of a cluster of its own: others are copies of one cluster, and have its identifier.
+    pub(crate) fn of_another_cluster(major: u32, settings: &str) -> Server {
+        let server = Self::configured(major, &initialise(major), settings);
+        server.start();
+        server
+    }
+
     /// A private server that has one of its folders on the disk: `pg_wal`, its log, or
     /// `pg_replslot`, what slots need.
     pub(crate) fn on_disk(disk: &Disk, name: &str, major: u32, settings: &str) -> Server {

@@ -456,16 +456,22 @@ impl Finished {
         self
     }
 
+    /// Whether what it said contains the text, in any case of letters.
+    pub(crate) fn says(&self, text: &str) -> bool {
+        let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
+        said.contains(&text.to_lowercase())
+    }
+
     /// Asserts that what it said contains every one of the texts, in any case of letters.
     pub(crate) fn expect_says(self, texts: &[&str]) -> Self {
-        let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
-        let missing: String = texts
-            .iter()
-            .filter(|text| !said.contains(&text.to_lowercase()))
-            .fold(String::new(), |mut list, text| {
-                write!(list, "\n  {text}").unwrap();
-                list
-            });
+        let missing: String =
+            texts
+                .iter()
+                .filter(|text| !self.says(text))
+                .fold(String::new(), |mut list, text| {
+                    write!(list, "\n  {text}").unwrap();
+                    list
+                });
         assert!(
             missing.is_empty(),
             "it does not say:{missing}\nbut:\n{}{}",

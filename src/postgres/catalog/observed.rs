@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::synchronous;
+use super::{UnsafeFilter, synchronous};
 use crate::escape::shell_word;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
@@ -129,6 +129,8 @@ pub(crate) struct ObservedPublication {
     pub other_tables: Vec<String>,
     /// Its condition for our table's rows, if it has one.
     pub row_filter: Option<String>,
+    /// A condition of any of its tables that must not be evaluated.
+    pub unsafe_filter: Option<UnsafeFilter>,
     /// There is such a condition, and it is unknown because the table is locked.
     pub has_locked_filter: bool,
 }
@@ -271,6 +273,19 @@ pub(crate) enum Problem {
     NotPublished {
         publication: String,
         table: TableName,
+    },
+    /// One of its row filters could run code of its owner.
+    #[error(
+        "publication {publication:?} has a row filter on table {} that calls {}, which could run code of its owner as the role that \
+         reads the slot. Drop it: ALTER PUBLICATION {name} DROP TABLE {}; then add the table again with a condition of immutable \
+         functions that PostgreSQL itself has in C, or with none. If rows that were committed meanwhile can't be decoded either, \
+         move the slot over them: pg_replication_slot_advance",
+        .filter.table, .filter.function, .filter.table,
+        name = identifier(.publication)
+    )]
+    UnsafeFilter {
+        publication: String,
+        filter: UnsafeFilter,
     },
     /// It leaves inserts out.
     #[error(
@@ -491,6 +506,13 @@ impl Observed {
                 database: self.database.clone(),
             });
         };
+        if let Some(filter) = &found.unsafe_filter {
+            let filter = filter.clone();
+            return Some(Problem::UnsafeFilter {
+                publication,
+                filter,
+            });
+        }
         let table = match &target.outbox {
             Outbox::Table(table) | Outbox::OneOf { table, .. } => table.clone(),
             Outbox::Tables(tables) => {

@@ -29,12 +29,13 @@ pub(super) enum Use {
 }
 
 impl OwnTable {
-    /// What `sql/examine.sql` calls its examination.
-    fn word(self) -> &'static str {
+    /// What `sql/examine.sql` calls its examination. The table has to be found by it: one that is prepared and not found was in a
+    /// schema that somebody has renamed since.
+    fn words(self) -> &'static str {
         match self {
-            Self::Journal => "journal",
-            Self::SlotState => "slot_state",
-            Self::TableState => "journal table_state",
+            Self::Journal => "journal present",
+            Self::SlotState => "slot_state present",
+            Self::TableState => "journal table_state present",
         }
     }
 
@@ -101,7 +102,7 @@ impl Catalog {
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            sql_file::examine(target, table.word())
+            sql_file::examine(target, table.words())
         );
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,

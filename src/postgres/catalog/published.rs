@@ -20,10 +20,31 @@ pub(super) struct PublishedTable {
     has_filter: bool,
 }
 
+/// The functions that a row filter `r.prqual` calls and that are not safe to evaluate as another role; `sql/examine.sql` has the
+/// same list and says why.
+const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure::text FROM (SELECT kind, number::oid \
+     FROM regexp_matches(to_jsonb(r) ->> 'prqual', ' :(funcid|opfuncid|opno) (\\d+)', 'g') AS m, \
+     unnest(m[1:1], m[2:2]) AS part (kind, number)) AS named \
+     LEFT JOIN pg_operator o ON named.kind = 'opno' AND o.oid = number \
+     CROSS JOIN LATERAL (SELECT CASE kind WHEN 'opno' THEN coalesce(o.oprcode::oid, number) ELSE number END) AS called (oid) \
+     LEFT JOIN pg_proc p ON p.oid = called.oid \
+     WHERE called.oid <> 0 AND (number >= 12000 OR p.oid IS NULL OR p.provolatile <> 'i' \
+     OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal') \
+     OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
+
+/// A row filter that could run code of the publication's owner as the role that evaluates it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UnsafeFilter {
+    pub(crate) table: String,
+    /// What it calls.
+    pub(crate) function: String,
+}
+
 /// A row filter of a publication.
 pub(super) enum RowFilter {
     None,
     Condition(String),
+    Unsafe(UnsafeFilter),
     /// Unknown, because the table is locked.
     Locked,
 }
@@ -84,6 +105,23 @@ impl Catalog {
         rows.iter().map(table).collect()
     }
 
+    /// A row filter of a publication, of any of its tables, that must not be evaluated. Locks no table.
+    pub(super) async fn unsafe_filter(
+        &self,
+        publication: &str,
+    ) -> Result<Option<UnsafeFilter>, CatalogError> {
+        let sql = format!(
+            "SELECT r.prrelid::regclass::text, ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
+             JOIN pg_publication b ON b.oid = r.prpubid WHERE b.pubname = $1 AND EXISTS ({UNSAFE_FUNCTIONS}) LIMIT 1"
+        );
+        let found = self.client().query_opt(&sql, &[&publication]).await?;
+        let Some(row) = found else { return Ok(None) };
+        Ok(Some(UnsafeFilter {
+            table: row.try_get(0)?,
+            function: row.try_get(1)?,
+        }))
+    }
+
     /// The row filter that a publication has for a table.
     pub(super) async fn row_filter(
         &self,
@@ -95,7 +133,7 @@ impl Catalog {
         }
         // It names columns, and so printing it locks the table.
         let sql = format!(
-            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_get_expr(r.prqual, r.prrelid) FROM pg_publication_rel r \
+            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_get_expr(r.prqual, r.prrelid), ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
              JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = {} AND r.prrelid = {}",
             postgres_protocol::escape::escape_literal(publication),
             table.oid
@@ -109,13 +147,19 @@ impl Catalog {
                 error => return Err(error),
             },
         };
-        let filter = messages.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0),
+        let row = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some((row.get(0)?, row.get(1))),
             _ => None,
         });
-        Ok(filter.map_or(RowFilter::None, |filter| {
-            RowFilter::Condition(filter.to_owned())
-        }))
+        // Both are of one snapshot: the filter can be another one than when the publication was examined.
+        Ok(match row {
+            None => RowFilter::None,
+            Some((filter, None)) => RowFilter::Condition(filter.to_owned()),
+            Some((_, Some(function))) => RowFilter::Unsafe(UnsafeFilter {
+                table: table.name.to_string(),
+                function: function.to_owned(),
+            }),
+        })
     }
 }
 

@@ -315,6 +315,18 @@ impl Catalog {
         }
     }
 
+    /// The state of the slot that the pipeline has read last before this one.
+    async fn former_slot(&self, of: &SlotOf) -> Result<Option<SlotState>, CatalogError> {
+        let condition = format!(
+            "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
+            escape_literal(&of.pipeline),
+            escape_literal(&of.target.slot),
+            of_history(of),
+        );
+        let rows = self.select_slot_states(of, &condition).await?;
+        rows.first().map(state).transpose()
+    }
+
     /// The events between the last position of the pipeline's former slot and `found`, where the slot begins that the definition names
     /// now. The former slot can still exist, but nothing reads it. A single table has no such gap, because the first start with a slot
     /// copies its rows.
@@ -326,17 +338,10 @@ impl Catalog {
         if matches!(of.target.outbox, Outbox::Table(_)) {
             return Ok(None);
         }
-        let condition = format!(
-            "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
-            escape_literal(&of.pipeline),
-            escape_literal(&of.target.slot),
-            of_history(of),
-        );
-        let rows = self.select_slot_states(of, &condition).await?;
-        let Some(row) = rows.first() else {
+        let Some(former) = self.former_slot(of).await? else {
             return Ok(None);
         };
-        let former = state(row)?.confirmed;
+        let former = former.confirmed;
         if former >= found || self.is_accounted_for(of, former, found).await? {
             return Ok(None);
         }
@@ -361,6 +366,10 @@ impl Catalog {
             return Ok(None);
         };
         if !self.slot_state_rows(of, "true").await?.is_empty() {
+            return Ok(None);
+        }
+        // What the former slot has not delivered is a gap of its own, which `run` records.
+        if self.former_slot(of).await?.is_some() {
             return Ok(None);
         }
         let (published, _) = self.published_outboxes(&of.target, patterns).await?;

@@ -45,7 +45,11 @@ mod tls;
 /// - With `row_security`, a query of a table runs the functions of its policies. Off, it is an error where
 ///   a policy would hide rows.
 /// - `role` can be set by the owner of the database: what we make would be that role's then.
-/// - Literals are written for `standard_conforming_strings`.
+/// - Literals are written for `standard_conforming_strings`, and what the server prints of the catalog is compared with names that
+///   are quoted only if that is necessary.
+/// - An examination under another isolation level than READ COMMITTED would see the catalogs as they were before a table was locked.
+/// - With `constraint_exclusion = on`, the planner evaluates the partition keys above every table that is read.
+/// - A warning can be about rights that others have.
 /// - With `default_transaction_read_only` nothing is confirmed, as that is written down first; and providers
 ///   set it where the disk is nearly full of log that a slot keeps.
 /// - With `synchronous_commit = on`, a commit can wait for a standby that is Walpost itself.
@@ -53,10 +57,14 @@ mod tls;
 ///   catalog connection between two questions. We have limits of our own. See also [`LATER_TIMEOUTS`].
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement Behavior".
-const SAFE_SESSION: [(&str, &str); 8] = [
+const SAFE_SESSION: [(&str, &str); 12] = [
     ("search_path", "pg_catalog"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
+    ("quote_all_identifiers", "off"),
+    ("default_transaction_isolation", "read committed"),
+    ("constraint_exclusion", "partition"),
+    ("client_min_messages", "notice"),
     ("default_transaction_read_only", "off"),
     ("synchronous_commit", "local"),
     ("statement_timeout", "0"),

@@ -1,6 +1,9 @@
 //! Expressions, triggers and rules of a table that another role owns, and what of PostgreSQL's or a superuser's runs them.
 
+use std::path::Path;
+
 use super::Shop;
+use crate::init::try_psql;
 use crate::support::event::Outbox;
 
 on_each_version! {
@@ -9,6 +12,7 @@ on_each_version! {
     partitions_are_not_created_with_functions_of_extensions
     deletes_fire_no_trigger_and_no_rule_of_the_owner
     keys_are_compared_by_the_operators_of_their_type
+    partition_keys_above_the_outbox_are_never_evaluated
 }
 
 /// A domain whose CHECK is the attacker's, and a composite type of it.
@@ -196,5 +200,58 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
             .expect_code(0);
         shop.expect_nothing_ran(flag);
         replay.expect_says(&[rows]);
+    }
+}
+
+/// The planner needs the partition key of every table that a partition is below of.
+fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
+    for layout in [None, Some("--partitioned")] {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        shop.init().args(layout).finish().expect_code(0);
+        scene.insert(&scene.aggregate(1), "k");
+        scene.db.run(&format!(
+            "ALTER TABLE public.outbox OWNER TO {mallory}; DELETE FROM walpost.journal;
+             ALTER DATABASE {} SET constraint_exclusion = on",
+            scene.name
+        ));
+        shop.theirs.run(
+            "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+                 $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
+             CREATE TABLE plot.root (LIKE public.outbox) PARTITION BY RANGE ((length(type) + plot.one()));
+             ALTER TABLE plot.root ATTACH PARTITION public.outbox FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+        );
+        let found = "table plot.root calls function plot.one()";
+        for statement in ["SELECT", "DELETE", "ALTER"] {
+            let examined = shop.examined(statement);
+            assert!(examined.contains(found), "{statement}: {examined}");
+        }
+        let mut commands = vec![
+            &["run"][..],
+            &["replay", "--dry-run", "--from", "2025-01-01"],
+            &["maintain", "--retention=24h", "--delete-rows"],
+        ];
+        if layout.is_some() {
+            commands.push(&["maintain", "--partitions-ahead", "20"]);
+        }
+        for role in [&*shop.walpost, "postgres"] {
+            for words in &commands {
+                let refused = shop.command_as(role, words).finish().expect_code(3);
+                shop.expect_nothing_ran(words[0]);
+                // Walpost's role has no right to maintain the table.
+                if role == "postgres" || words[0] != "maintain" {
+                    refused.expect_says(&[found]);
+                }
+            }
+        }
+        shop.init().args(layout).finish();
+        shop.expect_nothing_ran("init");
+        let file = match layout {
+            Some(_) => "outbox_partitioned.sql",
+            None => "snapshot.sql",
+        };
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(file);
+        try_psql(scene, &file);
+        shop.expect_nothing_ran("the files");
     }
 }

@@ -203,6 +203,45 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
     }
 }
 
+/// A schema that is absent when Walpost's objects are examined, and exists when one of them is called.
+#[test]
+fn schema_walpost_that_comes_and_goes_is_never_used() {
+    for major in [14, 17] {
+        let shop = Shop::bare(Outbox::Table, major);
+        shop.scene.db.run(
+            "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
+        );
+        shop.theirs.run(
+            "CREATE SCHEMA w; GRANT USAGE ON SCHEMA w TO PUBLIC;
+             CREATE FUNCTION w.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM plot.note('examination'); RETURN ''; END $$;
+             CREATE VIEW w.journal AS SELECT plot.note('journal') AS pipeline",
+        );
+        // In the server, since a client is too slow to hit the moment.
+        let rename = |from: &str, to: &str| {
+            format!(
+                "BEGIN ALTER SCHEMA {from} RENAME TO {to}; EXCEPTION WHEN OTHERS THEN NULL; END; COMMIT;"
+            )
+        };
+        let attack = format!(
+            "DO $$ BEGIN FOR i IN 1..200 LOOP {} {} END LOOP; END $$",
+            rename("w", "walpost"),
+            rename("walpost", "w")
+        );
+        let attack_goes_on = Repeated::start(&shop, &[attack]);
+        for _ in 0..20 {
+            shop.command_as("postgres", &["check"]).finish();
+            shop.expect_nothing_ran("check");
+        }
+        for _ in 0..3 {
+            shop.command_as("postgres", &["replay", "--all", "--dry-run"])
+                .finish();
+            shop.expect_nothing_ran("replay");
+        }
+        drop(attack_goes_on);
+    }
+}
+
 #[test]
 fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
     let shop = Shop::new(Outbox::Table, MAJOR);

@@ -119,20 +119,20 @@ fn detaching_that_is_interrupted_is_ended_later() {
 
 in_both_modes! { size_stays_flat_while_run_keeps_the_table }
 
-/// An hour's load with partitions of a minute, in fast motion: partitions of half a second.
+/// An hour's load with partitions of a minute, in fast motion: partitions of a second.
 fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     let scene = Scene::bare();
     scene.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at); {DEFAULT}
          DO $$ BEGIN
              EXECUTE format('CREATE TABLE outbox_first PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
-                 date_trunc('second', now()), date_trunc('second', now()) + interval '0.5 seconds');
+                 date_trunc('second', now()), date_trunc('second', now()) + interval '1 second');
          END $$"
     ));
     scene.init().finish().expect_code(0);
     let scene = scene.in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
-    // Half a minute ahead, because a pass can be late on a busy machine.
+    // A minute ahead, because a pass can be late on a busy machine.
     let ahead = ["--retention", "1s", "--partitions-ahead", "60"];
     maintain(&scene, &ahead).expect_code(0);
     let mut walpost = scene.start_with(&ahead);

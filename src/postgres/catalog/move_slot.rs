@@ -1,0 +1,64 @@
+//! Moves a slot that nothing reads.
+//!
+//! Spec: PostgreSQL 18, 9.28.6 "Replication Management Functions".
+
+use super::{Catalog, CatalogError};
+use crate::model::lsn::Lsn;
+
+impl Catalog {
+    /// The end of the WAL that is on the server's disk; of a standby, of what it has replayed.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn log_end(&self) -> Result<Lsn, CatalogError> {
+        let row = self
+            .client()
+            .query_one(
+                "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END",
+                &[],
+            )
+            .await?;
+        Ok(row.try_get(0)?)
+    }
+
+    /// The owner of a publication whose row filters this session must not evaluate, now or as they were: the session is a superuser's,
+    /// and the owner is none.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn untrusted_publisher(
+        &self,
+        publication: &str,
+    ) -> Result<Option<String>, CatalogError> {
+        let sql = "SELECT rolname::text FROM pg_publication JOIN pg_roles r ON r.oid = pubowner \
+             WHERE pubname = $1 AND NOT rolsuper AND current_setting('is_superuser') = 'on'";
+        let found = self.client().query_opt(sql, &[&publication]).await?;
+        Ok(found.map(|row| row.try_get(0)).transpose()?)
+    }
+
+    /// Moves the slot forward, from where it is expected to be; false, and nothing is changed, where
+    /// it is somewhere else.
+    ///
+    /// # Errors
+    /// The server refuses: the slot is in use, or the role may not move it.
+    pub(crate) async fn advance(
+        &self,
+        slot: &str,
+        from: Lsn,
+        to: Lsn,
+    ) -> Result<bool, CatalogError> {
+        let moved = self
+            .client()
+            .query_opt(
+                "SELECT moved.end_lsn FROM pg_replication_slots s \
+                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3) AS moved \
+                 WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2",
+                &[&slot, &from, &to],
+            )
+            .await?;
+        match moved {
+            None => Ok(false),
+            Some(row) => Ok(row.try_get::<_, Lsn>(0)? >= to),
+        }
+    }
+}

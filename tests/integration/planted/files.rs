@@ -1,0 +1,231 @@
+//! The files of sql/ run by psql, which commits each statement unless the file begins a transaction.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use super::Shop;
+use crate::init::try_psql;
+use crate::support::event::Outbox;
+use crate::support::postgres::{MAJOR, MAJORS, debian};
+use crate::support::reaper;
+
+impl Shop {
+    /// Runs a file by psql. `place` is a line of the file `attacked`, right after which the attacker commits `attack`.
+    fn psql_with_attack(&self, file: &str, attacked: &str, place: &str, attack: &str) -> Output {
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        let folder = reaper::folder("planted");
+        for entry in fs::read_dir(sql).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+        let theirs = folder.join("attack.sql");
+        fs::write(&theirs, attack).unwrap();
+        let installed = debian(MAJOR).join("psql");
+        let psql = match installed.exists() {
+            true => installed,
+            false => PathBuf::from("psql"),
+        };
+        let conninfo = self
+            .scene
+            .server
+            .conninfo_as(&self.mallory, &self.scene.name);
+        // It does not wait for what the other transaction has locked.
+        let command = format!(
+            "\\! PGOPTIONS='-c lock_timeout=1s' {} -q -X -d '{conninfo}' -f {} 2>/dev/null\n",
+            psql.display(),
+            theirs.display()
+        );
+        let path = folder.join(attacked);
+        let text = fs::read_to_string(&path).unwrap();
+        let (before, after) = text.split_once(place).expect("the place");
+        fs::write(&path, format!("{before}{place}{command}{after}")).unwrap();
+        try_psql(&self.scene, &folder.join(file))
+    }
+
+    fn expect_psql_refused(&self, output: &Output, what: &str) {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let (major, owner) = (
+            self.scene.server.major,
+            format!("belongs to role {}", self.mallory),
+        );
+        assert!(
+            !output.status.success() && said.contains(&owner),
+            "PostgreSQL {major}, {what}: {said}"
+        );
+        self.expect_nothing_ran(what);
+    }
+}
+
+const EXAMINED: &str = "\\ir examine.sql\n";
+
+#[test]
+fn function_that_is_created_after_the_examination_does_not_become_the_default() {
+    let uuidv7 = "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE plpgsql AS 'BEGIN RETURN pg_catalog.gen_random_uuid(); END'";
+    let no_update = "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'";
+    for major in MAJORS {
+        for (attacked, attack) in [("uuidv7.sql", uuidv7), ("no_update.sql", no_update)] {
+            // PostgreSQL 18 has a function of its own for the default.
+            if major >= 18 && attacked == "uuidv7.sql" {
+                continue;
+            }
+            let shop = Shop::bare(Outbox::Table, major);
+            let output = shop.psql_with_attack("outbox.sql", attacked, EXAMINED, attack);
+            shop.expect_psql_refused(&output, attacked);
+            let table = shop.scene.db.value("SELECT to_regclass('public.outbox')");
+            assert_eq!(table, None, "PostgreSQL {major}, {attacked}");
+        }
+    }
+}
+
+/// A default and a trigger refer to a function by its OID, so another name hides it from a search for the name only.
+#[test]
+fn function_that_the_default_calls_is_found_under_another_name() {
+    let shop = Shop::new(Outbox::Table, 17);
+    shop.theirs.run(
+        "CREATE FUNCTION public.hidden() RETURNS uuid LANGUAGE sql AS 'SELECT pg_catalog.gen_random_uuid()';
+         CREATE FUNCTION public.shown() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+    );
+    let db = &shop.scene.db;
+    db.run("ALTER TABLE public.outbox ALTER id SET DEFAULT public.hidden()");
+    let default =
+        ["function public.hidden(), which the default of public.outbox.id calls, belongs to"];
+    shop.init().finish().expect_code(3).expect_says(&default);
+    let check = shop.command(&["check"]).finish();
+    check.expect_says(&default);
+    db.run(
+        "ALTER TABLE public.outbox ALTER id SET DEFAULT gen_random_uuid();
+         DROP TRIGGER walpost_no_update ON public.outbox;
+         CREATE TRIGGER walpost_no_update BEFORE UPDATE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.shown()",
+    );
+    let init = shop.init().finish().expect_code(3);
+    init.expect_says(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
+    // The owner of the outbox may do that.
+    db.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {}",
+        shop.mallory
+    ));
+    shop.init().finish().expect_code(0);
+}
+
+#[test]
+fn schema_that_is_created_after_the_examination_is_refused() {
+    let attack = "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+        CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM plot.note('add_outbox'); RETURN NULL; END $$;
+        CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM plot.note('examination'); RETURN ''; END $$;
+        CREATE TABLE walpost.slot_state (slot text);
+        CREATE TRIGGER t AFTER DELETE ON walpost.slot_state FOR EACH STATEMENT EXECUTE FUNCTION plot.row();
+        GRANT SELECT, DELETE ON walpost.slot_state TO PUBLIC";
+    for major in [14, 17] {
+        for file in ["guard.sql", "publish.sql", "journal.sql"] {
+            let shop = Shop::bare(Outbox::Table, major);
+            let output = shop.psql_with_attack(file, file, EXAMINED, attack);
+            shop.expect_psql_refused(&output, file);
+            let made = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace AND proname = 'publish'";
+            assert_eq!(shop.scene.db.number(made), 0, "{file}");
+        }
+        for (file, attacked, says) in [
+            (
+                "add_outbox.sql",
+                "add_outbox.sql",
+                Some("function walpost.add_outbox does not exist"),
+            ),
+            (
+                "outbox_partitioned.sql",
+                "uuidv7.sql",
+                Some("schema walpost belongs to role"),
+            ),
+            ("teardown.sql", "teardown.sql", None),
+        ] {
+            let shop = Shop::bare(Outbox::Table, major);
+            if file == "add_outbox.sql" {
+                shop.scene.db.run("CREATE TABLE public.outbox ()");
+            }
+            let output = shop.psql_with_attack(file, attacked, EXAMINED, attack);
+            shop.expect_nothing_ran(file);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.success(), says.is_none(), "{file}: {said}");
+            assert!(said.contains(says.unwrap_or("")), "{file}: {said}");
+        }
+    }
+}
+
+/// psql prints messages as they are, and a terminal obeys them.
+#[test]
+fn messages_contain_no_control_characters_of_names() {
+    let name = "\u{1b}]0;owned\u{7}\u{202e}x";
+    for major in [14, 18] {
+        let shop = Shop::theirs(major);
+        shop.theirs.run(&format!(
+            "CREATE FUNCTION plot.\"{name}\"(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';
+             CREATE INDEX i ON public.outbox ((plot.\"{name}\"(type)))"
+        ));
+        let found = "SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT')";
+        let found = shop.scene.db.value(found).expect("a text");
+        assert!(found.contains("plot.\"?]0;owned??x\"(text)"), "{found:?}");
+        shop.theirs.run("DROP INDEX public.i");
+        shop.scene.db.run(&format!(
+            "CREATE TRIGGER \"{name}\" AFTER INSERT ON walpost.journal FOR EACH ROW EXECUTE FUNCTION plot.row()"
+        ));
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
+        let output = try_psql(&shop.scene, &sql);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("trigger \"?]0;owned??x\""), "{said:?}");
+        assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
+    }
+}
+
+/// ALTER DATABASE ... SET, by the owner of the database.
+#[test]
+fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (scene, mallory, walpost) = (&shop.scene, &shop.mallory, &shop.walpost);
+        let name = &scene.name;
+        scene
+            .db
+            .run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
+        for setting in [
+            "client_min_messages = error",
+            "quote_all_identifiers = on",
+            "default_transaction_isolation = 'repeatable read'",
+            "default_transaction_read_only = on",
+            "standard_conforming_strings = off",
+            "constraint_exclusion = on",
+            "datestyle = 'SQL, DMY'",
+        ] {
+            let set = format!(
+                "SET default_transaction_read_only = off; ALTER DATABASE {name} SET {setting}"
+            );
+            shop.theirs.run(&set);
+        }
+        shop.init().finish().expect_code(0);
+        scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
+        let init = shop.init().finish().expect_code(0);
+        init.expect_says(&["WARNING", &format!("REVOKE {walpost} FROM {mallory}")]);
+        scene.db.run(&format!("REVOKE {walpost} FROM {mallory}"));
+        shop.command(&["check"]).finish().expect_code(0);
+        let aggregate = scene.aggregate(1);
+        scene.insert(&aggregate, "k");
+        let running = shop.command(&["run"]).start_streaming();
+        scene.wait_for_records(1);
+        running.terminate().expect_code(0);
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        for file in [
+            "guard.sql",
+            "outbox.sql",
+            "journal.sql",
+            "publication.sql",
+            "role.sql",
+        ] {
+            let output = try_psql(scene, &sql.join(file));
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(
+                output.status.success(),
+                "PostgreSQL {major}, {file}: {said}"
+            );
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Row filters of the publication, which the server evaluates as the role that reads the slot.
+
+use super::Shop;
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::lsn::lsn_text;
+use crate::support::postgres::{MAJOR, MAJORS, Server};
+use crate::support::scene::Scene;
+
+/// A function that a partition key calls, and the table of that key.
+const PARTED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+         $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
+     CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
+
+/// PostgreSQL 14 has no row filters.
+const FILTERING: [u32; 4] = [15, 16, 17, 18];
+
+impl Shop {
+    /// With a table and a publication that are the attacker's, and a row that the filter was evaluated for.
+    fn filtered(major: u32) -> Self {
+        let shop = Self::theirs(major);
+        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let publication = scene.slot();
+        scene.db.run(&format!(
+            "ALTER PUBLICATION {publication} OWNER TO {mallory}"
+        ));
+        shop.theirs.run(PARTED);
+        shop.theirs
+            .run(&filter(&publication, "public.outbox", "plot.parted"));
+        scene.insert(&scene.aggregate(1), "k");
+        shop
+    }
+}
+
+/// Replaces the tables of the publication by this one, with a filter that evaluates the partition key of the other.
+fn filter(publication: &str, table: &str, parted: &str) -> String {
+    format!(
+        "DO $do$ BEGIN EXECUTE format('ALTER PUBLICATION {publication} SET TABLE {table}
+             WHERE (satisfies_hash_partition(%s, 1, 0, 1))', '{parted}'::regclass::oid); END $do$"
+    )
+}
+
+#[test]
+fn filter_that_runs_code_of_the_publications_owner_is_refused() {
+    for major in FILTERING {
+        let shop = Shop::filtered(major);
+        let to = lsn_text(shop.scene.wal_position());
+        for role in [&*shop.walpost, "postgres"] {
+            for words in [
+                &["check"][..],
+                &["run"],
+                &["skip", "--yes", "--to", &to],
+                &["skip", "--dry-run", "--to", &to],
+            ] {
+                let refused = shop.command_as(role, words).finish();
+                shop.expect_nothing_ran(words[0]);
+                assert_ne!(refused.code, Some(0), "{role} {words:?}: {refused:?}");
+                refused.expect_says(&[
+                    "row filter on table public.outbox that calls satisfies_hash_partition",
+                ]);
+            }
+        }
+        let init = shop.init().finish().expect_code(3);
+        init.expect_says(&[
+            "row filter on table public.outbox that calls satisfies_hash_partition",
+        ]);
+        shop.expect_nothing_ran("init");
+    }
+}
+
+/// The server decodes with the catalogs as they were when the row was written.
+#[test]
+fn filter_that_was_removed_again_runs_nothing_as_a_superuser_who_skips() {
+    for major in FILTERING {
+        let shop = Shop::filtered(major);
+        let publication = shop.scene.slot();
+        shop.theirs.run(&format!(
+            "ALTER PUBLICATION {publication} SET TABLE public.outbox"
+        ));
+        let to = lsn_text(shop.scene.wal_position());
+        let skip = ["skip", "--dry-run", "--to", &to];
+        let refused = shop.command_as("postgres", &skip).finish();
+        shop.expect_nothing_ran("skip");
+        let owner = format!("belongs to role \"{}\"", shop.mallory);
+        refused.expect_code(3).expect_says(&[&owner]);
+    }
+}
+
+/// A filter of a table that is not the pipeline's.
+#[test]
+fn filters_of_all_tables_of_the_publication_are_examined() {
+    let shop = Shop::theirs(MAJOR);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} OWNER TO {mallory}"
+    ));
+    let add = filter(&publication, "plot.other", "plot.parted").replace("SET TABLE", "ADD TABLE");
+    shop.theirs
+        .run(&format!("{PARTED} CREATE TABLE plot.other (a int); {add}"));
+    let refused = shop.command(&["run"]).finish().expect_code(3);
+    refused.expect_says(&["row filter on table plot.other that calls satisfies_hash_partition"]);
+}
+
+#[test]
+fn filter_that_is_added_while_streaming_halts_the_pipeline() {
+    let shop = Shop::theirs(MAJOR);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} OWNER TO {mallory}"
+    ));
+    shop.theirs.run(PARTED);
+    let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
+    shop.theirs
+        .run(&filter(&publication, "public.outbox", "plot.parted"));
+    let halted = walpost.finish().expect_code(3);
+    halted.expect_says(&["row filter on table public.outbox that calls satisfies_hash_partition"]);
+    shop.expect_nothing_ran("run");
+}
+
+/// Without a snapshot, which decoding has not, a function in SQL ends the server process by a segmentation fault.
+#[test]
+fn filter_that_would_crash_the_server_is_not_evaluated() {
+    for major in [15, 18] {
+        let server = Server::private(major, "");
+        let scene = Scene::of_on(Outbox::Table, &server, Broker::shared());
+        let publication = scene.slot();
+        scene.db.run(
+            "CREATE SCHEMA plot;
+             CREATE FUNCTION plot.one() RETURNS int LANGUAGE sql IMMUTABLE SECURITY DEFINER AS 'SELECT 1';
+             CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()))",
+        );
+        scene
+            .db
+            .run(&filter(&publication, "public.outbox", "plot.parted"));
+        scene.insert(&scene.aggregate(1), "k");
+        let halted = scene.run().finish();
+        assert!(!server.log().contains("terminated by signal"), "{halted:?}");
+        halted
+            .expect_code(3)
+            .expect_says(&["row filter on table public.outbox"]);
+    }
+}
+
+#[test]
+fn filters_of_what_postgresql_consists_of_are_accepted() {
+    for major in MAJORS.into_iter().filter(|major| *major >= 15) {
+        let shop = Shop::new(Outbox::Table, major);
+        let publication = shop.scene.slot();
+        shop.scene.db.run(&format!(
+            "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
+                 AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
+        ));
+        // That the table was taken out and added again for this is not what is tested.
+        shop.scene.db.run("DELETE FROM walpost.table_state");
+        shop.command(&["check"]).finish().expect_code(0);
+        shop.init().finish().expect_code(0);
+    }
+}
