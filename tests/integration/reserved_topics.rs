@@ -34,6 +34,8 @@ pub(crate) fn forged(scene: &Scene) -> String {
 
 /// How many records of the checkpoint topic have the key.
 fn checkpoints_of(scene: &Scene, key: &str) -> usize {
+    // Those behind an open transaction, which can be another pipeline's, are not readable yet.
+    scene.broker.wait_for_ends(CHECKPOINTS);
     let records = scene.broker.read(&[CHECKPOINTS.to_owned()]);
     records.iter().filter(|record| record.key() == key).count()
 }
