@@ -64,7 +64,7 @@ DECLARE
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
             OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
-    -- What exists of Walpost's and belongs to a role that is trusted.
+    -- Walpost's objects that exist and belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
     kept name;

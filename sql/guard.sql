@@ -242,7 +242,7 @@ GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

@@ -118,7 +118,7 @@ BEGIN
 END
 $walpost$;
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

@@ -81,7 +81,7 @@ END
 $walpost$;
 \ir no_update.sql
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -120,6 +120,6 @@ BEGIN
 END
 $walpost$;
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \ir examine.sql
 COMMIT;

@@ -124,7 +124,7 @@ BEGIN
 END
 $walpost$;
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

@@ -14,8 +14,8 @@
 -- Writers of the table wait until the transaction ends, and it waits for theirs. Each row is written into WAL
 -- once more: where the table is too large for that, add it by ALTER PUBLICATION, and send its rows with walpost replay.
 --
--- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the same role. Twice without harm: a table that is
--- there already is examined, the function is replaced, what was granted or revoked on both stays.
+-- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the same role. Twice without harm:
+-- a table that exists is examined, the function is replaced, what was granted or revoked on both stays.
 -- `walpost init` runs the same for a pipeline with `tables`.
 --
 -- Who may add a table: who owns the publication and the table (PostgreSQL asks for both), and may insert into and delete from
@@ -239,7 +239,7 @@ BEGIN
 END
 $walpost$;
 
--- What was absent at the top can have been created by another role since.
+-- Another role can have created what did not exist at the top.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;

@@ -93,31 +93,30 @@ pub(crate) async fn look(
             return Ok(BrokerFinding::Unreachable(error.to_string()));
         }
         let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA)?;
+        let brokers = metadata.brokers().len();
         let Some(topic) = topic else {
-            let brokers = metadata.brokers().len();
             return Ok(BrokerFinding::Reachable { brokers });
         };
-        let count = metadata.brokers().len();
         Ok::<_, rdkafka::error::KafkaError>(match judge(&metadata) {
             Lookup::Present(partitions) => BrokerFinding::Topic {
                 limits: Limits::look_up(consumer.client(), &topic, &producer),
                 topic,
                 partitions,
             },
-            Lookup::Missing => {
-                let brokers = named;
-                BrokerFinding::NoTopic {
-                    error: SinkError::TopicMissing { topic, brokers },
-                    brokers: count,
-                }
-            }
+            Lookup::Missing => BrokerFinding::NoTopic {
+                error: SinkError::TopicMissing {
+                    topic,
+                    brokers: named,
+                },
+                brokers,
+            },
             Lookup::Denied(reason) => BrokerFinding::NoTopic {
                 error: SinkError::TopicDenied {
                     grant: grants.topic(&topic),
                     topic,
                     reason,
                 },
-                brokers: count,
+                brokers,
             },
         })
     });

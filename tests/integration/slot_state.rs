@@ -246,6 +246,47 @@ fn init_twice_without_a_run_between_names_what_came_between() {
     walpost.terminate().expect_code(0);
 }
 
+/// What is copied of a database.
+enum Copied {
+    Everything,
+    Schema,
+}
+
+/// Copies the scene's database to another server, under the same name.
+fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
+    to.session("postgres")
+        .run(&format!("CREATE DATABASE {}", scene.name));
+    let flags = match copied {
+        Copied::Everything => "",
+        Copied::Schema => "--schema-only",
+    };
+    let script =
+        format!("\"$0/pg_dump\" {flags} -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"");
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .arg(debian(MAJOR))
+        .arg(scene.conninfo())
+        .arg(to.conninfo(&scene.name))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Sends what the gap before the new slot may lack, after which nothing is left to say.
+fn replay_what_is_missing(scene: &Scene) {
+    let walpost = scene.start();
+    scene
+        .replay(&["--dropped-slots", "--yes"])
+        .finish()
+        .expect_code(0);
+    wait_until("the row that was not delivered", || {
+        let records = scene.records();
+        records.iter().any(|record| record.key() == "not delivered")
+    });
+    walpost.terminate().expect_code(0);
+    scene.check().finish().expect_code(0);
+}
+
 /// A database that is moved by dump and restore has undelivered rows and no slot.
 #[test]
 fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
@@ -260,18 +301,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
         let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
         walpost.terminate().expect_code(0);
         scene.insert(&aggregate, "not delivered");
-        restored
-            .session("postgres")
-            .run(&format!("CREATE DATABASE {}", scene.name));
-        let copied = Command::new("sh")
-            .arg("-c")
-            .arg("\"$0/pg_dump\" -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
-            .arg(debian(MAJOR))
-            .arg(scene.conninfo())
-            .arg(restored.conninfo(&scene.name))
-            .output()
-            .unwrap();
-        assert!(copied.status.success(), "{copied:?}");
+        copy_database(&scene, &restored, Copied::Everything);
         scene.fail_over(&restored, []);
         let init = scene.init().finish().expect_code(0);
         init.expect_says(&[
@@ -339,19 +369,7 @@ fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
                 .finish()
                 .expect_code(0);
         }
-        let walpost = scene.start();
-        scene
-            .replay(&["--dropped-slots", "--yes"])
-            .finish()
-            .expect_code(0);
-        wait_until("the row that was not delivered", || {
-            scene
-                .records()
-                .iter()
-                .any(|record| record.key() == "not delivered")
-        });
-        walpost.terminate().expect_code(0);
-        scene.check().finish().expect_code(0);
+        replay_what_is_missing(&scene);
     }
 }
 
@@ -372,17 +390,7 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
         scene.drop_slot();
         scene.init().finish().expect_code(0);
     }
-    let session = green.session("postgres");
-    session.run(&format!("CREATE DATABASE {}", scene.name));
-    let copied = Command::new("sh")
-        .arg("-c")
-        .arg("\"$0/pg_dump\" --schema-only -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
-        .arg(debian(MAJOR))
-        .arg(scene.conninfo())
-        .arg(green.conninfo(&scene.name))
-        .output()
-        .unwrap();
-    assert!(copied.status.success(), "{copied:?}");
+    copy_database(&scene, &green, Copied::Schema);
     scene.db.run("CREATE PUBLICATION green FOR ALL TABLES");
     let subscriber = green.session(&scene.name);
     subscriber.run(&format!(
@@ -402,19 +410,7 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let init = scene.init().finish().expect_code(0);
     init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
     assert_ne!(scene.db.value(journal), before);
-    let walpost = scene.start();
-    scene
-        .replay(&["--dropped-slots", "--yes"])
-        .finish()
-        .expect_code(0);
-    wait_until("the row that was not delivered", || {
-        scene
-            .records()
-            .iter()
-            .any(|record| record.key() == "not delivered")
-    });
-    walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    replay_what_is_missing(&scene);
 }
 
 /// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.

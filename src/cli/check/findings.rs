@@ -79,7 +79,8 @@ pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
                 for finding in findings {
                     print(finding, &finding.pipeline);
                 }
-                say!("{}", total(findings));
+                let outcomes = findings.iter().map(|of| of.outcome);
+                say!("{} checks: {}", findings.len(), counts(outcomes));
             }
         }
     }
@@ -92,14 +93,14 @@ fn print(finding: &Finding, pipelines: &str) {
     out::marked(outcome.tone(), &format!("{:7}", outcome.mark()), &text);
 }
 
-/// Counts the checks by outcome, the worst first.
-fn total(findings: &[Finding]) -> String {
+/// How many outcomes there are of each kind, the worst first.
+fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     let counts = WORST_FIRST.map(|outcome| {
-        let count = findings.iter().filter(|of| of.outcome == outcome).count();
+        let count = outcomes.clone().filter(|of| *of == outcome).count();
         (count > 0).then(|| format!("{count} {}", outcome.mark()))
     });
     let counts: Vec<_> = counts.into_iter().flatten().collect();
-    format!("{} checks: {}", findings.len(), counts.join(", "))
+    counts.join(", ")
 }
 
 /// The pipelines in their order, each with the worst that was found of it.
@@ -120,15 +121,8 @@ fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
 /// Prints how many pipelines have which outcome, and then the findings that are not ok: the worst first, and those that several
 /// pipelines have in common once.
 fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
-    let counts = WORST_FIRST.map(|outcome| {
-        let count = pipelines
-            .iter()
-            .filter(|(_, worst)| *worst == outcome)
-            .count();
-        (count > 0).then(|| format!("{count} {}", outcome.mark()))
-    });
-    let counts: Vec<_> = counts.into_iter().flatten().collect();
-    say!("{} pipelines: {}", pipelines.len(), counts.join(", "));
+    let outcomes = pipelines.iter().map(|(_, outcome)| *outcome);
+    say!("{} pipelines: {}", pipelines.len(), counts(outcomes));
     for outcome in &WORST_FIRST[..3] {
         let mut alike: Vec<(&Finding, Vec<&str>)> = Vec::new();
         for finding in findings.iter().filter(|of| of.outcome == *outcome) {

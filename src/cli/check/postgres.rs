@@ -455,8 +455,7 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
     }
 }
 
-/// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
-/// Tables that were not in the publication for a while.
+/// Reports tables that were not in the publication for a while, if that is not in the journal yet.
 async fn unrecorded_gaps(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -484,6 +483,7 @@ async fn unrecorded_gaps(
     }
 }
 
+/// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
 async fn moved(
     settings: &PipelineSettings,
     observed: &Observed,

@@ -64,9 +64,7 @@ impl WatchedPublication {
         let found = found.or_else(|| hidden_rows_warning(&hidden));
         watched.stats().record_left_out(found);
     }
-}
 
-impl WatchedPublication {
     /// Records how the tables are published. An outage of the connection shows elsewhere.
     pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
         let delivered = watched.stats().totals().delivered;

@@ -9,6 +9,7 @@ use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::pipeline::access::Access;
+use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::PipelineSettings;
@@ -66,6 +67,11 @@ impl SessionState {
     /// What the slot monitor watches.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
+    }
+
+    /// Records how the tables are published.
+    pub(super) async fn record_tables(&self, catalog: &impl CatalogQueries) {
+        self.publication.record(catalog, &self.watched).await;
     }
 
     /// What may be in flight.

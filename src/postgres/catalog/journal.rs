@@ -111,9 +111,7 @@ impl Entry<'_> {
             Action::Snapshot | Action::Skip | Action::Replay => 1,
         }
     }
-}
 
-impl Entry<'_> {
     /// Its values in SQL; `version` is the format's, if it isn't the lowest that is possible.
     fn values(&self, action: &str, version: Option<u64>) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
@@ -162,8 +160,7 @@ pub struct Written {
 ///
 /// An entry has the lowest version that can say it: 2 where it is about a dropped slot, whose action and member of
 /// `detail` had other names in version 1; 3 where it is about a table that was set aside; and 4 where a table was not published for a
-/// while. So an earlier Walpost reads on
-/// until there is one, and then refuses it with the version instead of overlooking it.
+/// while. So an earlier Walpost reads on until there is one, and then refuses it with the version instead of overlooking it.
 const VERSION: u64 = 4;
 
 /// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers; version 1

@@ -168,6 +168,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use super::*;
+
     /// What locks the table that it is about, with the statement that may use it: before any row was delivered, by a role that
     /// reads the table next.
     const LOCKING: [(&str, &[&str]); 6] = [
@@ -179,6 +181,17 @@ mod tests {
         // Only this with 0 does not.
         ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
     ];
+
+    #[test]
+    fn unsafe_functions_are_those_that_examine_sql_refuses() {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (_, condition) = UNSAFE_FUNCTIONS
+            .split_once("called.oid <> 0 AND ")
+            .expect("the condition");
+        let condition = words(condition.trim_end_matches(" LIMIT 1"));
+        let examine = words(include_str!("../../../sql/examine.sql"));
+        assert!(examine.contains(&condition), "{condition}");
+    }
 
     #[test]
     fn catalog_queries_beside_the_stream_lock_no_table() {

@@ -535,7 +535,8 @@ impl Catalog {
     }
 
     /// The journal says why a slot is at `found`, beyond `confirmed`: what is between was skipped, or
-    /// given up with the slot before it. Entries about a table that was not published, and those of another cluster, as a restored dump has them, say nothing about that.
+    /// given up with the slot before it. Entries about a table that was not published say nothing about that, nor do those of
+    /// another cluster, as a restored dump has them.
     ///
     /// # Errors
     /// The server can't be asked, or the journal may not be trusted or has something else in it.

@@ -55,6 +55,7 @@ impl Catalog {
              FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput' \
              AND NOT temporary AND NOT active AND slot_name::text <> ALL ($1) ORDER BY 1";
         let rows = self.client().query(SQL, &[&used]).await?;
+        let of_target = self.slot_of("", target).await?;
         let mut unused = Vec::new();
         for row in rows {
             let name: String = row.try_get(0)?;
@@ -65,7 +66,7 @@ impl Catalog {
                         slot: name.clone(),
                         ..target.clone()
                     },
-                    ..self.slot_of("", target).await?
+                    ..of_target.clone()
                 };
                 if !self.has_slot_state(&of).await? {
                     continue;

@@ -61,11 +61,7 @@ impl<C: CatalogQueries> Checked<C> {
             .partition(|problem| settings.tolerates(problem));
         if let Some(problem) = problems.into_iter().next() {
             if observed.publication_problem(target).is_some() {
-                let (publication, watched) = (
-                    &start.session_state.publication,
-                    &start.session_state.watched,
-                );
-                publication.record(&catalog, watched).await;
+                start.session_state.record_tables(&catalog).await;
             }
             let dropped = slot_monitor::dropped_before(settings, &catalog, &problem).await;
             return Err(dropped.map_or_else(|| problem.into(), Into::into));
@@ -121,11 +117,7 @@ impl<C: CatalogQueries> Checked<C> {
             let slot = target.slot.clone();
             return Err(SlotInUse { slot, pid }.into());
         }
-        let (publication, watched) = (
-            &start.session_state.publication,
-            &start.session_state.watched,
-        );
-        publication.record(&catalog, watched).await;
+        start.session_state.record_tables(&catalog).await;
         Ok(Self { catalog, observed })
     }
 
