@@ -241,7 +241,7 @@ BEGIN
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
                 WHEN 'compare' = ANY (what) THEN 'COMPARE' ELSE 'SELECT' END);
-        -- The function of an earlier version returns null.
+        -- The table was dropped or renamed.
         IF code_of_others IS NULL THEN
             RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)
                 USING ERRCODE = 'undefined_table', HINT = 'If it was renamed for a moment, run the same command again.';

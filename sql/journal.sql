@@ -8,8 +8,8 @@
 --
 --   psql -f sql/journal.sql
 --
--- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: a table that is there
--- already is examined, and the CHECK of version 0.1 on the journal's actions is replaced where its owner runs this. The
+-- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: an existing
+-- table is examined, and used unchanged. The
 -- tables serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and add to it, and do
 -- neither UPDATE nor DELETE, and change the states of slots and tables. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
@@ -23,8 +23,6 @@ DO $walpost$
 DECLARE
     journal oid;
     missing text;
-    owner oid;
-    narrow name;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'walpost') THEN
         CREATE SCHEMA walpost;
@@ -39,27 +37,14 @@ BEGIN
             RAISE EXCEPTION 'table walpost.journal exists and lacks: %', missing
                 USING HINT = 'Give it another name, and run this again.';
         END IF;
-        SELECT c.relowner, k.conname INTO owner, narrow FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
-            WHERE c.oid = journal AND k.contype = 'c' AND strpos(pg_get_constraintdef(k.oid), '''let go''') > 0
-                AND strpos(pg_get_constraintdef(k.oid), '''set aside''') = 0;
-        IF narrow IS NULL THEN
-            NULL;
-        ELSIF pg_has_role(owner, 'USAGE') THEN
-            EXECUTE format('ALTER TABLE walpost.journal DROP CONSTRAINT %I, ADD CONSTRAINT journal_action_check '
-                'CHECK (action IN (''snapshot'', ''skip'', ''drop slot'', ''replay'', ''set aside'', ''let go''))', narrow);
-        ELSE
-            -- Until then Walpost writes "let go" for "drop slot", and no table can be set aside.
-            RAISE WARNING 'table walpost.journal was made by an earlier version and does not allow all actions'
-                USING HINT = format('Have its owner, %s, run walpost init or sql/journal.sql.', owner::regrole);
-        END IF;
     ELSE
         CREATE TABLE walpost.journal (
             id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             at timestamptz NOT NULL DEFAULT now(),
             pipeline text NOT NULL,
             slot text NOT NULL,
-            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside', 'let go')),
-            -- 'let go' is what version 0.1 calls 'drop slot'. What it was done to: after from_lsn, up to to_lsn.
+            action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside')),
+            -- What it was done to: after from_lsn, up to to_lsn.
             from_lsn pg_lsn,
             to_lsn pg_lsn,
             by_role text NOT NULL DEFAULT session_user,

@@ -10,9 +10,8 @@
 -- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: the functions are
 -- replaced, what was granted or revoked on them stays. `walpost init --outbox messages` runs the same.
 --
--- Who may publish: nobody at first but the owner. sql/writer.sql (`walpost init --writer shop`) lets the role `shop`. Where
--- an earlier version of this file has made the schema and the functions, everybody may call them, and nothing is taken away
--- from programs that run: `walpost check` says so, with the statements that do.
+-- Who may publish: nobody at first but the owner. sql/writer.sql (`walpost init --writer shop`) lets the role `shop`.
+-- If everybody may call the functions, `walpost check` reports it, with the statements that revoke it.
 --
 -- Who may forge: these functions stand on pg_logical_emit_message(), which PostgreSQL lets everybody call. Whoever may call it
 -- can write any event, or a message that is none, under any prefix. So take it away from PUBLIC, in each database with such

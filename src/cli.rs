@@ -11,7 +11,6 @@ pub(crate) mod maintain;
 mod out;
 pub(crate) mod pipeline;
 pub(crate) mod replay;
-mod retired;
 pub(crate) mod run;
 pub(crate) mod skip;
 pub(crate) mod status;
@@ -129,7 +128,7 @@ pub fn main() -> Exit {
     });
     match read {
         Ok((cli, matches)) => run(cli, &matches),
-        Err(error) => retired::named(exposed::without_stray_values(error)).exit(),
+        Err(error) => exposed::without_stray_values(error).exit(),
     }
 }
 

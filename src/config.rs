@@ -13,7 +13,6 @@ mod query;
 mod reader;
 mod records;
 mod reserved;
-pub(crate) mod retired;
 mod row_values;
 mod syntax;
 mod target;
@@ -409,12 +408,7 @@ fn of_file(
     let path = read.as_ref().map(|(path, _)| *path);
     let file = read.map(|(_, file)| file).unwrap_or_default();
     let kafka = file.kafka.clone();
-    let env_vars: Vec<_> = env_vars.collect();
-    let mut variables = env_vars.iter().map(|(name, _)| name);
-    if let Some(reason) = variables.find_map(|name| retired::variable(name)) {
-        return Err(ConfigError::Flag(reason));
-    }
-    let from_env = kafka_properties(env_vars.into_iter());
+    let from_env = kafka_properties(env_vars);
     let named = NamedTopics::of_all(&file.pipeline);
     let chosen = choose(file, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {

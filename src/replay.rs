@@ -614,7 +614,6 @@ impl<'s> Plan<'s> {
             planned: Planned {
                 table: table.to_string(),
                 selected: None,
-                condition: None,
                 order: order.names().map(str::to_owned).collect(),
                 until: None,
                 topic: outbox.topic.to_string(),

@@ -6,7 +6,6 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::retired;
 use super::values::variable_of;
 
 /// A line, counted from 1, and what is wrong there.
@@ -44,9 +43,6 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
 
 /// Describes an error of serde's at this path, such as "unknown field `a`, expected one of `b`, `c`".
 fn describe(path: &str, message: &str) -> String {
-    if let Some(reason) = retired_name(message) {
-        return reason;
-    }
     if let Some(nearest) = nearest_known(message) {
         let (unknown, expected) = message.split_once(", ").unwrap_or((message, ""));
         let place = match message.starts_with("unknown field") {
@@ -60,18 +56,6 @@ fn describe(path: &str, message: &str) -> String {
             format!("there can be several of these: write [[{path}]] instead of [{path}]")
         }
         _ => format!("{path}: {message}"),
-    }
-}
-
-/// What to say of a key or value that an earlier version had, by serde's message: "unknown field `a`, expected one of
-/// `b`, `c`", or "unknown variant".
-fn retired_name(message: &str) -> Option<String> {
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let unknown = quoted.next()?;
-    match message.split(' ').nth(1)? {
-        "field" => retired::key(unknown, quoted),
-        "variant" => retired::value(unknown, quoted),
-        _ => None,
     }
 }
 

@@ -628,41 +628,6 @@ fn no_error_and_no_debug_output_shows_a_password() {
     }
 }
 
-#[test]
-fn a_retired_name_is_answered_with_the_one_in_its_place() {
-    for (line, expected) in [
-        (
-            "lag = { max = \"1GiB\" }",
-            "line 6: unknown key lag: it is called wal_budget now",
-        ),
-        (
-            "wal_budget = { max = \"1GiB\", at_max = \"hold\" }",
-            "line 6: unknown key at_max: it is called on_max now",
-        ),
-        (
-            "wal_budget = { max = \"1GiB\", on_max = \"let-go\" }",
-            "line 6: unknown value \"let-go\": it is called \"drop-slot\" now",
-        ),
-        (
-            "outbox = \"log\"",
-            "line 6: unknown value \"log\": it is called \"messages\" now",
-        ),
-        // Never a key or a value there.
-        ("checkpoint = { lag = 1 }", "unknown field `lag`"),
-        ("sink = \"log\"", "unknown variant `log`"),
-    ] {
-        let text = error(&format!("{MINIMAL}    {line}\n"));
-        assert!(text.contains(expected), "{text}");
-    }
-    let variable = [("WALPOST_LAG_MAX", "1GiB")];
-    let (connection, records) = (ConnectionArgs::default(), RecordArgs::default());
-    let ignored = load_text(MINIMAL, connection, &records, &variable).expect_err("refused");
-    assert_eq!(
-        ignored.to_string(),
-        "unknown environment variable WALPOST_LAG_MAX: it is called WALPOST_WAL_BUDGET_MAX now"
-    );
-}
-
 /// A pipeline with these settings, and `--table` if it is given, of a command that takes it.
 fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Result<Outbox, String> {
     let folder = tempfile::tempdir().expect("temporary folder");

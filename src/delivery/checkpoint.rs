@@ -11,9 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 
-/// The newest version of the text form. A checkpoint has the lowest that can say it, so that an earlier Walpost can go
-/// on from it: 2 while it has a copy of older rows, whose members had other names in version 1.
-const VERSION: u32 = 2;
+/// The version of the text form.
+const VERSION: u32 = 1;
 
 /// What a topic takes of the room in [`Checkpoint::partitions`] beside its name: quotes, colon, number, comma.
 const TOPIC_BYTES: usize = 16;
@@ -21,9 +20,7 @@ const TOPIC_BYTES: usize = 16;
 /// One checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Checkpoint<C = CopyProgress> {
-    /// Of the text that it was read from: [`Checkpoint::encode`] says its own.
-    #[serde(skip_serializing)]
+pub struct Checkpoint {
     version: u32,
     /// Rises with every history that was adopted in another's place.
     pub epoch: u32,
@@ -40,44 +37,7 @@ pub struct Checkpoint<C = CopyProgress> {
     pub partitions: BTreeMap<String, usize>,
     /// The rows older than the stream that were copied, until the stream is past them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub snapshot: Option<C>,
-}
-
-/// What version 1 has of older rows.
-mod version_1 {
-    use serde::Deserialize;
-
-    use crate::delivery::chunks;
-    use crate::model::lsn::Lsn;
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    pub(super) struct CopyProgress {
-        key: Vec<String>,
-        rows: u64,
-        pieces: Vec<Piece>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Piece {
-        border: Lsn,
-        upto: Option<Vec<String>>,
-    }
-
-    impl From<CopyProgress> for chunks::CopyProgress {
-        fn from(copied: CopyProgress) -> Self {
-            let chunk = |piece: Piece| chunks::Chunk {
-                snapshot_lsn: piece.border,
-                upto: piece.upto,
-            };
-            Self {
-                key: copied.key,
-                rows: copied.rows,
-                chunks: copied.pieces.into_iter().map(chunk).collect(),
-            }
-        }
-    }
+    pub snapshot: Option<CopyProgress>,
 }
 
 /// The row messages that Kafka has, as far as the log can still send them.
@@ -290,7 +250,7 @@ pub enum HistoryError {
 pub enum CheckpointError {
     /// Written by another version of Walpost.
     #[error(
-        "it has version {0}, and at most {VERSION} was expected; run the Walpost that wrote it"
+        "it has version {0}, and version {VERSION} was expected; run the Walpost that wrote it"
     )]
     Version(u64),
     /// Something else.
@@ -327,41 +287,16 @@ impl Checkpoint {
         }
         let unreadable = |error: serde_json::Error| CheckpointError::Unreadable(error.to_string());
         let Versioned { version } = serde_json::from_slice(text).map_err(unreadable)?;
-        match version {
-            1 => {
-                let read: Checkpoint<version_1::CopyProgress> =
-                    serde_json::from_slice(text).map_err(unreadable)?;
-                Ok(Self {
-                    version: VERSION,
-                    epoch: read.epoch,
-                    system_id: read.system_id,
-                    timeline: read.timeline,
-                    slot: read.slot,
-                    safe_lsn: read.safe_lsn,
-                    delivered: read.delivered,
-                    partitions: read.partitions,
-                    snapshot: read.snapshot.map(CopyProgress::from),
-                })
-            }
-            2 => serde_json::from_slice(text).map_err(unreadable),
-            _ => Err(CheckpointError::Version(version)),
+        if version != u64::from(VERSION) {
+            return Err(CheckpointError::Version(version));
         }
+        serde_json::from_slice(text).map_err(unreadable)
     }
 
     /// The text form.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        #[derive(Serialize)]
-        struct Versioned<'c> {
-            version: u32,
-            #[serde(flatten)]
-            checkpoint: &'c Checkpoint,
-        }
-        let versioned = Versioned {
-            version: if self.snapshot.is_some() { 2 } else { 1 },
-            checkpoint: self,
-        };
-        serde_json::to_vec(&versioned).expect("texts and numbers are JSON")
+        serde_json::to_vec(self).expect("texts and numbers are JSON")
     }
 
     /// Notes how many partitions a topic has, and gives the number that was noted before. Names take at

@@ -164,7 +164,6 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_) | CatalogError::OtherServer => Remedy::Reconnect,
         CatalogError::NoJournal
-        | CatalogError::JournalLacksAction(_)
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }

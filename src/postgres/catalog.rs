@@ -21,7 +21,6 @@ use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::everybody::Everybody;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
-use self::journal::Action;
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
@@ -84,12 +83,6 @@ pub enum CatalogError {
     /// There is no journal.
     #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
     NoJournal,
-    /// The journal was made by an earlier version.
-    #[error(
-        "table walpost.journal does not allow the action {0}: an earlier version of Walpost created the table. Have its \
-         owner run walpost init, or sql/journal.sql"
-    )]
-    JournalLacksAction(Action),
     /// What the journal says was written by a later version.
     #[error(
         "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \

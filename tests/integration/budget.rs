@@ -15,7 +15,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::proxy::Manner;
 use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
-use crate::support::walpost::{Finished, Invocation, is_previous, word_behind};
+use crate::support::walpost::{Finished, Invocation, word_behind};
 
 in_both_modes! {
     dropped_slot_is_listed_until_its_events_are_sent_again
@@ -53,9 +53,6 @@ fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
 pub(crate) fn drop_slot(scene: &Scene) -> Finished {
     let finished = without_kafka(scene, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(scene));
-    if is_previous() {
-        return finished.expect_says(&["walpost init"]);
-    }
     finished.expect_says(&[
         "was dropped",
         "walpost init",

@@ -9,7 +9,6 @@ use std::fs;
 
 use self::markdown::{Example, in_repository, manual, page};
 use self::place::{Place, Service};
-use crate::budget;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
@@ -72,7 +71,6 @@ examples! {
     BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
     ADOPT = "docs/exactly-once.md", "The first start", sh;
     JOURNAL = "docs/architecture.md", "The journal", sql;
-    BACK = "docs/deploy.md", "Update", sql;
     VERIFY = "docs/verify.md", "Run it", sh;
     VERIFY_OUTPUT = "docs/verify.md", "Run it", text;
     STATUS = "docs/monitoring.md", "walpost status", sh;
@@ -629,32 +627,6 @@ fn other_queries_answer_what_they_are_for() {
     let held =
         |row: &Vec<Option<String>>| row[4].as_deref().is_some_and(|q| q.contains("held_open"));
     assert!(open.iter().any(held), "{open:?}");
-}
-
-#[test]
-fn journal_can_be_given_the_words_of_the_first_version() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
-    walpost.terminate().expect_code(0);
-    let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
-    scene.insert(&aggregate, "k");
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    replay().expect_code(0);
-    scene.insert(&aggregate, "k");
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    scene.db.run(&BACK.one());
-    assert!(scene.db.is_true(
-        "SELECT count(*) FILTER (WHERE action = 'let go') = 2 AND bool_and(detail ->> 'version' = '1')
-         AND count(*) FILTER (WHERE detail ? 'let_go') = 1 FROM walpost.journal"
-    ));
-    // The first is replayed, the second is not.
-    replay().expect_code(0);
-    replay()
-        .expect_code(2)
-        .expect_says(&["has no dropped slot"]);
 }
 
 /// As the README's reader does: TLS and passwords on both sides, and roles that are no superusers.

@@ -1,7 +1,6 @@
 //! The built binary as a process.
 
-use std::cell::Cell;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -47,39 +46,6 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
-thread_local! {
-    static IS_PREVIOUS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What `work` invokes is the earlier binary that `WALPOST_TEST_PREVIOUS` names, where it names one.
-pub(crate) fn with_previous<T>(work: impl FnOnce() -> T) -> T {
-    IS_PREVIOUS.set(true);
-    let result = work();
-    IS_PREVIOUS.set(false);
-    result
-}
-
-/// The argument as the binary knows it that is invoked: an earlier one is of version 0.1.
-fn known(argument: &OsStr) -> OsString {
-    const OF_FIRST: [(&str, &str); 4] = [
-        ("--wal-budget-max", "--lag-max"),
-        ("--wal-budget-on-max", "--lag-at-max"),
-        ("drop-slot", "let-go"),
-        ("--dropped-slots", "--let-go"),
-    ];
-    let mut names = OF_FIRST.iter();
-    let first = names.find(|(name, _)| argument == *name);
-    match first.filter(|_| is_previous()) {
-        Some((_, first)) => first.into(),
-        None => argument.to_owned(),
-    }
-}
-
-/// An earlier binary is invoked.
-pub(crate) fn is_previous() -> bool {
-    IS_PREVIOUS.get() && std::env::var_os("WALPOST_TEST_PREVIOUS").is_some()
-}
-
 /// A walpost.toml that says this.
 pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
@@ -90,9 +56,7 @@ pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
 impl Invocation {
     /// `walpost <arguments>`, with nothing of this process's environment that Walpost reads.
     pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
-        let previous = std::env::var_os("WALPOST_TEST_PREVIOUS").filter(|_| IS_PREVIOUS.get());
-        let program = previous.unwrap_or_else(|| env!("CARGO_BIN_EXE_walpost").into());
-        let mut command = Command::new(program);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("PG") || text.starts_with("WALPOST_") || text == "RUST_LOG" {
@@ -118,7 +82,7 @@ impl Invocation {
     }
 
     pub(crate) fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
-        self.command.arg(known(argument.as_ref()));
+        self.command.arg(argument.as_ref());
         self
     }
 

@@ -78,19 +78,11 @@ fn checkpoints_at_rest(file: &str) -> Vec<&str> {
 }
 
 #[test]
-fn those_of_earlier_versions_are_read_and_written_in_the_words_of_this_one() {
-    let first = checkpoints_at_rest(include_str!("../../../tests/golden/at_rest_0.1.jsonl"));
-    let present = checkpoints_at_rest(include_str!("../../../tests/golden/at_rest.jsonl"));
-    assert_eq!(first.len(), present.len());
+fn reads_and_writes_checkpoints_as_in_the_golden_file() {
     let mut found = Vec::new();
-    for (first, present) in first.into_iter().zip(present) {
-        let checkpoint = Checkpoint::decode(first.as_bytes()).expect(first);
-        assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), present);
-        let again = Checkpoint::decode(present.as_bytes());
-        assert_eq!(again.as_ref(), Ok(&checkpoint));
-        if checkpoint.snapshot.is_none() {
-            assert_eq!(first, present, "an earlier version reads it");
-        }
+    for text in checkpoints_at_rest(include_str!("../../../tests/golden/at_rest.jsonl")) {
+        let checkpoint = Checkpoint::decode(text.as_bytes()).expect(text);
+        assert_eq!(String::from_utf8_lossy(&checkpoint.encode()), text);
         found.push((checkpoint.delivered, checkpoint.snapshot));
     }
     let (_, copied) = found
@@ -122,8 +114,8 @@ fn those_of_earlier_versions_are_read_and_written_in_the_words_of_this_one() {
 fn what_is_none_is_refused() {
     let error = |text: &str| Checkpoint::decode(text.as_bytes()).expect_err(text);
     assert_eq!(
-        error(r#"{"version": 3, "x": 1}"#),
-        CheckpointError::Version(3)
+        error(r#"{"version": 2, "x": 1}"#),
+        CheckpointError::Version(2)
     );
     for text in ["", "[]", "{}", r#"{"version": 1}"#, r#"{"version": -1}"#] {
         assert!(
@@ -131,27 +123,6 @@ fn what_is_none_is_refused() {
             "{text}"
         );
     }
-    // Each version has its own words.
-    let copied = CopyProgress {
-        key: vec!["id".to_owned()],
-        rows: 1,
-        chunks: vec![Chunk {
-            snapshot_lsn: SAFE,
-            upto: None,
-        }],
-    };
-    let copied = Checkpoint {
-        snapshot: Some(copied),
-        ..checkpoint()
-    };
-    let second = String::from_utf8(copied.encode()).expect("text");
-    let first = second
-        .replace("\"version\":2", "\"version\":1")
-        .replace("\"chunks\"", "\"pieces\"")
-        .replace("\"snapshot_lsn\"", "\"border\"");
-    assert_eq!(Checkpoint::decode(first.as_bytes()), Ok(copied));
-    error(&first.replace("\"version\":1", "\"version\":2"));
-    error(&second.replace("\"version\":2", "\"version\":1"));
     let good = String::from_utf8(checkpoint().encode()).expect("text");
     error(&good.replace("0/500", "500"));
     error(&good.replace("\"epoch\"", "\"epoche\""));

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::model::dropped_slot::DroppedSlot;
 
-use super::journal::{Action, DROP_SLOT_NAMES, DROPPED_SLOTS, Entry, LEFT_PUBLICATION, Written};
+use super::journal::{Action, DROPPED_SLOTS, Entry, LEFT_PUBLICATION, Written};
 use super::{Catalog, CatalogError, SnapshotRecord, synchronous};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
@@ -41,9 +41,9 @@ const IDS: u64 = 1 << 32;
 /// replayed.
 fn open() -> String {
     format!(
-        "j.action IN {DROP_SLOT_NAMES} AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
-         AND c.id > j.id AND c.detail ->> 'state' = 'done' AND (c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id) \
-         OR c.detail -> 'let_go' @> to_jsonb(j.id)))"
+        "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
+         AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id))",
+        Action::DropSlot.name()
     )
 }
 

@@ -53,12 +53,6 @@ impl Action {
     }
 }
 
-/// What [`Action::DropSlot`] is called in entries of version 0.1, and where the table's CHECK is of that version.
-pub(super) const DROP_SLOT_BEFORE: &str = "let go";
-
-/// The list in SQL of all names that [`Action::DropSlot`] has in the table.
-pub(super) const DROP_SLOT_NAMES: &str = "('drop slot', 'let go')";
-
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -69,10 +63,7 @@ impl FromStr for Action {
     type Err = CatalogError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = match text {
-            DROP_SLOT_BEFORE => Some(Self::DropSlot),
-            _ => Self::ALL.into_iter().find(|action| action.name() == text),
-        };
+        let found = Self::ALL.into_iter().find(|action| action.name() == text);
         found.ok_or_else(|| CatalogError::Unexpected(format!("walpost.journal.action: {text:?}")))
     }
 }
@@ -95,36 +86,18 @@ pub(crate) struct Entry<'e> {
 }
 
 impl Entry<'_> {
-    /// The lowest version that can say it.
-    fn version(&self) -> u64 {
-        let plan = self.detail.get("plan");
-        let has = |key| {
-            let is_in = |of: &Value| of.get(key).is_some();
-            is_in(&self.detail) || plan.is_some_and(is_in)
-        };
-        match self.action {
-            Action::SetAside => 3,
-            Action::Replay if has(SET_ASIDE) => 3,
-            Action::DropSlot if has(LEFT_PUBLICATION) => 4,
-            Action::DropSlot => 2,
-            Action::Replay if has(DROPPED_SLOTS) => 2,
-            Action::Snapshot | Action::Skip | Action::Replay => 1,
-        }
-    }
-
-    /// Its values in SQL; `version` is the format's, if it isn't the lowest that is possible.
-    fn values(&self, action: &str, version: Option<u64>) -> String {
+    /// Its values in SQL.
+    fn values(&self) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let mut detail = self.detail.clone();
         if let Some(detail) = detail.as_object_mut() {
-            let version = version.unwrap_or_else(|| self.version());
-            detail.insert("version".to_owned(), version.into());
+            detail.insert("version".to_owned(), VERSION.into());
         }
         format!(
             "{}, {}, {}, {}, {}, {}",
             escape_literal(self.pipeline),
             escape_literal(&self.target.slot),
-            escape_literal(action),
+            escape_literal(self.action.name()),
             lsn(self.from),
             lsn(self.to),
             escape_literal(&detail.to_string()),
@@ -132,8 +105,8 @@ impl Entry<'_> {
     }
 
     /// The start of a statement that adds the entry for each row of what follows FROM.
-    pub(super) fn insert_select(&self, action: &str) -> String {
-        format!("{INSERT} SELECT {}", self.values(action, None))
+    pub(super) fn insert_select(&self) -> String {
+        format!("{INSERT} SELECT {}", self.values())
     }
 }
 
@@ -156,15 +129,10 @@ pub struct Written {
     pub detail: Value,
 }
 
-/// The newest version of an entry's format, in `detail`. Those without one are of the first.
-///
-/// An entry has the lowest version that can say it: 2 where it is about a dropped slot, whose action and member of
-/// `detail` had other names in version 1; 3 where it is about a table that was set aside; and 4 where a table was not published for a
-/// while. So an earlier Walpost reads on until there is one, and then refuses it with the version instead of overlooking it.
-const VERSION: u64 = 4;
+/// The version of the format of an entry, in `detail`. An entry without one has version 1.
+const VERSION: u64 = 1;
 
-/// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers; version 1
-/// has it as `let_go`.
+/// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
 /// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
@@ -182,7 +150,7 @@ const INSERT: &str =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
     /// From the sequence of the identity column.
-    OfSequence,
+    FromSequence,
     /// After the last entry. Logical replication copies the rows of the journal and not the position of its sequence, so the
     /// sequence of a former subscriber returns ids that are taken.
     AfterLast,
@@ -195,8 +163,7 @@ const ID_ATTEMPTS: usize = 5;
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
 impl Catalog {
-    /// Adds an entry, and returns its id. Where the table's CHECK is of version 0.1, a dropped slot has the action that
-    /// it had then: the entry must not be missing for its name.
+    /// Adds an entry, and returns its id.
     ///
     /// # Errors
     /// The server can't be asked, or the journal is not there or may not be trusted.
@@ -214,37 +181,12 @@ impl Catalog {
         &self,
         entries: &[Entry<'_>],
     ) -> Result<Vec<i64>, CatalogError> {
-        let Some(action) = entries.first().map(|entry| entry.action) else {
-            return Ok(Vec::new());
-        };
-        match self.insert(entries, action.name(), None).await {
-            // check_violation
-            Err(CatalogError::Server(error))
-                if action == Action::DropSlot && error.code == "23514" =>
-            {
-                self.insert(entries, DROP_SLOT_BEFORE, Some(1)).await
-            }
-            Err(CatalogError::Server(error))
-                if action == Action::SetAside && error.code == "23514" =>
-            {
-                Err(CatalogError::JournalLacksAction(action))
-            }
-            written => written,
-        }
-    }
-
-    async fn insert(
-        &self,
-        entries: &[Entry<'_>],
-        action: &str,
-        version: Option<u64>,
-    ) -> Result<Vec<i64>, CatalogError> {
-        let mut inserted = self.insert_with(entries, action, version, Ids::OfSequence);
+        let mut inserted = self.insert(entries, Ids::FromSequence);
         for _ in 0..ID_ATTEMPTS {
             match inserted.await {
                 // unique_violation
                 Err(CatalogError::Server(error)) if error.code == "23505" => {
-                    inserted = self.insert_with(entries, action, version, Ids::AfterLast);
+                    inserted = self.insert(entries, Ids::AfterLast);
                 }
                 written => return written,
             }
@@ -252,23 +194,17 @@ impl Catalog {
         inserted.await
     }
 
-    async fn insert_with(
-        &self,
-        entries: &[Entry<'_>],
-        action: &str,
-        version: Option<u64>,
-        ids: Ids,
-    ) -> Result<Vec<i64>, CatalogError> {
+    async fn insert(&self, entries: &[Entry<'_>], ids: Ids) -> Result<Vec<i64>, CatalogError> {
         let Some(target) = entries.first().map(|entry| entry.target) else {
             return Ok(Vec::new());
         };
         let values: Vec<_> = entries
             .iter()
-            .map(|entry| format!("({})", entry.values(action, version)))
+            .map(|entry| format!("({})", entry.values()))
             .collect();
         let values = values.join(", ");
         let insert = match ids {
-            Ids::OfSequence => format!("{INSERT} VALUES {values} RETURNING id"),
+            Ids::FromSequence => format!("{INSERT} VALUES {values} RETURNING id"),
             Ids::AfterLast => format!(
                 "INSERT INTO walpost.journal (id, pipeline, slot, action, from_lsn, to_lsn, detail) OVERRIDING SYSTEM VALUE \
                  SELECT last.id + row_number() OVER (), pipeline, slot, action, from_lsn::pg_lsn, to_lsn::pg_lsn, detail::jsonb \
@@ -378,23 +314,14 @@ mod tests {
 
     #[test]
     fn actions_are_those_that_the_table_allows() {
-        // One of the lists is in a text.
-        let file = include_str!("../../../sql/journal.sql").replace("''", "'");
+        let file = include_str!("../../../sql/journal.sql");
         let (_, rest) = file.split_once("CHECK (action IN (").expect("a CHECK");
         let (list, _) = rest.split_once("))").expect("its end");
-        let mut allowed: Vec<_> = list
+        let allowed: Vec<_> = list
             .split(", ")
             .map(|text| text.trim_matches('\''))
             .collect();
-        // Entries of version 0.1 stay.
-        allowed.retain(|name| *name != DROP_SLOT_BEFORE);
         assert_eq!(allowed, Action::ALL.map(Action::name));
-        let widened = file.matches(list).count();
-        assert_eq!(widened, 2, "in a new table, and in one that is there");
-        assert_eq!(
-            DROP_SLOT_BEFORE.parse::<Action>().expect("for ever"),
-            Action::DropSlot
-        );
         for action in Action::ALL {
             assert_eq!(
                 action.name().parse::<Action>().expect("one of them"),

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
-use super::journal::{Action, DROP_SLOT_NAMES, Entry, LEFT_PUBLICATION};
+use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
 use crate::model::dropped_slot::replay_command;
@@ -549,10 +549,11 @@ impl Catalog {
         let condition = format!(
             "j.slot = {} AND j.detail ->> 'system_id' = {} AND NOT j.detail ? '{LEFT_PUBLICATION}' \
              AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
-             OR j.action IN {DROP_SLOT_NAMES} AND j.to_lsn >= '{confirmed}')",
+             OR j.action = '{}' AND j.to_lsn >= '{confirmed}')",
             escape_literal(&of.target.slot),
             escape_literal(&of.system_id),
             Action::Skip.name(),
+            Action::DropSlot.name(),
         );
         match self.entries(&of.target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
-use super::journal::{Action, DROP_SLOT_BEFORE, Entry, LEFT_PUBLICATION};
+use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
 use crate::model::dropped_slot::replay_command;
@@ -488,24 +488,13 @@ impl Catalog {
                 "system_id": self.cluster().await?,
             }),
         };
-        let sql = |action: &str| {
-            format!(
-                "WITH changed AS (UPDATE walpost.table_state SET {} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
-                look.assignments(target),
-                look.condition(target, stored),
-                entry.insert_select(action)
-            )
-        };
-        let written = match self
-            .write_tables(target, &sql(Action::DropSlot.name()))
-            .await
-        {
-            // check_violation, by the CHECK of version 0.1
-            Err(CatalogError::Server(error)) if error.code == "23514" => {
-                self.write_tables(target, &sql(DROP_SLOT_BEFORE)).await?
-            }
-            written => written?,
-        };
+        let sql = format!(
+            "WITH changed AS (UPDATE walpost.table_state SET {} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
+            look.assignments(target),
+            look.condition(target, stored),
+            entry.insert_select()
+        );
+        let written = self.write_tables(target, &sql).await?;
         if let Some(row) = written.first() {
             warn!(
                 pipeline,

@@ -122,7 +122,7 @@ fn nobody_may_publish_whom_init_was_not_told_of() {
 fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
     let scene = as_messages();
     let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
-    // As earlier versions of publish.sql left it.
+    // What a role with the right to grant may have done.
     scene.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),

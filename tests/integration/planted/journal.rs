@@ -17,7 +17,7 @@ on_each_version! {
 const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
     CREATE TABLE walpost.journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at timestamptz NOT NULL DEFAULT now(), pipeline text NOT NULL, slot text NOT NULL,
-        action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'let go')), from_lsn pg_lsn,
+        action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside')), from_lsn pg_lsn,
         to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 

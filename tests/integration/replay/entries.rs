@@ -24,12 +24,16 @@ fn write(scene: &Scene, clerk: &Clerk, detail: &serde_json::Value) {
 const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
 
-/// What an entry says that a replay begins with, about rows that fulfil `condition`.
+/// What an entry says that a replay begins with, about rows that fulfil `condition`, or all rows if that is empty.
 fn begun(condition: &str, topic: &str) -> serde_json::Value {
+    let selected = match condition {
+        "" => serde_json::json!({}),
+        condition => serde_json::json!({ "where": condition }),
+    };
     serde_json::json!({
         "run": RUN, "state": "begun", "sent": 0,
         "plan": {
-            "table": "public.outbox", "condition": condition, "order": ["created_at", "id"],
+            "table": "public.outbox", "selected": selected, "order": ["created_at", "id"],
             "until": null, "topic": topic, "rows": 1
         }
     })

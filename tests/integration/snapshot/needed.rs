@@ -138,7 +138,6 @@ fn slot_that_has_streamed_has_its_life_behind_it() {
     scene.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
-    // As an older Walpost did.
     let walpost = scene.start_with(&["--snapshot", "never"]);
     scene.insert(&aggregate, "newer");
     scene.wait_for_records(1);
