@@ -13,8 +13,7 @@ use super::selection::Selected;
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
-use crate::postgres::catalog::{Catalog, CatalogError};
-use crate::postgres::table::identifier;
+use crate::postgres::catalog::{Catalog, CatalogError, Holder};
 
 /// How long the server may take to notice that a run's process is gone.
 const GONE: Duration = Duration::from_secs(3);
@@ -219,16 +218,16 @@ pub(super) async fn lock_entries(
 /// The session that has an advisory lock. Any role can take one, so the operator is told which session that is.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
-    /// `None` if the session has ended since.
-    session: Option<(i32, String)>,
+    /// Its process and who it is; `None` if the session has ended since.
+    session: Option<(i32, Holder)>,
 }
 
 impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.session {
-            Some((pid, role)) => write!(
+            Some((pid, holder)) => write!(
                 f,
-                "PID {pid} of role {role} holds the advisory lock. If that is not walpost replay, end it: \
+                "PID {pid} holds the advisory lock ({holder}). If that is not walpost replay, end it: \
                  SELECT pg_terminate_backend({pid})"
             ),
             None => f.write_str("The session that held the advisory lock has ended since: run the same command again"),
@@ -254,12 +253,20 @@ async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>
 
 async fn lock_holder(writer: &Catalog, name: &str) -> Result<LockHolder, CatalogError> {
     // PostgreSQL 18, 53.13 "pg_locks": the halves of a bigint key are in classid and objid, and objsubid is 1.
-    let sql = "SELECT l.pid, a.usename::text FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+    let sql = "SELECT l.pid, a.usename::text, coalesce(a.application_name, ''), host(a.client_addr) \
+         FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
          WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
          AND (l.classid::int8 << 32) | l.objid::int8 = hashtextextended($1, 0)";
     let session = match writer.client().query_opt(sql, &[&name]).await? {
-        Some(row) => Some((row.try_get(0)?, identifier(row.try_get(1)?))),
+        Some(row) => {
+            let holder = Holder {
+                role: row.try_get(1)?,
+                application_name: row.try_get(2)?,
+                address: row.try_get(3)?,
+            };
+            Some((row.try_get(0)?, holder))
+        }
         None => None,
     };
     Ok(LockHolder { session })

@@ -301,11 +301,14 @@ fn entries_that_another_process_is_sending_are_not_looked_up() {
             let name = format!("walpost replay {flag} {slot}");
             format!("SELECT {function}(hashtextextended('{name}', 0))")
         };
+        scene.db.run("SET application_name = 'holds \"it\"'");
         scene.db.run(&lock("pg_advisory_lock"));
         let locked = scene.replay(&[flag, "--yes"]).finish();
         let is_sending = "another process is sending these events";
         let pid = scene.db.number("SELECT pg_backend_pid()");
-        let holder = format!("PID {pid} of role postgres holds the advisory lock");
+        let holder = format!(
+            "PID {pid} holds the advisory lock (application_name \"holds \\\"it\\\"\", role \"postgres\""
+        );
         locked
             .expect_code(1)
             .expect_says(&[flag, is_sending, &holder]);
