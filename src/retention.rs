@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use jiff::SignedDuration;
 
 use self::look::{Maintained, Partitioning};
-use self::mark::{MarkKind, other_lines};
+use self::mark::{MarkKind, end_of_comment, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
 use crate::escape::shell_word;
 use crate::model::dropped_slot::DroppedSlot;
@@ -628,12 +628,12 @@ impl Pass<'_> {
                 self.make_sql(name, *range),
                 Some(format!("partition {name} made for {range}")),
             ),
-            Step::Close(Partition { name, comment, .. }) => {
-                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Closed);
+            Step::Close(Partition { name, .. }) => {
+                let sql = self.mark_sql(name, MarkKind::Closed);
                 (name, sql, None)
             }
-            Step::NoteDelivered(Partition { name, comment, .. }) => {
-                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Delivered);
+            Step::NoteDelivered(Partition { name, .. }) => {
+                let sql = self.mark_sql(name, MarkKind::Delivered);
                 (name, sql, Some(format!("partition {name} is delivered")))
             }
             Step::Detach(partition) => {
@@ -649,8 +649,8 @@ impl Pass<'_> {
                 );
                 (name, sql, Some(format!("partition {name} detached")))
             }
-            Step::NoteDetached(Detached { name, comment, .. }) => {
-                let sql = self.mark_sql(name, comment.as_deref(), MarkKind::Detached);
+            Step::NoteDetached(Detached { name, .. }) => {
+                let sql = self.mark_sql(name, MarkKind::Detached);
                 (name, sql, None)
             }
             Step::Drop(table) => {
@@ -792,23 +792,24 @@ impl Pass<'_> {
     /// table, and PostgreSQL refuses it if there is a default partition. Under the lock that it takes instead, no transaction has
     /// rows in the partition that are not committed yet, so the mark can be set at once.
     fn detach_sql(&self, partition: &Partition) -> String {
-        let Partition { name, comment, .. } = partition;
+        let name = &partition.name;
         format!(
             "ALTER TABLE {} DETACH PARTITION {}; {}",
             self.outbox.name.quoted(),
             name.quoted(),
-            self.mark_sql(name, comment.as_deref(), MarkKind::Detached)
+            self.mark_sql(name, MarkKind::Detached)
         )
     }
 
-    /// Replaces our line of the comment.
-    fn mark_sql(&self, table: &TableName, comment: Option<&str>, kind: MarkKind) -> String {
+    /// Replaces our line of the comment. The server has the other lines, which can be of any length.
+    fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
-        let before = escape_literal(&format!("{}{start}", other_lines(comment)));
-        let after = escape_literal(&self.outbox.origin.suffix());
+        let start = escape_literal(&start);
+        let suffix = escape_literal(&self.outbox.origin.suffix());
         let table = escape_literal(&table.quoted());
+        let others = other_lines(&format!("{table}::regclass"));
         let block = format!(
-            "BEGIN EXECUTE format('COMMENT ON TABLE %s IS %L', {table}, {before} || {expression} || {after}); END"
+            "BEGIN EXECUTE format('COMMENT ON TABLE %s IS %L', {table}, {others} || {start} || {expression} || {suffix}); END"
         );
         format!("DO {}", escape_literal(&block))
     }
@@ -817,12 +818,16 @@ impl Pass<'_> {
 /// Drops the table, if it is still what was looked at.
 fn drop_sql(table: &Detached) -> String {
     let Detached {
-        oid, name, comment, ..
+        oid,
+        name,
+        comment_end,
+        ..
     } = table;
-    let comment = escape_literal(comment.as_deref().unwrap_or_default());
+    let found = end_of_comment("oid");
+    let expected = escape_literal(comment_end);
     let block = format!(
         "BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE oid = {oid} AND oid = {}::regclass AND NOT relispartition \
-         AND obj_description(oid, 'pg_class') = {comment}) THEN \
+         AND {found} = {expected}) THEN \
          RAISE EXCEPTION 'it has changed, and is not dropped' USING ERRCODE = 'object_not_in_prerequisite_state'; \
          END IF; END",
         escape_literal(&name.quoted())

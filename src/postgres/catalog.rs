@@ -33,6 +33,7 @@ pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSn
 use self::synchronous::IS_SYNCHRONOUS;
 pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
 pub(crate) use self::table_guard::{SelectedRows, Statement, TableGuard, examine_sql};
+use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_AT_ONCE};
 
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
@@ -55,6 +56,7 @@ mod synchronous;
 mod table;
 mod table_guard;
 pub(crate) mod table_state;
+mod text_limits;
 mod unused_slots;
 mod vitals;
 mod writers;
@@ -397,6 +399,19 @@ impl Catalog {
         publication: Option<&str>,
     ) -> Result<Vec<Row>, CatalogError> {
         let version = self.version().await?;
+        let mut columns = Vec::new();
+        for oids in oids.chunks(TABLES_AT_ONCE) {
+            columns.extend(self.columns_of(oids, publication, version).await?);
+        }
+        Ok(columns)
+    }
+
+    async fn columns_of(
+        &self,
+        oids: &[u32],
+        publication: Option<&str>,
+        version: i32,
+    ) -> Result<Vec<Row>, CatalogError> {
         // Column lists came with PostgreSQL 15, and generated columns in publications with 18.
         let listed = match version {
             150_000.. => {
@@ -412,12 +427,17 @@ impl Catalog {
             }
             _ => "false",
         };
+        // Their sum decides, since there can be 1,600 columns with a default each.
+        let default = format!(
+            "CASE WHEN a.attgenerated = '' AND sum(octet_length(adbin::text)) OVER (PARTITION BY a.attrelid) \
+             <= {EXPRESSION_BYTES_MAX} THEN pg_get_expr(adbin, 0) END"
+        );
         let columns = self
             .client
             .query(
                 &format!(
                     "SELECT a.attrelid, a.attname::text, a.atttypid, format_type(a.atttypid, a.atttypmod), \
-                     coalesce(d.modifier, a.atttypmod), a.attnotnull, CASE a.attgenerated WHEN '' THEN pg_get_expr(adbin, 0) END, d.base \
+                     coalesce(d.modifier, a.atttypmod), a.attnotnull, {default}, d.base \
                      FROM pg_attribute a LEFT JOIN pg_attrdef ON adrelid = a.attrelid AND adnum = a.attnum \
                      LEFT JOIN LATERAL (WITH RECURSIVE domains AS (SELECT typbasetype AS base, typtypmod AS modifier \
                      FROM pg_type WHERE oid = a.atttypid AND typtype = 'd' UNION ALL \

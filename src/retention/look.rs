@@ -4,7 +4,7 @@ use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
 
 use super::RetentionError;
-use super::mark::Origin;
+use super::mark::{Origin, end_of_comment};
 use super::plan::{Bounds, Detached, Found, Partition};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
@@ -200,12 +200,13 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
         .query(
             &format!(
                 "SELECT n.nspname::text, c.relname::text, {}, {}, c.oid = p.partdefid, i.inhdetachpending, \
-                 obj_description(c.oid, 'pg_class') \
+                 {} \
                  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
                  JOIN pg_namespace n ON n.oid = c.relnamespace \
                  JOIN pg_partitioned_table p ON p.partrelid = i.inhparent WHERE i.inhparent = $1",
                 bound("FROM"),
-                bound("TO")
+                bound("TO"),
+                end_of_comment("c.oid")
             ),
             &[&origin.table],
         )
@@ -221,7 +222,6 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
             is_default: row.try_get(4)?,
             is_pending: row.try_get(5)?,
             mark: origin.read(comment.as_deref()),
-            comment,
         })
     };
     rows.iter().map(partition).collect()
@@ -230,20 +230,23 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
-            "SELECT n.nspname::text, c.relname::text, c.oid, d.description FROM pg_description d \
-             JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND NOT c.relispartition \
-             AND c.relkind IN ('r', 'p') AND c.oid <> $1 AND right(d.description, length($2)) = $2",
+            &format!(
+                "SELECT n.nspname::text, c.relname::text, c.oid, {} FROM pg_description d \
+                 JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND NOT c.relispartition \
+                 AND c.relkind IN ('r', 'p') AND c.oid <> $1 AND right(d.description, length($2)) = $2",
+                end_of_comment("c.oid")
+            ),
             &[&origin.table, &origin.suffix()],
         )
         .await?;
     let table = |row: &Row| {
-        let comment: Option<String> = row.try_get(3)?;
+        let comment_end: String = row.try_get(3)?;
         Ok(Detached {
             oid: row.try_get(2)?,
             name: name(row, 0, 1)?,
-            mark: origin.read(comment.as_deref()),
-            comment,
+            mark: origin.read(Some(&comment_end)),
+            comment_end,
         })
     };
     rows.iter().map(table).collect()
@@ -282,13 +285,13 @@ pub(crate) async fn has_time(client: &Client, outbox: &Maintained) -> Result<boo
     Ok(row.try_get(0)?)
 }
 
-/// The database's clock, and the table's own comment.
+/// The database's clock, and the end of the table's own comment.
 pub(crate) async fn generation(
     client: &Client,
     outbox: &Maintained,
 ) -> Result<(Timestamp, Option<String>), CatalogError> {
     let now = micros("now()");
-    let sql = format!("SELECT {now}, obj_description($1, 'pg_class')");
+    let sql = format!("SELECT {now}, {}", end_of_comment("$1"));
     let row = client.query_one(&sql, &[&outbox.origin.table]).await?;
     Ok((clock(&row)?, row.try_get(1)?))
 }

@@ -8,6 +8,9 @@ use crate::model::lsn::Lsn;
 /// What a line of ours begins with.
 const START: &str = "walpost: ";
 
+/// More characters than a line of ours has.
+const LINE_CHARS_MAX: usize = 300;
+
 /// What follows where it is about rows of a table without partitions.
 const ROWS: &str = "rows before ";
 
@@ -74,14 +77,21 @@ impl Mark {
     }
 }
 
-/// The lines of a comment that are not ours, each with its end.
+/// SQL for the end of the comment on a table, which `oid` names: more than a line of ours can have. The owner chooses how long a
+/// comment is, and one of megabytes must not fail the query that has those of all tables.
 #[must_use]
-pub(crate) fn other_lines(comment: Option<&str>) -> String {
-    let lines = comment.unwrap_or_default().lines();
-    lines
-        .filter(|line| !line.starts_with(START))
-        .map(|line| format!("{line}\n"))
-        .collect()
+pub(crate) fn end_of_comment(oid: &str) -> String {
+    format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
+}
+
+/// SQL for the lines of the comment on a table that are not ours, each with its end. `oid` names the table.
+#[must_use]
+pub(crate) fn other_lines(oid: &str) -> String {
+    format!(
+        "(SELECT coalesce(string_agg(line || chr(10), '' ORDER BY place), '') \
+         FROM string_to_table(obj_description({oid}, 'pg_class'), chr(10)) WITH ORDINALITY AS lines (line, place) \
+         WHERE NOT starts_with(line, '{START}'))"
+    )
 }
 
 /// A kind of mark, before its place or time is known.
@@ -171,15 +181,30 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_others_stay_and_are_no_marks() {
+    fn lines_of_others_are_no_marks() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
         assert_eq!(origin().read(Some(&both)), Some(Mark::Closed(Lsn(1))));
-        assert_eq!(other_lines(Some(&both)), "Kept for the auditors\n");
-        assert_eq!(other_lines(Some(&ours)), "");
-        assert_eq!(other_lines(None), "");
         for text in ["", "walpost: closed at 0/1", "closed", "walpost: gone"] {
             assert_eq!(origin().read(Some(text)), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn no_line_of_ours_is_longer_than_what_is_read_of_a_comment() {
+        let origin = Origin {
+            table: u32::MAX,
+            cluster: u64::MAX.to_string(),
+        };
+        let time = "2025-11-22T01:02:03.123456789Z";
+        let before = time.parse().expect("a time");
+        for kind in [MarkKind::RowsDelivered(before), MarkKind::RowsClosed] {
+            let (start, _) = kind.parts();
+            let line = format!(
+                "{start}{time} closed at FFFFFFFF/FFFFFFFF{}",
+                origin.suffix()
+            );
+            assert!(line.len() < LINE_CHARS_MAX, "{line}");
         }
     }
 

@@ -38,8 +38,6 @@ pub(crate) struct Partition {
     pub is_pending: bool,
     /// What is known of it.
     pub mark: Option<Mark>,
-    /// Its comment, with the mark.
-    pub comment: Option<String>,
 }
 
 /// A table that was a partition.
@@ -50,8 +48,8 @@ pub(crate) struct Detached {
     pub name: TableName,
     /// What is known of it.
     pub mark: Option<Mark>,
-    /// Its comment, with the mark.
-    pub comment: Option<String>,
+    /// The end of its comment, with the mark.
+    pub comment_end: String,
 }
 
 /// Bounds of a partition; none is an open side.

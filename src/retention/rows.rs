@@ -100,7 +100,7 @@ impl Pass<'_> {
                 self.report.done.push(would);
                 return Ok(());
             }
-            let sql = self.mark_sql(&table, comment.as_deref(), kind);
+            let sql = self.mark_sql(&table, kind);
             if !self.run(&table, &sql).await? {
                 return Ok(());
             }

@@ -10,6 +10,7 @@ use crate::support::walpost::Finished;
 
 mod concurrent;
 mod dropped_slots;
+mod long_comments;
 mod partitions;
 mod refused;
 mod rows;

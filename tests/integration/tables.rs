@@ -2,6 +2,7 @@
 
 mod early;
 mod locked;
+mod long_texts;
 mod new_slot;
 mod published;
 pub(crate) mod set_aside;

@@ -4,8 +4,9 @@
 
 use tokio_postgres::SimpleQueryMessage;
 
+use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError};
-use crate::postgres::table::TableName;
+use crate::postgres::table::{TableName, identifier};
 
 /// How long to wait for a table whose row filter is read: nothing is confirmed in the meantime.
 const LOCK_TIMEOUT: &str = "500ms";
@@ -133,7 +134,8 @@ impl Catalog {
         }
         // It names columns, and so printing it locks the table.
         let sql = format!(
-            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_get_expr(r.prqual, r.prrelid), ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
+            "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT CASE WHEN octet_length(r.prqual::text) <= \
+             {EXPRESSION_BYTES_MAX} THEN pg_get_expr(r.prqual, r.prrelid) END, ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
              JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = {} AND r.prrelid = {}",
             postgres_protocol::escape::escape_literal(publication),
             table.oid
@@ -148,13 +150,21 @@ impl Catalog {
             },
         };
         let row = messages.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => Some((row.get(0)?, row.get(1))),
+            SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
         // Both are of one snapshot: the filter can be another one than when the publication was examined.
         Ok(match row {
             None => RowFilter::None,
-            Some((filter, None)) => RowFilter::Condition(filter.to_owned()),
+            Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),
+            Some((None, None)) => {
+                return Err(CatalogError::Unexpected(format!(
+                    "the row filter of table {} in publication {} takes more than {EXPRESSION_BYTES_MAX} bytes. Give the table a \
+                     shorter one: ALTER PUBLICATION ... SET TABLE",
+                    table.name,
+                    identifier(publication)
+                )));
+            }
             Some((_, Some(function))) => RowFilter::Unsafe(UnsafeFilter {
                 table: table.name.to_string(),
                 function: function.to_owned(),

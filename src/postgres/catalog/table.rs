@@ -4,6 +4,7 @@
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Row, SimpleQueryMessage};
 
+use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError, Statement};
 use crate::postgres::table::{TableName, identifier};
 
@@ -290,8 +291,9 @@ impl Catalog {
         let rows = self
             .client()
             .query(
-                "SELECT a.attname::text, a.atttypid, e.input_type, e.operators, \
-                 coalesce(pg_get_expr(d.adbin, 0), '') LIKE '%uuidv7(%', \
+                &format!("SELECT a.attname::text, a.atttypid, e.input_type, e.operators, \
+                 CASE WHEN octet_length(d.adbin::text) <= {EXPRESSION_BYTES_MAX} THEN pg_get_expr(d.adbin, 0) LIKE '%uuidv7(%' \
+                 ELSE false END, \
                  k.place IS NOT NULL, a.attname = 'created_at' AND a.attnotnull \
                  AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype) \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -312,7 +314,7 @@ impl Catalog {
                  JOIN pg_operator g ON g.oid = s.amopopr JOIN pg_namespace o ON o.oid = g.oprnamespace \
                  WHERE tn.nspname <> 'pg_catalog' GROUP BY 1) AS e ON true \
                  WHERE n.nspname = $1 AND c.relname = $2 AND (k.place IS NOT NULL OR a.attname = 'created_at') \
-                 ORDER BY k.place",
+                 ORDER BY k.place"),
                 &[&table.schema, &table.name],
             )
             .await?;

@@ -21,7 +21,6 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
         is_default: false,
         is_pending: false,
         mark: None,
-        comment: None,
     }
 }
 
@@ -164,7 +163,7 @@ fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
             oid: 1,
             name: table("o"),
             mark,
-            comment: None,
+            comment_end: String::new(),
         });
         removals(&found, KEEP)
     };

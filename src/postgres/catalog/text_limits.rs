@@ -1,0 +1,90 @@
+//! Limits for texts of objects that belong to others. An owner chooses how long a default, a row filter or a comment is, up to
+//! hundreds of megabytes, and a query about all tables of a pipeline must not fail because of one of them.
+
+/// An expression that is stored in more bytes than that is not printed.
+pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
+
+/// How many tables one query returns the columns of. With 1,600 columns each, and that much of expressions, the answer stays
+/// within what [`SqlLimits::QUESTIONS`](crate::postgres::connect::dial::SqlLimits::QUESTIONS) accepts.
+pub(super) const TABLES_AT_ONCE: usize = 50;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// What returns or contains a text of any length, and what a line has that bounds the text.
+    const UNBOUNDED: [(&str, &[&str]); 16] = [
+        (
+            "pg_get_expr(",
+            &[
+                "EXPRESSION_BYTES_MAX}",
+                // Bounds of time, of which the pattern takes the digits.
+                "substring(pg_get_expr(k.relpartbound, 0) FROM",
+                "substring(pg_get_expr(c.relpartbound, 0) FROM",
+            ],
+        ),
+        (
+            "obj_description(",
+            &["right(obj_description(", "string_to_table(obj_description("],
+        ),
+        ("col_description(", &[]),
+        (".description", &["right(d.description, length($2)) = $2"]),
+        ("pg_get_viewdef(", &[]),
+        ("pg_get_ruledef(", &[]),
+        ("pg_get_indexdef(", &[]),
+        ("pg_get_triggerdef(", &[]),
+        ("pg_get_functiondef(", &[]),
+        ("pg_get_function_sqlbody(", &[]),
+        ("pg_get_function_arguments(", &[]),
+        ("pg_get_constraintdef(", &[]),
+        ("pg_get_partkeydef(", &[]),
+        ("pg_get_partition_constraintdef(", &[]),
+        ("prosrc", &[]),
+        ("reloptions", &[]),
+    ];
+
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn queries_bound_every_text_whose_length_an_owner_chooses() {
+        let mut files = Vec::new();
+        for folder in [
+            "postgres",
+            "retention",
+            "replay",
+            "verify",
+            "pipeline",
+            "cli",
+        ] {
+            let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+            sources(&src.join(folder), &mut files);
+        }
+        let mut found = Vec::new();
+        for file in files
+            .iter()
+            .filter(|file| !file.ends_with("text_limits.rs"))
+        {
+            let text = fs::read_to_string(file).expect("a file");
+            let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
+            for line in code.lines().filter(|line| !line.trim().starts_with("//")) {
+                let is_unbounded = |(word, bounds): &(&str, &[&str])| {
+                    line.contains(word) && !bounds.iter().any(|bound| line.contains(bound))
+                };
+                if UNBOUNDED.iter().any(is_unbounded) {
+                    found.push(format!("{}: {}", file.display(), line.trim()));
+                }
+            }
+        }
+        assert!(found.is_empty(), "text of any length: {found:#?}");
+    }
+}
