@@ -83,7 +83,16 @@ DECLARE
     system text := (SELECT system_identifier::text FROM pg_control_system());
     here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
     was_published boolean;
+    former_timeout CONSTANT text := current_setting('lock_timeout');
+    -- Another session may have a lock for as long as it likes.
+    timeout CONSTANT text := CASE former_timeout WHEN '0' THEN '10s' ELSE former_timeout END;
+    publication_oid oid;
+    via_root boolean;
+    -- Tables of the publication among the outbox, its partitions, what it is a partition of, and walpost.outbox_row.
+    members oid[];
+    holders text;
 BEGIN
+    PERFORM set_config('lock_timeout', timeout, true);
     -- An older snapshot would miss the rows of transactions that were open when it was taken.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
@@ -96,6 +105,7 @@ BEGIN
     END IF;
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
+    SELECT b.oid, b.pubviaroot INTO publication_oid, via_root FROM pg_publication b WHERE b.pubname = add_outbox.publication;
     -- From here on the name leads to this table.
     code_of_others := walpost.lock_and_examine(its_schema, its_name, 'SELECT');
     IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
@@ -108,11 +118,25 @@ BEGIN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
             USING ERRCODE = 'wrong_object_type';
     END IF;
-    IF EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
-        AND p.schemaname = its_schema AND p.tablename = its_name)
-        -- Without publish_via_partition_root, the view lists the partitions in place of their table.
-        OR EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication b ON b.oid = r.prpubid
-            WHERE b.pubname = add_outbox.publication AND r.prrelid = outbox) THEN
+    -- The view pg_publication_tables locks every table of the publication from PostgreSQL 17 on.
+    WITH RECURSIVE tree (oid) AS (
+        SELECT outbox::oid UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+    ) SELECT array_agg(c.oid) INTO members FROM pg_class c JOIN pg_publication b ON b.oid = publication_oid
+        WHERE (c.oid IN (SELECT oid FROM tree) OR c.oid IN (SELECT a.relid FROM pg_partition_ancestors(outbox) AS a)
+            OR c.oid = to_regclass('walpost.outbox_row'))
+        AND (b.puballtables OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = b.oid AND r.prrelid = c.oid));
+    IF current_setting('server_version_num')::int >= 150000 THEN
+        EXECUTE 'WITH RECURSIVE tree (oid) AS (
+                SELECT $2 UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+            ) SELECT $1 || array_agg(c.oid) FROM pg_class c JOIN pg_publication_namespace s ON s.pnnspid = c.relnamespace
+            WHERE s.pnpubid = $3 AND (c.oid IN (SELECT oid FROM tree)
+                OR c.oid IN (SELECT a.relid FROM pg_partition_ancestors($2) AS a) OR c.oid = to_regclass(''walpost.outbox_row''))'
+            INTO members USING members, outbox::oid, publication_oid;
+    END IF;
+    -- Without publish_via_partition_root, PostgreSQL sends rows as those of the partitions of a published table.
+    IF outbox = ANY (members) OR NOT via_root AND EXISTS (
+            SELECT FROM pg_partition_ancestors(outbox) AS a WHERE a.relid = ANY (members)) THEN
+        PERFORM set_config('lock_timeout', former_timeout, true);
         RETURN NULL;
     ELSIF code_of_others IS DISTINCT FROM '' THEN
         RAISE EXCEPTION 'reading table %.% would run code of other roles as role %: %', quote_ident(its_schema),
@@ -120,8 +144,7 @@ BEGIN
                 HINT = format('Have it added by the owner of the table: SELECT walpost.add_outbox(%L, %L)',
                     format('%I.%I', its_schema, its_name), publication);
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_publication_tables p WHERE p.pubname = add_outbox.publication
-        AND p.schemaname = 'walpost' AND p.tablename = 'outbox_row') THEN
+    IF to_regclass('walpost.outbox_row') = ANY (members) IS NOT TRUE THEN
         RAISE EXCEPTION 'publication % does not exist, or does not contain table walpost.outbox_row', quote_ident(publication)
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = format('Make it with walpost init or sql/publication.sql. If it is there: ALTER PUBLICATION %I ADD TABLE '
@@ -144,20 +167,18 @@ BEGIN
                     related, its_schema, its_name);
     END IF;
     -- Its rows are sent as rows of that table already, and would be delivered twice.
-    SELECT format('%I.%I', p.schemaname, p.tablename) INTO related FROM pg_partition_ancestors(outbox) AS a
+    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_partition_ancestors(outbox) AS a
         JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-        JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname
-        WHERE p.pubname = add_outbox.publication AND a.relid <> outbox LIMIT 1;
+        WHERE c.oid = ANY (members) AND a.relid <> outbox LIMIT 1;
     IF related IS NOT NULL THEN
         RAISE EXCEPTION '%.% is a partition of table %, which is in publication %', quote_ident(its_schema),
             quote_ident(its_name), related, quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Its rows are delivered as rows of that table. There is nothing to add.';
     END IF;
     -- The rows of a published partition would be copied with those of the others, and delivered twice.
-    SELECT format('%I.%I', p.schemaname, p.tablename) INTO related FROM pg_partition_tree(outbox) AS t
+    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_partition_tree(outbox) AS t
         JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-        JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname
-        WHERE p.pubname = add_outbox.publication AND t.relid <> outbox LIMIT 1;
+        WHERE c.oid = ANY (members) AND t.relid <> outbox LIMIT 1;
     IF related IS NOT NULL THEN
         RAISE EXCEPTION 'partition % of table %.% is in publication % already', related, quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -197,6 +218,7 @@ BEGIN
         RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since it was taken out are '
                 'recorded as missing. Send them: walpost replay --dropped-slots --table %s', format('%I.%I', its_schema, its_name));
+        PERFORM set_config('lock_timeout', former_timeout, true);
         RETURN 0;
     END IF;
 
@@ -226,7 +248,25 @@ BEGIN
         END IF;
         DELETE FROM walpost.outbox_row;
     END IF;
+    PERFORM set_config('lock_timeout', former_timeout, true);
     RETURN added;
+EXCEPTION WHEN lock_not_available THEN
+    WITH RECURSIVE tree (oid) AS (
+        SELECT outbox::oid UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+    ) SELECT string_agg(DISTINCT format('PID %s of role %I (application_name %L) has a lock on %s', l.pid,
+            coalesce(a.usename, ''), a.application_name, CASE l.locktype WHEN 'relation' THEN l.relation::regclass::text
+                ELSE format('publication %I', publication) END), '; ')
+        INTO holders FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+        WHERE l.database = here AND l.pid <> pg_backend_pid() AND (l.locktype = 'object'
+            AND l.classid = 'pg_publication'::regclass AND l.objid = publication_oid
+        OR l.locktype = 'relation' AND l.mode NOT IN ('AccessShareLock', 'RowShareLock') AND (l.relation IN (SELECT oid FROM tree)
+            OR l.mode <> 'RowExclusiveLock' AND l.relation IN (to_regclass('walpost.outbox_row'), to_regclass('walpost.table_state'))));
+    RAISE EXCEPTION 'table %.% was not added to publication %, because a lock was not available within %: %',
+        quote_ident(its_schema), quote_ident(its_name), quote_ident(publication), timeout,
+        coalesce(regexp_replace(holders, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]',
+            '?', 'g'), 'the session that had it is unknown')
+        USING ERRCODE = 'lock_not_available', HINT = 'Add it again when that session has ended its transaction, or end the '
+            'session: SELECT pg_terminate_backend(PID). To wait longer: SET lock_timeout.';
 END
 $walpost$;
 

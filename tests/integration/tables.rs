@@ -1,5 +1,6 @@
 //! Several outbox tables on one slot.
 
+mod blocked;
 mod early;
 mod locked;
 mod long_texts;
