@@ -55,6 +55,24 @@ fn dockerfile_makes_a_file_for_each_target_of_the_manifest() {
     }
 }
 
+#[test]
+fn build_context_of_the_image_has_each_file_that_is_copied() {
+    let ignored = read(".dockerignore");
+    let included: BTreeSet<_> = ignored
+        .lines()
+        .filter_map(|line| line.strip_prefix('!'))
+        .collect();
+    let dockerfile = read("deploy/Dockerfile");
+    let copied: BTreeSet<_> = dockerfile
+        .lines()
+        .filter_map(|line| line.strip_prefix("COPY "))
+        .filter(|line| !line.starts_with("--from="))
+        .flat_map(|line| line.rsplit_once(' ').unwrap().0.split(' '))
+        .collect();
+    assert!(copied.contains("build.rs"), "{copied:?}");
+    assert_eq!(copied, included);
+}
+
 /// The images that are pulled, as they are named.
 fn images() -> Vec<String> {
     let (dockerfile, compose) = (read("deploy/Dockerfile"), read("docker-compose.yml"));
