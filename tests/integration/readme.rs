@@ -30,14 +30,17 @@ macro_rules! examples {
 }
 
 examples! {
-    QUICK_SETTINGS = "README.md", "2. Prepare PostgreSQL", sql;
-    QUICK_INIT = "README.md", "2. Prepare PostgreSQL", sh;
-    QUICK_FILE = "README.md", "3. Configure", toml;
-    QUICK_SECRETS = "README.md", "3. Configure", sh;
-    QUICK_RUN = "README.md", "4. Check and run", sh;
-    QUICK_EVENT = "README.md", "5. Send an event", sql;
-    QUICK_READER = "README.md", "6. Read it", properties;
-    QUICK_READ = "README.md", "6. Read it", sh;
+    TRIAL = "README.md", "Try it", sh;
+    QUICK_PREPARE = "README.md", "2. Prepare PostgreSQL", sh;
+    QUICK_RUN = "README.md", "3. Run", sh;
+    QUICK_EVENT = "README.md", "4. Send an event", sql;
+    QUICK_READ = "README.md", "5. Read it", sh;
+    TLS_INIT = "docs/deploy.md", "PostgreSQL over TLS", sh;
+    TLS_FILE = "docs/deploy.md", "Configuration with secrets", toml;
+    TLS_SECRETS = "docs/deploy.md", "Configuration with secrets", sh;
+    TLS_RUN = "docs/deploy.md", "Check and run with secrets", sh;
+    TLS_READER = "docs/deploy.md", "A consumer over TLS", properties;
+    TLS_READ = "docs/deploy.md", "A consumer over TLS", sh;
     SETTINGS = "docs/deploy.md", "1. Settings of the server", sql;
     INIT = "docs/deploy.md", "2. Table, role, publication, slot", sh;
     ACCESS = "docs/deploy.md", "3. Let the role in", text;
@@ -629,27 +632,65 @@ fn other_queries_answer_what_they_are_for() {
     assert!(open.iter().any(held), "{open:?}");
 }
 
-/// As the README's reader does: TLS and passwords on both sides, and roles that are no superusers.
+/// Restarts the server, as settings require.
+fn restart(place: &Place) {
+    place.server.stop(Stop::Fast);
+    place.server.start();
+}
+
 #[test]
 fn quick_start_ends_with_an_event_in_a_consumer() {
+    let place = Place::new("wal_level = replica\n");
+    let prepare = QUICK_PREPARE.all();
+    place.sh(&prepare[0]);
+    restart(&place);
+    place.sh(&prepare[1]);
+    let owner = "SELECT relowner = 'shop'::regrole FROM pg_class WHERE oid = 'outbox'::regclass";
+    assert!(place.shop().is_true(owner));
+    let mut walpost = place.start(&QUICK_RUN.one());
+    walpost.wait_for_log("streaming");
+    place.sql(&format!("SET ROLE shop; {}", QUICK_EVENT.one()));
+    place.wait_for_records(&mut walpost, 1);
+    let shown = place.sh(&QUICK_READ.one());
+    for part in ["4711", r#"{"total": "12.50"}"#, "id:", "walpost-position:"] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    walpost.stop();
+}
+
+#[test]
+fn trial_without_kafka_prints_an_event() {
+    let place = Place::new("");
+    let mut walpost = place.start(&TRIAL.one());
+    walpost.wait_for_log("streaming");
+    place.sql(&QUICK_EVENT.one());
+    walpost.wait_for_output("4711");
+    walpost.stop();
+    place.sh(&REMOVE.one());
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(place.shop().number(slots), 0);
+}
+
+/// TLS and passwords on both sides, and roles that are not superusers.
+#[test]
+fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
     let place = Place::new("wal_level = replica\n");
     let role = |name: &str, password: &str| {
         let sql = format!("ALTER ROLE {name} LOGIN PASSWORD '{password}'");
         place.server.session("postgres").run(&sql);
     };
     role("shop", &format!("{SECRET}-shop"));
-    place.sql(&QUICK_SETTINGS.one());
-    place.server.stop(Stop::Fast);
-    place.server.start();
+    place.sql(&SETTINGS.one());
+    restart(&place);
 
     // What is read by \password.
     let password = format!("{SECRET}-role");
-    let init = QUICK_INIT.one().replace(
+    let init = TLS_INIT.one().replace(
         "psql ",
         &format!("printf '%s\\n%s\\n' {password} {password} | setsid --wait psql "),
     );
     place.sh(&init);
-    let admitted = in_backticks_of_readme("hostssl ");
+    let admitted = in_backticks("docs/deploy.md", "hostssl ");
     let file = place.shop().value("SHOW hba_file").unwrap();
     // Of the role alone, and in front of the lines that are there.
     let admitted = admitted.replace("192.0.2.17/32", "127.0.0.1/32");
@@ -658,8 +699,8 @@ fn quick_start_ends_with_an_event_in_a_consumer() {
     fs::write(&file, format!("{admitted}\n{reject}\n{rules}")).unwrap();
     place.shop().run("SELECT pg_reload_conf()");
 
-    place.write("walpost.toml", &QUICK_FILE.one());
-    let secrets = QUICK_SECRETS
+    place.write("walpost.toml", &TLS_FILE.one());
+    let secrets = TLS_SECRETS
         .one()
         .replace("the password of the role walpost", &password)
         .replace(
@@ -667,7 +708,7 @@ fn quick_start_ends_with_an_event_in_a_consumer() {
             &crate::support::kafka::sasl_password(),
         );
     place.write("secrets.env", &secrets);
-    let lines = QUICK_RUN.one();
+    let lines = TLS_RUN.one();
     let (prepare, run) = lines.trim().rsplit_once('\n').unwrap();
     let found = place.sh(prepare);
     assert!(found.contains("slot"), "{found}");
@@ -675,14 +716,14 @@ fn quick_start_ends_with_an_event_in_a_consumer() {
     let mut walpost = place.start_after(source, run);
     walpost.wait_for_log("streaming");
 
-    place.sql_as("shop", &format!("{SECRET}-shop"), &QUICK_EVENT.one());
+    place.sql_as("shop", &format!("{SECRET}-shop"), &EVENT.one());
     place.wait_for_records(&mut walpost, 1);
-    let reader = QUICK_READER
+    let reader = TLS_READER
         .one()
         .replace("username=\"reader\"", "username=\"walpost\"")
         .replace("...", &crate::support::kafka::sasl_password());
     place.write("reader.properties", &reader);
-    let read = QUICK_READ
+    let read = TLS_READ
         .one()
         .replace("reader.properties", "/etc/walpost/reader.properties");
     let shown = place.sh(&read);
@@ -691,11 +732,11 @@ fn quick_start_ends_with_an_event_in_a_consumer() {
     walpost.stop();
 }
 
-/// The code in the README's text that begins with `start`.
-fn in_backticks_of_readme(start: &str) -> String {
-    let found = markdown::in_backticks(&page("README.md").text);
+/// The code in the page's text that begins with `start`.
+fn in_backticks(path: &str, start: &str) -> String {
+    let found = markdown::in_backticks(&page(path).text);
     let found = found.into_iter().find(|code| code.starts_with(start));
-    found.unwrap_or_else(|| panic!("README.md has no `{start}…`"))
+    found.unwrap_or_else(|| panic!("{path} has no `{start}…`"))
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Place {
             ),
             ("@db.example.com/", format!("@localhost:{port}/")),
             ("kafka1.example.com:9092", broker.address()),
+            ("localhost:9092", broker.address()),
             // The test's broker has SASL and TLS, not both on one listener.
             ("kafka1.example.com:9094", broker.sasl_address()),
             ("sasl_ssl", "sasl_plaintext".to_owned()),
@@ -192,18 +193,18 @@ impl Place {
 
     /// The same behind lines that prepare the environment.
     pub(super) fn start_after(&self, lines: &str, line: &str) -> Service {
-        let log = self.folder.join("log");
+        let (log, output) = (self.folder.join("log"), self.folder.join("output"));
         let line = format!("{}\nexec {}", self.fill_in(lines), self.fill_in(line));
         let mut command = self.command(&line);
         let child = command
             .env_remove("PGUSER")
             .process_group(0)
-            .stdout(Stdio::null())
+            .stdout(fs::File::create(&output).unwrap())
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
         reaper::register(child.id(), Ending::Kill);
-        Service { child, log }
+        Service { child, log, output }
     }
 
     /// Waits until the topic of the events has `count` records, and returns all there are.
@@ -221,6 +222,7 @@ impl Place {
 pub(super) struct Service {
     child: Child,
     log: PathBuf,
+    output: PathBuf,
 }
 
 impl Service {
@@ -239,6 +241,14 @@ impl Service {
                 .find(|line| line.contains(text))
                 .map(str::to_owned)
         })
+    }
+
+    /// Waits until its standard output contains `text`.
+    pub(super) fn wait_for_output(&mut self, text: &str) {
+        wait_for(text, || {
+            self.expect_running();
+            read(&self.output).contains(text).then_some(())
+        });
     }
 
     /// Stops it with SIGTERM.
