@@ -154,21 +154,23 @@ pub enum SinkError {
     },
     /// The record is larger than the producer may send.
     #[error(
-        "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows. \
-         Raise \"message.max.bytes\" in [kafka] and max.message.bytes of the topic: \
-         kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
-         --add-config max.message.bytes=...; or set on_oversize = \"dead-letter\", which sends such events to the topic for dead \
-         letters without their payload"
+        "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows, which is {limit}. Set \
+         \"message.max.bytes\" = \"{needed}\" in [kafka], and have the topic accept it: kafka-configs.sh --bootstrap-server {brokers} \
+         --alter --entity-type topics --entity-name {topic} --add-config max.message.bytes={needed}",
+        needed = needed_limit(*bytes)
     )]
     TooLarge {
         topic: String,
         /// Bytes of key, value and headers.
         bytes: usize,
+        /// `message.max.bytes`.
+        limit: u32,
+        /// `bootstrap.servers`.
+        brokers: String,
     },
     /// A broker has refused the record alone.
     #[error(
-        "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}. To leave \
-         out the transaction that has it: walpost skip --to {at}"
+        "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}"
     )]
     RecordRefused {
         topic: String,
@@ -239,6 +241,13 @@ pub enum SinkError {
          discard events, redirect it explicitly: > /dev/null"
     )]
     StdoutClosed,
+}
+
+/// A limit of Kafka's for records of this size, with room for what Kafka adds to a record and to its batch.
+#[must_use]
+pub(crate) fn needed_limit(bytes: usize) -> usize {
+    const ADDED: usize = 10_000;
+    bytes.saturating_add(ADDED)
 }
 
 impl From<&RefusedRecord> for SinkError {

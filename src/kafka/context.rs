@@ -18,6 +18,7 @@ use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::lifecycle::ErrorKind;
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
+use crate::sink::needed_limit;
 
 /// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
 const REFUSED: Duration = Duration::from_secs(15);
@@ -351,6 +352,10 @@ impl Context {
     fn remedy(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
         use RDKafkaErrorCode as Code;
         let topic = &record.topic;
+        let configs = format!(
+            "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config",
+            self.grants.brokers()
+        );
         match code {
             Code::InvalidTimestamp => {
                 let found = match timestamp_in(&record.reason) {
@@ -359,21 +364,19 @@ impl Context {
                 };
                 format!(
                     ". {found}Leave timestamp out of the settings, correct the column, or let the topic accept other times: \
-                     kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
-                     message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
+                     {configs} message.timestamp.after.max.ms=... (message.timestamp.before.max.ms for times in the past)"
                 )
             }
             Code::InvalidRecord if record.reason.contains(WITHOUT_KEY) => format!(
                 ". The topic is compacted, so each record needs a key, and the key of this row is null. Give the row a key; or \
-                 change the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
-                 cleanup.policy=delete"
+                 change the topic: {configs} cleanup.policy=delete"
             ),
             Code::InvalidTopic => ". The brokers keep this topic for themselves, or do not accept its name: correct what gives \
                  the topic of the row"
                 .to_owned(),
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => format!(
-                ". Raise the topic's limit: kafka-configs.sh --alter --entity-type topics \
-                 --entity-name {topic} --add-config max.message.bytes=..."
+                ". Raise the topic's limit: {configs} max.message.bytes={}",
+                needed_limit(record.bytes)
             ),
             Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
                 let grant = self.grants.topic(topic);

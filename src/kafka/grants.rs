@@ -24,6 +24,12 @@ impl Grants {
         }
     }
 
+    /// The brokers' addresses, for other commands.
+    #[must_use]
+    pub(crate) fn brokers(&self) -> &str {
+        &self.brokers
+    }
+
     /// To write records to a topic.
     #[must_use]
     pub(crate) fn topic(&self, topic: &str) -> String {

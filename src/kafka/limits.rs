@@ -18,6 +18,8 @@ use tracing::{debug, warn};
 use super::context::Context;
 use super::native;
 use super::properties::{BATCH_BYTES, brokers};
+use crate::delivery::failure::{RefusalCause, RefusedRecord};
+use crate::sink::SinkError;
 
 /// The topic's setting.
 const SETTING: &str = "max.message.bytes";
@@ -61,6 +63,21 @@ impl BatchLimit {
     pub(super) fn below(&self, bytes: u32) -> Option<Smallest> {
         let smallest = self.known().smallest.clone();
         smallest.filter(|smallest| smallest.bytes < bytes)
+    }
+
+    /// The error for a record that was refused before, with the limit of its topic if that is known.
+    pub(super) fn refusal(&self, refused: &RefusedRecord) -> SinkError {
+        let mut refused = refused.clone();
+        let known = self
+            .below(u32::MAX)
+            .filter(|limit| limit.topic == refused.topic);
+        if let (RefusalCause::Size, Some(Smallest { bytes, .. })) = (refused.cause, known) {
+            refused.reason = format!(
+                "the topic accepts batches of at most {bytes} bytes ({SETTING}). {}",
+                refused.reason
+            );
+        }
+        SinkError::from(&refused)
     }
 
     /// Asks for the topic's, of brokers that have just answered something else. Where it can't be known, a batch may be
@@ -224,7 +241,7 @@ pub(super) fn of_batches(config: &ClientConfig) -> u32 {
 }
 
 /// The largest record that a producer with this configuration takes.
-fn of_records(config: &ClientConfig) -> u32 {
+pub(super) fn of_records(config: &ClientConfig) -> u32 {
     number(config, RECORD_BYTES).unwrap_or(RECORD_BYTES_DEFAULT)
 }
 

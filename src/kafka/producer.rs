@@ -363,7 +363,7 @@ impl Sink for KafkaSink {
         if !self.refused.is_empty()
             && let Some(refused) = self.refused.iter().find(|refused| refused.is(record))
         {
-            return Err(SinkError::from(refused));
+            return Err(self.limit.refusal(refused));
         }
         let Err(code) = known.topic.produce(record, Some(tag)) else {
             self.unflushed = true;
@@ -382,6 +382,8 @@ impl Sink for KafkaSink {
                         .iter()
                         .map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len))
                         .sum::<usize>(),
+                limit: limits::of_records(self.topics.config()),
+                brokers: self.topics.brokers(),
             }),
             (RDKafkaErrorCode::UnknownPartition, Some(partition)) => {
                 if known.is_absent(partition, self.reads) {

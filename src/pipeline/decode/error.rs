@@ -2,6 +2,7 @@
 
 use crate::delivery::checkpoint::HistoryError;
 use crate::delivery::chunks::KeyError;
+use crate::delivery::failure::RefusalCause;
 use crate::delivery::watermark::OrderError;
 use crate::model::lsn::Position;
 use crate::outbox::columns::MappingError;
@@ -130,7 +131,7 @@ pub enum CoreError {
         error: RouteError,
     },
     /// A record that the sink doesn't take.
-    #[error("{row} at {at}: {error}")]
+    #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error, *at))]
     Produce {
         /// Position of the row.
         at: Position,
@@ -141,7 +142,8 @@ pub enum CoreError {
     },
     /// A dead letter that the sink doesn't take.
     #[error(
-        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
+        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}. To leave out the \
+         transaction that has it: walpost skip --to {at}"
     )]
     DeadLetter {
         /// Position of the row.
@@ -177,6 +179,25 @@ fn skip_hint(error: &MappingError, at: &str) -> String {
              skip --to {at}"
         ),
     }
+}
+
+/// How to deliver the events after one whose record is refused; nothing if the record is not the reason.
+fn dead_letter_hint(error: &SinkError, at: Position) -> String {
+    let setting = match error {
+        SinkError::TooLarge { .. }
+        | SinkError::RecordRefused {
+            cause: RefusalCause::Size,
+            ..
+        } => {
+            "Or set on_oversize = \"dead-letter\", which sends such events of a table to the topic for dead letters without their \
+             payload"
+        }
+        SinkError::RecordRefused { .. } | SinkError::NoPartition { .. } => {
+            "Or set on_unroutable = \"dead-letter\", which sends such events to the topic for dead letters"
+        }
+        _ => return String::new(),
+    };
+    format!(". {setting}. To leave out the transaction that has it: walpost skip --to {at}")
 }
 
 impl From<HistoryError> for CoreError {

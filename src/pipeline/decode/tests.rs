@@ -567,6 +567,8 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
     let refusal = SinkError::TooLarge {
         topic: "t".to_owned(),
         bytes: 9,
+        limit: 8,
+        brokers: "kafka1:9092".to_owned(),
     };
     scene.sink.answers = vec![Err(refusal)];
     let text = scene.send(&insert("a")).expect_err("stops").to_string();
@@ -574,7 +576,10 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
         "row with id a",
         "00000200:0000000000",
         "9 bytes",
-        "message.max.bytes",
+        "message.max.bytes allows, which is 8",
+        "--bootstrap-server kafka1:9092",
+        "on_oversize = \"dead-letter\"",
+        "walpost skip --to 00000000/00000200:0000000000",
     ] {
         assert!(text.contains(word), "{word:?} in {text:?}");
     }

@@ -314,6 +314,8 @@ impl Sink for SimSink {
             return Err(SinkError::TooLarge {
                 topic: record.topic.to_owned(),
                 bytes: 0,
+                limit: 0,
+                brokers: String::new(),
             });
         }
         let is_refused = is_refused(id) && self.producer.shared.lock().cluster.batch_max.is_some();

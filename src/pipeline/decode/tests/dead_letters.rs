@@ -44,6 +44,8 @@ fn too_large() -> Result<Produced, SinkError> {
     Err(SinkError::TooLarge {
         topic: "t".to_owned(),
         bytes: 9,
+        limit: 8,
+        brokers: String::new(),
     })
 }
 
