@@ -96,7 +96,7 @@ BEGIN
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
                 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE (uses_table OR what && '{owners}')
-                AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'add_outbox', 'lock_and_examine')
+                AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
             -- By their OIDs, since functions can be renamed.

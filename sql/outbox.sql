@@ -2,6 +2,8 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox.sql
 --
+-- The variable max_event_bytes is the most that payload and headers of an event may have, in bytes of text: 990000 unless set.
+--
 -- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm.
 -- A table of that name that is there already, say Debezium's, stays exactly as it is.
 -- `walpost init` runs the same: uuidv7.sql, this file, no_update.sql.
@@ -13,6 +15,10 @@
 \if :{?table}
 \else
 \set table outbox
+\endif
+\if :{?max_event_bytes}
+\else
+\set max_event_bytes 990000
 \endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
@@ -50,19 +56,19 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     created_at    timestamptz NOT NULL DEFAULT now(),
 
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
-    -- A row that no setting can carry to Kafka would hold up every row after it, for ever: PostgreSQL sends at most
-    -- 1 GB in a message, Walpost at most `max_row_bytes`. 16 MiB is far below both, so a row that passes here is at
-    -- worst waiting for the topic's `max.message.bytes` to be raised. Where that is to stay at Kafka's 1 MiB, write
-    -- 900000 here: then the service that writes too large an event gets the error, and the others go on.
-    -- pg_column_size() can be the compressed size, so it is the text that counts: the text is what is sent. Making it
-    -- costs an insert what the walsender pays once more later: a few microseconds for a payload of a kilobyte.
+    -- An event that Kafka refuses halts the pipeline, and delays every event after it. With this limit, the transaction
+    -- that inserts the event fails instead. By default a producer sends records of at most 1,000,000 bytes
+    -- (message.max.bytes), and a topic accepts batches of 1,048,588 (max.message.bytes). The default here leaves 10,000 bytes
+    -- for the key, the other headers and Kafka's own fields. To allow larger events, raise both settings of Kafka first.
+    -- pg_column_size() can be the compressed size, so the length of the text is compared, which is what is sent. Computing
+    -- it costs an insert a few microseconds for a payload of a kilobyte.
     CONSTRAINT walpost_event_size CHECK (
-        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216),
-    -- These columns become a topic name, a key and a header. Kafka allows 249 characters in a topic name, and a key or
-    -- header of megabytes makes a record that no consumer expects. Without a bound, one role with INSERT could write
-    -- rows that every pipeline of this table has to send to the dead letter topic.
-    CONSTRAINT walpost_event_names CHECK (
-        octet_length(aggregatetype) <= 249 AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
+    -- These columns become a topic name, a key and a header. A topic name has at most 249 of these characters, of which
+    -- 'outbox.event.' takes 13. A key or header of megabytes makes a record that no consumer expects. Without these limits,
+    -- one role with INSERT could write rows that every pipeline of this table has to send to the dead letter topic.
+    CONSTRAINT walpost_event_names CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'
+        AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
 );
 
 DO $walpost$

@@ -24,6 +24,10 @@
 \else
 \set table outbox
 \endif
+\if :{?max_event_bytes}
+\else
+\set max_event_bytes 990000
+\endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
@@ -45,7 +49,7 @@ BEGIN
 END
 $walpost$;
 
--- Columns and checks are those of outbox.sql: their reasons stand there. The primary key of a partitioned table must
+-- Columns, checks and max_event_bytes are those of outbox.sql, which has their reasons. The primary key of a partitioned table must
 -- contain the partition key, so the server alone doesn't keep `id` unique; a UUID does.
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     id            uuid        NOT NULL,
@@ -59,9 +63,9 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     PRIMARY KEY (id, created_at),
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT walpost_event_size CHECK (
-        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= 16777216),
-    CONSTRAINT walpost_event_names CHECK (
-        octet_length(aggregatetype) <= 249 AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
+        coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
+    CONSTRAINT walpost_event_names CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'
+        AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
 ) PARTITION BY RANGE (created_at);
 
 DO $walpost$

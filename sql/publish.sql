@@ -4,6 +4,9 @@
 --
 --   SELECT walpost.publish('order', '4711', 'OrderPlaced', '{"total": "12.50"}');
 --
+-- The variable max_event_bytes is the most that an event may have, in bytes: 990000 unless set. Without it, a second run keeps the
+-- limit that is there.
+--
 -- The event belongs to the transaction that calls it: it is delivered if and when that commits, in commit order, and
 -- never if it is rolled back, also to a savepoint. Nothing is stored in a table, so there is nothing to vacuum or to
 -- delete; and nothing to send again from, once the slot is lost.
@@ -25,6 +28,10 @@
 -- arguments fit better, is called instead. SET search_path on the functions would do that too, and keep `publish` from
 -- becoming part of the statement that calls it.
 \set ON_ERROR_STOP on
+\if :{?max_event_bytes}
+\else
+\set max_event_bytes ''
+\endif
 -- search_path is pg_catalog from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
@@ -33,10 +40,25 @@ BEGIN;
 \set examine owners
 \ir examine.sql
 
+SET walpost.max_event_bytes = :'max_event_bytes';
+
 DO $walpost$
+DECLARE
+    max_event_bytes pg_catalog.int8 := nullif(pg_catalog.current_setting('walpost.max_event_bytes'), '')::pg_catalog.int8;
 BEGIN
     IF pg_catalog.to_regnamespace('walpost') IS NULL THEN
         CREATE SCHEMA walpost;
+    END IF;
+    -- Walpost takes a larger message for one that is no event.
+    IF max_event_bytes > 16777216 THEN
+        RAISE EXCEPTION 'max_event_bytes is %, expected at most 16777216', max_event_bytes
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a table for larger events.';
+    END IF;
+    IF max_event_bytes IS NOT NULL OR pg_catalog.to_regprocedure('walpost.max_event_bytes()') IS NULL THEN
+        EXECUTE pg_catalog.format($ddl$
+            CREATE OR REPLACE FUNCTION walpost.max_event_bytes() RETURNS pg_catalog.int8 LANGUAGE sql IMMUTABLE
+            RETURN (%L::pg_catalog.int8)
+            $ddl$, coalesce(max_event_bytes, 990000));
     END IF;
     -- Of functions that are there already, nothing is taken away.
     PERFORM pg_catalog.set_config('walpost.publish_is_new', (NOT EXISTS (SELECT FROM pg_catalog.pg_proc
@@ -80,18 +102,22 @@ BEGIN
         RAISE EXCEPTION 'headers of an event are a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
     -- As walpost_event_size in outbox.sql, which has the reasons.
-    ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) 16777216 THEN
-        RAISE EXCEPTION 'event of % bytes: at most 16777216 are allowed', pg_catalog.octet_length(envelope)
+    ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
+        RAISE EXCEPTION 'event of % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
-            HINT = 'Put what is large where consumers can fetch it, and send a reference.';
+            HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
+                'of Kafka, then run: walpost init --max-event-bytes BYTES.';
     -- As walpost_event_names in outbox.sql, which has the reasons.
-    ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 249
+    ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 236
         OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
         OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN
-        RAISE EXCEPTION 'aggregatetype, aggregateid and type of an event have %, % and % bytes: at most 249, 1024 and 1024 are allowed',
+        RAISE EXCEPTION 'aggregatetype, aggregateid and type of an event have %, % and % bytes: at most 236, 1024 and 1024 are allowed',
             pg_catalog.octet_length(aggregatetype), pg_catalog.octet_length(aggregateid), pg_catalog.octet_length(type)
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'They become a topic name, a key and a header. Put what is larger into the payload.';
+    ELSIF aggregatetype OPERATOR(pg_catalog.!~) '^[a-zA-Z0-9._-]+$' THEN
+        RAISE EXCEPTION 'aggregatetype of an event is %, which no topic name can contain', pg_catalog.quote_literal(aggregatetype)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use only the characters a-z A-Z 0-9 . _ - and at least one.';
     END IF;
     lsn := pg_catalog.pg_logical_emit_message(true, prefix, envelope);
     RETURN id;

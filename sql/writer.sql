@@ -52,7 +52,7 @@ BEGIN
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA walpost TO %I', name);
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
-            'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) TO %I', name);
+            'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
         -- In its own name, so that it keeps it when PUBLIC loses it.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);

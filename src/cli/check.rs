@@ -89,7 +89,7 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
         pipeline: settings.name.clone(),
         findings: &mut findings,
     };
-    postgres(settings, &shared.turn, &mut report).await;
+    let largest_event = postgres(settings, &shared.turn, &mut report).await;
     for exposure in settings.postgres.exposures() {
         report.add("encryption", Outcome::Warning, exposure);
     }
@@ -97,7 +97,7 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     for open in settings.sink.warnings() {
         report.add("kafka encryption", Outcome::Warning, open);
     }
-    if kafka(settings, &shared.producers, &mut report).await {
+    if kafka(settings, largest_event, &shared.producers, &mut report).await {
         exactly_once(settings, &mut report).await;
     }
     findings

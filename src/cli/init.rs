@@ -1,18 +1,20 @@
 //! `walpost init`
 
 use clap::Args;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::out::{self, say};
 use super::{load_to_administer, runtime};
 use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
-use crate::config::values::duration;
+use crate::config::values::{bytes, duration};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable, hidden_rows_warning};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, EventLimit, ObservedTable, hidden_rows_warning,
+};
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -55,6 +57,9 @@ pub(crate) struct InitArgs {
     /// Make a slot that stays with the server
     #[arg(long)]
     no_failover: bool,
+    /// The largest event that a new outbox accepts: its payload and headers. Kafka has to accept it too [default: 990000]
+    #[arg(long, env = "WALPOST_MAX_EVENT_BYTES", value_name = "SIZE")]
+    max_event_bytes: Option<String>,
     /// How long a statement may wait for a lock. A slot also waits for running transactions
     #[arg(
         long,
@@ -77,6 +82,17 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             return Exit::Usage;
         }
     };
+    let max_event_bytes = args
+        .max_event_bytes
+        .as_deref()
+        .filter(|text| !text.is_empty());
+    let max_event_bytes = match max_event_bytes.map(event_size).transpose() {
+        Ok(limit) => limit,
+        Err(reason) => {
+            error!("--max-event-bytes: {reason}");
+            return Exit::Usage;
+        }
+    };
     let records = RecordArgs::of_no_sink(RetentionArgs::default());
     let given = Given {
         connection: &args.connection,
@@ -96,11 +112,12 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         ("--partitioned", args.partitioned),
         ("--owner", owner.is_some()),
         ("--writer", !writers.is_empty()),
+        ("--max-event-bytes", max_event_bytes.is_some()),
     ] {
         let has_none = |settings: &&PipelineSettings| match settings.target.outbox {
             Outbox::Table(_) | Outbox::OneOf { .. } => false,
             Outbox::Tables(_) => true,
-            Outbox::Messages { .. } => flag != "--writer",
+            Outbox::Messages { .. } => !matches!(flag, "--writer" | "--max-event-bytes"),
         };
         if is_given && let Some(settings) = pipelines.iter().find(has_none) {
             let remedy = match settings.target.outbox.is_messages() {
@@ -131,6 +148,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             },
             lock_timeout,
             row_bytes_max: settings.row_bytes_max,
+            max_event_bytes,
         };
         // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
         let columns = match args.connection.config {
@@ -243,7 +261,10 @@ pub(super) fn apply(
         };
         let applied = provision.apply(&catalog, fits).await;
         let mut applied = match applied {
-            Ok(()) => hidden_rows(&catalog, &provision.target).await,
+            Ok(()) => {
+                warn_of_kept_limit(provision, &catalog).await;
+                hidden_rows(&catalog, &provision.target).await
+            }
             Err(error) => Err(error),
         };
         if let Err(ProvisionError {
@@ -289,6 +310,46 @@ pub(super) fn apply(
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
+}
+
+/// Reads the largest size of an event.
+fn event_size(text: &str) -> Result<u64, String> {
+    // PostgreSQL sends at most 1 GB in a message.
+    const MAX: u64 = 1_000_000_000;
+    match bytes(text)?.0 {
+        size @ 1..=MAX => Ok(size),
+        size => Err(format!("{size} bytes: expected 1 to {MAX}")),
+    }
+}
+
+/// Warns if a table that existed before has another limit than the one that was asked for: existing tables stay unchanged.
+async fn warn_of_kept_limit(provision: &Provision, catalog: &Catalog) {
+    let (Some(asked), Some(table)) = (
+        provision.max_event_bytes,
+        provision.target.outbox.table().cloned(),
+    ) else {
+        return;
+    };
+    let Ok(found) = catalog.event_limits(std::slice::from_ref(&table)).await else {
+        return;
+    };
+    let found = found.first();
+    if found.is_some_and(|limit| limit.bytes == asked) {
+        return;
+    }
+    let limit = match found {
+        Some(limit) => format!("its limit of {} bytes for an event", limit.bytes),
+        None => "no limit for an event".to_owned(),
+    };
+    warn!(
+        pipeline = provision.pipeline,
+        "table {table} existed before and keeps {limit}. To change it, as its owner: {}",
+        EventLimit {
+            table: table.clone(),
+            bytes: found.map_or(0, |limit| limit.bytes)
+        }
+        .change_to(asked)
+    );
 }
 
 /// Rows that SELECT returns as those of an outbox, and that PostgreSQL does not send; with the remedy.

@@ -98,6 +98,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
                 failover: None,
                 lock_timeout: LOCK_TIMEOUT,
                 row_bytes_max: settings.row_bytes_max,
+                max_event_bytes: None,
             };
             if let Err(exit) = init::apply(settings, &provision, init::Columns::Compared) {
                 return exit;

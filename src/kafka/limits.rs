@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::context::Context;
 use super::native;
-use super::properties::{BATCH_BYTES, brokers};
+use super::properties::{BATCH_BYTES, Properties, brokers, client_config};
 use crate::delivery::failure::{RefusalCause, RefusedRecord};
 use crate::sink::SinkError;
 
@@ -28,6 +28,8 @@ const RECORD_BYTES: &str = "message.max.bytes";
 const RECORD_BYTES_DEFAULT: u32 = 1_000_000;
 /// A batch has so many bytes beside its records (Kafka's `RECORD_BATCH_OVERHEAD`).
 const BATCH_HEADER: u32 = 61;
+/// A record's key, its other headers and Kafka's own fields are assumed to have at most so many bytes.
+const BESIDE_EVENT: u64 = 10_000;
 /// How long the brokers may take to answer: records wait for it.
 const ANSWER: Duration = Duration::from_secs(2);
 /// So long nothing is asked where that was not enough, so that many topics don't have to wait for it each.
@@ -230,6 +232,58 @@ impl fmt::Display for Limits {
             }
             Ok(_) => Ok(()),
             Err(reason) => write!(f, "; its {SETTING} can't be looked up: {reason}"),
+        }
+    }
+}
+
+/// The largest record that Kafka accepts from a pipeline, as far as that is known before there is one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RecordLimit {
+    bytes: u32,
+    /// The topic whose limit it is; `None` for the producer's.
+    topic: Option<String>,
+}
+
+impl RecordLimit {
+    /// The smaller one of the producer's limit and that of the topic, if the topic is known.
+    #[must_use]
+    pub(crate) fn new(properties: &Properties, topic: Option<(&str, &Limits)>) -> Self {
+        let producer = of_records(&client_config(properties, "walpost-check"));
+        let accepted = topic.and_then(|(name, limits)| {
+            let limit = limits.topic.as_ref().ok()?;
+            Some((name, limit.saturating_sub(BATCH_HEADER)))
+        });
+        match accepted {
+            Some((name, bytes)) if bytes < producer => Self {
+                bytes,
+                topic: Some(name.to_owned()),
+            },
+            _ => Self {
+                bytes: producer,
+                topic: None,
+            },
+        }
+    }
+
+    /// The largest event that fits: the rest is for the key, the other headers and what Kafka adds.
+    #[must_use]
+    pub(crate) fn event_bytes(&self) -> u64 {
+        u64::from(self.bytes).saturating_sub(BESIDE_EVENT).max(1)
+    }
+}
+
+impl fmt::Display for RecordLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, topic } = self;
+        match topic {
+            Some(topic) => write!(
+                f,
+                "topic {topic:?} accepts records of up to {bytes} ({SETTING})"
+            ),
+            None => write!(
+                f,
+                "the producer sends records of up to {bytes} ({RECORD_BYTES} in [kafka])"
+            ),
         }
     }
 }

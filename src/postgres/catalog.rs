@@ -19,6 +19,7 @@ use super::target::{OUTBOX_ROW, Outbox, Target};
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
+pub(crate) use self::event_limits::EventLimit;
 pub(crate) use self::everybody::Everybody;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
@@ -37,6 +38,7 @@ use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_AT_ONCE};
 
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
+mod event_limits;
 mod everybody;
 pub(crate) mod failover;
 mod hidden_rows;

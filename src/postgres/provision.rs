@@ -50,6 +50,8 @@ pub(crate) struct Provision {
     pub lock_timeout: Duration,
     /// `max_row_bytes` of the pipeline.
     pub row_bytes_max: usize,
+    /// The most that a new outbox accepts in one event, if it is not the default.
+    pub max_event_bytes: Option<u64>,
 }
 
 /// All that is run, in this order.
@@ -408,6 +410,7 @@ impl Provision {
             writer: None,
             failover: false,
             row_bytes_max: self.row_bytes_max,
+            max_event_bytes: self.max_event_bytes,
         }
     }
 }
@@ -455,6 +458,7 @@ mod tests {
             failover: None,
             lock_timeout: Duration::from_secs(1),
             row_bytes_max: 64 << 20,
+            max_event_bytes: None,
         }
     }
 
@@ -616,7 +620,7 @@ mod tests {
                 "{name}: CREATE OR REPLACE heals it"
             );
         }
-        assert_eq!(functions, 6);
+        assert_eq!(functions, 7);
     }
 
     #[test]
@@ -689,6 +693,27 @@ mod tests {
         assert!(!follows(None, 0), "not known");
         assert!(!follows(Some(false), 180_000));
         assert!(follows(Some(true), 0));
+    }
+
+    #[test]
+    fn files_have_the_default_limit_of_an_event() {
+        let default = format!("\\set max_event_bytes {}\n", sql_file::MAX_EVENT_BYTES);
+        for file in [OUTBOX, OUTBOX_PARTITIONED] {
+            assert!(file.contains(&default), "{file}");
+        }
+        let default = format!("coalesce(max_event_bytes, {})", sql_file::MAX_EVENT_BYTES);
+        assert!(PUBLISH.contains(&default));
+        let filled = |provision: &Provision| provision.fill_in(":'max_event_bytes'");
+        assert_eq!(filled(&provision()), "'990000'\n");
+        assert_eq!(filled(&as_messages()), "''\n");
+        for provision in [provision(), as_messages()] {
+            let max_event_bytes = Some(5);
+            let limited = Provision {
+                max_event_bytes,
+                ..provision
+            };
+            assert_eq!(filled(&limited), "'5'\n");
+        }
     }
 
     #[test]

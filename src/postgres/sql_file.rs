@@ -6,7 +6,7 @@
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
-use super::target::Target;
+use super::target::{Outbox, Target};
 
 pub(super) const EXAMINE: &str = include_str!("../../sql/examine.sql");
 const SESSION: &str = include_str!("../../sql/session.sql");
@@ -16,6 +16,9 @@ pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql
 
 /// An argument of `pg_create_logical_replication_slot`, from PostgreSQL 17 on.
 const FAILOVER: &str = ", failover => true";
+
+/// The largest event that a new outbox accepts unless told otherwise; the same default is in the files.
+pub(super) const MAX_EVENT_BYTES: u64 = 990_000;
 
 /// What the variables in a file stand for. A file that names one which is not there keeps its name, which no server takes.
 #[derive(Clone, Copy)]
@@ -29,6 +32,8 @@ pub(super) struct Variables<'v> {
     pub(super) failover: bool,
     /// `max_row_bytes` of the pipeline.
     pub(super) row_bytes_max: usize,
+    /// The most that a new outbox accepts in one event, if it is not the default.
+    pub(super) max_event_bytes: Option<u64>,
 }
 
 impl Variables<'_> {
@@ -118,7 +123,16 @@ impl Variables<'_> {
         // The files take an empty name for no table.
         let table = self.target.outbox.table();
         let row_bytes_max;
+        let max_event_bytes;
         let value = match name {
+            // For functions that exist already, an empty value keeps their limit.
+            "max_event_bytes" => {
+                max_event_bytes = match (self.max_event_bytes, &self.target.outbox) {
+                    (None, Outbox::Messages { .. }) => String::new(),
+                    (limit, _) => limit.unwrap_or(MAX_EVENT_BYTES).to_string(),
+                };
+                &max_event_bytes
+            }
             "max_row_bytes" => {
                 row_bytes_max = self.row_bytes_max.to_string();
                 &row_bytes_max
@@ -154,6 +168,7 @@ pub(super) fn examine(target: &Target, examine: &str) -> String {
         writer: None,
         failover: false,
         row_bytes_max: 0,
+        max_event_bytes: None,
     };
     variables.fill_in_with(EXAMINE, examine)
 }

@@ -189,7 +189,7 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
         "SELECT pg_logical_emit_message(true, '{prefix}', 'no envelope')"
     ));
     scene.insert(&aggregate, "after");
-    scene.insert("no topic", "key");
+    scene.insert(&format!("missing_{aggregate}"), "key");
     let records = scene.wait_for_records(4);
     scene.wait_until_confirmed();
     let (letters, others): (Vec<_>, Vec<_>) =
@@ -211,6 +211,7 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
 fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exactly_once: bool) {
     let rounds = 8;
     let scene = Scene::new().in_mode(exactly_once);
+    scene.accept_any_name("outbox");
     let mut dice = fastrand::Rng::with_seed(seed());
     let aggregate = scene.aggregate(2);
     let topic = dead_letter_topic(&scene);

@@ -232,7 +232,17 @@ fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
 
 #[test]
 fn row_too_large_for_the_producer_is_named_with_the_remedy() {
-    oversize(&[], 2_000_000, &["id 77", "message.max.bytes"]);
+    oversize(
+        &[],
+        2_000_000,
+        &[
+            "id 77",
+            "more than message.max.bytes allows, which is 1000000",
+            "kafka-configs.sh --bootstrap-server 127.0.0.1:",
+            "on_oversize = \"dead-letter\"",
+            "walpost skip --to ",
+        ],
+    );
 }
 
 #[test]
@@ -245,7 +255,12 @@ fn row_too_large_for_the_topic_is_named_with_the_remedy() {
             "compression.type=none",
         ],
         2_000_000,
-        &["max.message.bytes"],
+        &[
+            "the topic accepts batches of at most 1048588 bytes (max.message.bytes)",
+            "kafka-configs.sh --bootstrap-server 127.0.0.1:",
+            "on_oversize = \"dead-letter\"",
+            "walpost skip --to ",
+        ],
     );
 }
 
@@ -274,11 +289,15 @@ fn row_without_a_topic_is_named() {
 fn row_with_a_name_that_no_topic_can_have_is_named() {
     let scene = Scene::new();
     let walpost = scene.start();
+    scene.accept_any_name("outbox");
     scene.insert("no topic/name", "k");
-    walpost
-        .finish()
-        .expect_code(3)
-        .expect_says(&["halted", "outbox.event.no topic/name", "topic"]);
+    walpost.finish().expect_code(3).expect_says(&[
+        "halted",
+        "outbox.event.no topic/name",
+        "topic",
+        "on_unroutable = \"dead-letter\"",
+        "walpost skip --to ",
+    ]);
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
          UNION ALL SELECT 'function', p.oid::regprocedure::text FROM pg_proc p
              WHERE pronamespace = 'public'::regnamespace
          UNION ALL SELECT 'trigger', tgname::text FROM pg_trigger
+         UNION ALL SELECT 'check', pg_get_constraintdef(oid) FROM pg_constraint
+             WHERE conrelid = to_regclass('public.outbox') AND contype = 'c'
          UNION ALL SELECT 'publication', pubname::text FROM pg_publication
          UNION ALL SELECT 'slot', slot_name::text FROM pg_replication_slots
              WHERE database = current_database() AND plugin = 'pgoutput'
@@ -345,14 +347,14 @@ fn id_of_an_event_is_a_uuid_that_rises_with_time() {
 #[test]
 fn event_that_is_too_large_is_refused_to_its_writer() {
     let scene = Scene::new();
-    let insert = |megabytes: usize| {
+    let insert = |bytes: usize| {
         scene.db.try_run(&format!(
             "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
-             VALUES ('a', 'k', 't', to_jsonb(repeat('x', {megabytes} * 1048576)))"
+             VALUES ('a', 'k', 't', to_jsonb(repeat('x', {bytes})))"
         ))
     };
-    insert(15).unwrap();
-    let refused = insert(17).unwrap_err();
+    insert(989_998).unwrap();
+    let refused = insert(989_999).unwrap_err();
     assert_eq!(
         refused.as_db_error().unwrap().constraint(),
         Some("walpost_event_size")

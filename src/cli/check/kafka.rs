@@ -3,16 +3,19 @@
 use tokio::sync::Mutex;
 
 use super::findings::{Outcome, Report};
-use crate::kafka::limits::compaction_warning;
+use crate::kafka::limits::{RecordLimit, compaction_warning};
 use crate::kafka::probe::{self, BrokerFinding, ProducerFinding};
 use crate::kafka::properties::{Properties, unsuitable};
 use crate::kafka::topics::CreateTopics;
-use crate::pipeline::settings::{PipelineSettings, SinkSettings};
+use crate::pipeline::settings::{PipelineSettings, SinkSettings, Undeliverable};
+use crate::postgres::catalog::EventLimit;
 use crate::sink::SinkError;
 
-/// Says whether the brokers answer. `producers` are those whose brokers were asked before.
+/// Says whether the brokers answer. `largest_event` is the limit of the table that accepts the largest events, and
+/// `producers` are those whose brokers were asked before.
 pub(super) async fn kafka<'s>(
     settings: &'s PipelineSettings,
+    largest_event: Option<EventLimit>,
     producers: &Mutex<Vec<(&'s Properties, ProducerFinding)>>,
     report: &mut Report<'_>,
 ) -> bool {
@@ -38,6 +41,18 @@ pub(super) async fn kafka<'s>(
     let is_topic_told = matches!(found, BrokerFinding::NoTopic { .. });
     if let (Some(create), Some(brokers)) = (create_topics, found.brokers()) {
         replication(create, brokers, report);
+    }
+    if let Some(limit) = largest_event {
+        let topic = match &found {
+            BrokerFinding::Topic { topic, limits, .. } => Some((&**topic, limits)),
+            _ => None,
+        };
+        event_size(
+            &limit,
+            &RecordLimit::new(properties, topic),
+            settings,
+            report,
+        );
     }
     broker_finding("kafka", found, creates, settings, report);
     if is_there && !is_topic_told {
@@ -92,6 +107,29 @@ fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
         );
         report.add("kafka topics", Outcome::Failure, message);
     }
+}
+
+/// Reports a table that accepts larger events than Kafka does.
+fn event_size(
+    accepted: &EventLimit,
+    record: &RecordLimit,
+    settings: &PipelineSettings,
+    report: &mut Report<'_>,
+) {
+    if accepted.bytes <= record.event_bytes() {
+        return;
+    }
+    let result = match settings.dead_letters.oversize {
+        Undeliverable::Halt => "halts the pipeline",
+        Undeliverable::DeadLetter => "becomes a dead letter without its payload",
+    };
+    let EventLimit { table, bytes } = accepted;
+    let message = format!(
+        "table {table} accepts events of up to {bytes} bytes (walpost_event_size), and {record}: a larger event {result}. Raise the \
+         limits of Kafka; or have the table refuse such events, as its owner: {}",
+        accepted.change_to(record.event_bytes())
+    );
+    report.add("event size", Outcome::Warning, message);
 }
 
 fn broker_finding(

@@ -12,18 +12,19 @@ use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, Everybody, Limit, Observed, Problem, Statement, hidden_rows_warning,
-    some_of, unpublished_warning,
+    Catalog, CatalogError, EventLimit, Everybody, Limit, Observed, Problem, Statement,
+    hidden_rows_warning, some_of, unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
+/// Returns the limit of the table that accepts the largest events.
 pub(super) async fn postgres(
     settings: &PipelineSettings,
     turn: &Mutex<()>,
     report: &mut Report<'_>,
-) {
+) -> Option<EventLimit> {
     let database = settings.postgres.describe();
     let opened = match Catalog::open(&settings.postgres).await {
         Ok(catalog) => {
@@ -35,7 +36,10 @@ pub(super) async fn postgres(
     };
     let (catalog, observed) = match opened {
         Ok(opened) => opened,
-        Err(error) => return report.add("connection", of(recovery::of_catalog(&error)), error),
+        Err(error) => {
+            report.add("connection", of(recovery::of_catalog(&error)), error);
+            return None;
+        }
     };
     // A pooler can accept the connection, and not have passed on what it is for.
     let opened = async {
@@ -116,6 +120,19 @@ pub(super) async fn postgres(
             Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
         }
     }
+    largest_event(&observed, &settings.target.outbox, &catalog).await
+}
+
+/// The outbox table that accepts the largest events.
+async fn largest_event(
+    observed: &Observed,
+    outbox: &Outbox,
+    catalog: &Catalog,
+) -> Option<EventLimit> {
+    let tables = observed.publication.as_ref()?.outbox_tables(outbox);
+    // The other checks have reported why a query fails.
+    let limits = catalog.event_limits(&tables).await.ok()?;
+    limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
 /// Rows that SELECT returns as those of an outbox, and that are not delivered.

@@ -279,9 +279,9 @@ fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
     // What walpost.publish may have written is an event, and waits for the setting.
     scene.db.run(&publish(
         &scene,
-        &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 2000000))"),
+        &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 900000))"),
     ));
-    let halted = scene.run().args(["--max-row-bytes", "1MB"]).finish();
+    let halted = scene.run().args(["--max-row-bytes", "500kB"]).finish();
     halted
         .expect_code(3)
         .expect_says(&["halted", "max_row_bytes allows"]);

@@ -17,7 +17,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
         let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
         scene.init().finish().expect_code(0);
         let functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace";
-        assert_eq!(scene.db.number(functions), 2, "{major}");
+        assert_eq!(scene.db.number(functions), 3, "{major}");
         let tables = "SELECT count(*) FROM pg_publication_tables";
         assert_eq!(scene.db.number(tables), 0, "{major}");
         let relations = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";

@@ -106,10 +106,10 @@ fn publish_refuses_what_the_table_refuses() {
     let no_prefix = "SELECT walpost.publish('a', 'k', 't', '{}', prefix => NULL)";
     scene.db.try_run(no_prefix).unwrap_err();
     refused("'a', 'k', 't', '{}', '[1]'", "JSON object, not array");
-    let large =
-        |megabytes: usize| format!("'a', 'k', 't', to_jsonb(repeat('x', {megabytes} * 1048576))");
-    refused(&large(17), "at most 16777216");
-    scene.db.run(&publish(&scene, &large(15)));
+    let large = |bytes: usize| format!("'a', 'k', 't', to_jsonb(repeat('x', {bytes}))");
+    refused(&large(990_000), "at most 990000");
+    refused("'no/topic', 'k', 't', '{}'", "no topic name can contain");
+    scene.db.run(&publish(&scene, &large(980_000)));
     assert_eq!(
         scene.history().len(),
         1,

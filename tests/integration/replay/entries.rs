@@ -265,6 +265,7 @@ fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     let clerk = clerk(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
+    scene.accept_any_name("outbox");
     scene.insert("not a topic", "bad");
     scene.insert(&aggregate, "behind");
     scene.insert(&aggregate, "other");

@@ -160,6 +160,7 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
+    scene.accept_any_name("outbox");
     scene.insert("not a topic", "bad");
     scene.insert(&aggregate, "behind");
     let bad = scene
@@ -182,7 +183,9 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
     let scene = Scene::new();
     let (aggregate, topic) = (scene.aggregate(1), format!("{}.dead", scene.name));
     scene.insert(&aggregate, "before");
+    scene.accept_any_name("outbox");
     scene.insert("not a topic", "bad");
+    scene.accept_any_size("outbox");
     scene.db.run(&format!(
         "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
          VALUES ('{aggregate}', 'large', 't', to_jsonb(repeat('x', 2000000)))"

@@ -19,6 +19,20 @@ impl Scene<'_> {
         self.db.run(&self.insert_sql(aggregate, key));
     }
 
+    /// Lets a table that `init` made accept names that no topic can have, as tables of other origin do.
+    pub(crate) fn accept_any_name(&self, table: &str) {
+        self.db.run(&format!(
+            "ALTER TABLE {table} DROP CONSTRAINT walpost_event_names"
+        ));
+    }
+
+    /// Lets a table that `init` made accept events of any size.
+    pub(crate) fn accept_any_size(&self, table: &str) {
+        self.db.run(&format!(
+            "ALTER TABLE {table} DROP CONSTRAINT walpost_event_size"
+        ));
+    }
+
     /// The statement of [`Scene::insert`], for a session of the test's own.
     pub(crate) fn insert_sql(&self, aggregate: &str, key: &str) -> String {
         let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\"}}");

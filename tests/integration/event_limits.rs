@@ -1,0 +1,146 @@
+//! Events that an outbox refuses when they are inserted, because Kafka would refuse them later.
+
+use crate::support::event::Outbox;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+
+/// The CHECK of a table, as the server shows it.
+fn check_of(scene: &Scene, name: &str) -> String {
+    let sql = format!(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND conname = '{name}'"
+    );
+    scene.db.value(&sql).unwrap()
+}
+
+#[test]
+fn largest_event_that_a_new_outbox_accepts_is_delivered() {
+    for arguments in [&[][..], &["--partitioned"]] {
+        let scene = Scene::bare();
+        scene.init().args(arguments).finish().expect_code(0);
+        let kind = format!("{:-<236}", scene.name);
+        scene.topic(&format!("outbox.event.{kind}"), 1, &[]);
+        let walpost = scene.start();
+        // 13 bytes of the headers and 2 of the payload are JSON.
+        let insert = |bytes: usize| {
+            scene.db.try_run(&format!(
+                "INSERT INTO outbox (aggregatetype, aggregateid, type, headers, payload) VALUES ('{kind}', repeat('k', 1024),
+                 repeat('t', 1024), jsonb_build_object('trace', repeat('h', 1000)), to_jsonb(repeat('p', {bytes})))"
+            ))
+        };
+        let bytes = 990_000 - 1_013 - 2;
+        insert(bytes).unwrap();
+        scene.wait_until_confirmed();
+        let refused = insert(bytes + 1).unwrap_err();
+        let refused = refused.as_db_error().unwrap().constraint();
+        assert_eq!(refused, Some("walpost_event_size"));
+        walpost.terminate().expect_code(0);
+    }
+}
+
+#[test]
+fn largest_event_that_publish_accepts_is_delivered() {
+    let scene = Scene::of_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    let publish = |bytes: usize| {
+        scene.db.try_run(&format!(
+            "SELECT walpost.publish_bytes('{aggregate}', repeat('k', 1024), repeat('t', 1024),
+             convert_to(repeat('p', {bytes}), 'UTF8'), prefix => 'walpost_{}')",
+            scene.name
+        ))
+    };
+    // The envelope's own fields have 42 bytes.
+    let bytes = 990_000 - 42 - aggregate.len() - 2 * 1024;
+    publish(bytes).unwrap();
+    scene.wait_for_records(1);
+    let refused = publish(bytes + 1).unwrap_err();
+    let message = refused.as_db_error().unwrap().message();
+    assert!(
+        message.contains("event of 990001 bytes: at most 990000"),
+        "{message}"
+    );
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn name_that_no_topic_can_have_is_refused_to_its_writer() {
+    let scene = Scene::new();
+    for name in ["no topic", "a/b", "", "ä", "line\n"] {
+        let refused = scene.db.try_run(&scene.insert_sql(name, "k")).unwrap_err();
+        let refused = refused.as_db_error().unwrap().constraint();
+        assert_eq!(refused, Some("walpost_event_names"), "{name:?}");
+    }
+}
+
+#[test]
+fn another_limit_is_set_once_and_checked_against_kafka() {
+    for arguments in [&[][..], &["--partitioned"]] {
+        let scene = Scene::bare();
+        let init = |limit: &str| {
+            let init = scene.init().args(arguments);
+            init.args(["--max-event-bytes", limit]).finish()
+        };
+        init("0").expect_code(2);
+        init("2MB").expect_code(0);
+        assert!(check_of(&scene, "walpost_event_size").contains("2000000"));
+        let check = |more: &[&str]| scene.check().args(more).finish().expect_code(0).stdout;
+        let found = check(&[]);
+        let warning = found.lines().find(|line| line.contains("event size"));
+        let warning = warning.expect("a warning").to_owned();
+        for text in [
+            "up to 2000000 bytes",
+            "up to 1000000 (message.max.bytes in [kafka])",
+            "halts the pipeline",
+        ] {
+            assert!(warning.contains(text), "{text:?} in {warning}");
+        }
+        let found = check(&["-X", "message.max.bytes=3000000"]);
+        assert!(!found.contains("event size"), "{found}");
+
+        let kept = init("1MB").expect_code(0);
+        kept.expect_says(&["keeps its limit of 2000000 bytes"]);
+        let (_, change) = warning.split_once("as its owner: ").unwrap();
+        scene.db.run(change);
+        assert!(check_of(&scene, "walpost_event_size").contains("990000"));
+        let found = check(&[]);
+        assert!(!found.contains("event size"), "{found}");
+    }
+}
+
+#[test]
+fn limit_of_a_topic_counts_too() {
+    let scene = Scene::new();
+    let topic = scene.name.clone();
+    scene.topic(&topic, 1, &[("max.message.bytes", "500000")]);
+    let found = scene
+        .check()
+        .args(["--topic", &topic])
+        .finish()
+        .expect_code(0);
+    for text in [
+        "event size",
+        &format!("topic \"{topic}\" accepts records of up to 499939 (max.message.bytes)"),
+        "<= 489939) NOT VALID",
+    ] {
+        assert!(found.stdout.contains(text), "{text:?} in {}", found.stdout);
+    }
+}
+
+#[test]
+fn limit_of_publish_stays_until_another_one_is_named() {
+    let scene = Scene::bare_of(
+        Outbox::Messages,
+        Server::shared(MAJOR),
+        Broker::shared(),
+        "",
+    );
+    let init = |arguments: &[&str]| scene.init().args(arguments).finish().expect_code(0);
+    let limit = || scene.db.number("SELECT walpost.max_event_bytes()");
+    init(&[]);
+    assert_eq!(limit(), 990_000);
+    init(&["--max-event-bytes", "2MB"]);
+    assert_eq!(limit(), 2_000_000);
+    init(&[]);
+    assert_eq!(limit(), 2_000_000);
+}
