@@ -69,9 +69,13 @@ if runs walpost; then "$here/report.sh" "$work/records" >/dev/null || true; fi
 stop follow TERM || true
 echo "demo: walpost verify"
 "$walpost" verify --postgres "$postgres" --kafka "$bootstrap" || fail walpost "walpost verify has found something"
+keep "$http" "psql -h $PGHOST -U postgres shop -c \"INSERT INTO outbox (aggregatetype, aggregateid, type, payload)" \
+    "    VALUES ('order', '4711', 'OrderPlaced', '{}')\"" \
+    "$walpost status --postgres '$postgres' --http $http"
 stop walpost TERM || fail walpost "walpost ended with status $?"
 # Walpost is gone, so the topic is complete: the verdict is on all of it, also on what came twice.
 records=$("${jvm[@]}" org.apache.kafka.tools.GetOffsetShell \
     --bootstrap-server "$bootstrap" --topic outbox.event.order |
     awk -F : '{ sum += $3 } END { print sum + 0 }')
 "$here/report.sh" "$work/records" "$records" || fail walpost "not every event arrived exactly once and in order"
+next_steps

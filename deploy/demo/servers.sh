@@ -150,3 +150,18 @@ start_servers() {
     await postgres pg_isready -q -d postgres
     await kafka grep 'Kafka Server started' "$work/kafka.log"
 }
+
+# Leaves everything running until Ctrl-C, if ./dev demo --keep asked for it. Says what to try meanwhile.
+keep() { # HTTP COMMAND...
+    local http=$1
+    shift
+    [[ -n ${WALPOST_DEMO_KEEP:-} ]] || return 0
+    printf '\ndemo: everything runs until Ctrl-C. The page: http://%s\ndemo: try in another terminal:\n' "$http"
+    printf '  %s\n' "$@"
+    while runs walpost; do sleep 1; done
+    fail walpost "walpost has ended"
+}
+
+next_steps() {
+    echo "demo: next, with your own database: the quick start in README.md, and docs/deploy.md"
+}

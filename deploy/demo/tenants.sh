@@ -92,6 +92,7 @@ start walpost "$walpost" run --config "$config" --http 127.0.0.1:0
 for name in saas billing shipping; do await walpost streams_again "$name" 1; done
 http=$(grep -o 'http://[0-9.:]*' "$work/walpost.log" | head -n 1)
 http=${http#http://}
+say "the page, while this runs: http://$http"
 sender() { query -d postgres -c "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'walpost_$1'"; }
 before=$(sender saas)
 
@@ -129,6 +130,8 @@ while jobs -r | grep -q 'write '; do sleep 0.1; done
 say "walpost status"
 "$walpost" status --config "$config" --http "$http"
 [[ $(sender saas) == "$before" ]] || fail walpost "the tenants' pipeline was restarted"
+keep "$http" "psql -h $PGHOST -U postgres saas -c \"INSERT INTO tenant_1.outbox (aggregatetype, aggregateid, type, payload)" \
+    "    VALUES ('order', '4711', 'OrderPlaced', '{}')\"" "$walpost pipeline list --config $config"
 stop walpost TERM || fail walpost "walpost ended with status $?"
 "${jvm[@]}" org.apache.kafka.tools.GetOffsetShell --bootstrap-server "$bootstrap" >"$work/offsets" 2>>"$work/kafka.log"
 
@@ -151,3 +154,4 @@ count tenant_new "$(committed saas tenant_new.outbox)"
 for database in billing shipping support; do count "$database" "$(committed "$database" public.outbox)"; done
 ((wrong == 0)) || fail walpost "$wrong topics do not have what was committed"
 say "each event was delivered once; the tenants' pipeline has one walsender, the same from beginning to end"
+next_steps
