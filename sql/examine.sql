@@ -14,7 +14,8 @@
 --   slot_state, table_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
 --   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
 --             is in the setting walpost.code_of_others. It is valid until the transaction ends: see guard.sql
---   compare   the same for a SELECT with a condition
+--   compare   the same for a SELECT with a condition of Walpost's
+--   condition the same for a SELECT with a condition that a person has written
 --   write     the same for DELETE
 --   alter     the same for attaching and detaching a partition
 --   present   that the schema walpost exists, and the tables that the other words name
@@ -49,7 +50,7 @@ SET walpost.examine = :'examine';
 DO $walpost$
 DECLARE
     what text[] := string_to_array(current_setting('walpost.examine'), ' ');
-    uses_table boolean := what && '{read,compare,write,alter}';
+    uses_table boolean := what && '{read,compare,condition,write,alter}';
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
@@ -240,7 +241,7 @@ BEGIN
         END IF;
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'
-                WHEN 'compare' = ANY (what) THEN 'COMPARE' ELSE 'SELECT' END);
+                WHEN 'compare' = ANY (what) THEN 'COMPARE' WHEN 'condition' = ANY (what) THEN 'CONDITION' ELSE 'SELECT' END);
         -- The table was dropped or renamed.
         IF code_of_others IS NULL THEN
             RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)

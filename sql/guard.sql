@@ -13,7 +13,13 @@
 -- Reading and writing rows goes on; VACUUM, CREATE INDEX and ALTER TABLE wait. The result lists what would run code of other
 -- roles as the caller, and is empty if nothing would; the function fails if there is no such table. The third argument says what
 -- the statement does: SELECT, DELETE, each with conditions on created_at and the primary key at most; COMPARE, which is a SELECT
--- with a condition on any column; or ALTER, which attaches or detaches a partition.
+-- that compares any column with a literal; CONDITION, which is a SELECT with a condition that a person has written; or ALTER,
+-- which attaches or detaches a partition.
+--
+-- A column that is compared may have a type only if the type, and everything that it consists of, belongs to a role that is trusted:
+-- a literal is parsed by the type's input function, which evaluates the CHECK of a domain in an array or a composite type, and casts
+-- from the type of another role would be found. A column that is a domain over a built-in type is compared as that type, except in
+-- CONDITION. Operators of an extension are called by name, so their schema has to belong to a role that is trusted.
 --
 -- If a role that is not trusted can change the table, then its expressions may use only what PostgreSQL itself consists of: a
 -- function that a superuser owns can be made to run code of another role too, as populate_record() of hstore runs the CHECK of a
@@ -138,11 +144,36 @@ BEGIN
     END IF;
 
     -- What PostgreSQL itself consists of is pinned, and not in pg_depend.
-    WITH RECURSIVE compared (attname, type) AS (
-        SELECT attname, atttypid FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
-            AND (statement = 'COMPARE' OR attname = 'created_at' OR EXISTS (SELECT FROM pg_index
+    WITH RECURSIVE ordering (attnum) AS (
+        SELECT attnum FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
+            AND (attname = 'created_at' OR EXISTS (SELECT FROM pg_index
                 WHERE indrelid = outbox AND indisprimary AND attnum = ANY (indkey)))
-        UNION SELECT attname, typbasetype FROM compared JOIN pg_type ON oid = type WHERE typbasetype <> 0
+    ), compared (attname, is_ordering, type, is_part) AS (
+        SELECT attname, attnum IN (SELECT attnum FROM ordering), atttypid, false FROM pg_attribute
+            WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
+            AND (statement IN ('COMPARE', 'CONDITION') OR attnum IN (SELECT attnum FROM ordering))
+        UNION SELECT attname, is_ordering, next.type, compared.is_part OR next.is_part
+            FROM compared JOIN pg_type t ON t.oid = compared.type CROSS JOIN LATERAL (
+                SELECT typbasetype, false
+                UNION SELECT typelem, true
+                UNION SELECT rngsubtype, true FROM pg_range WHERE rngtypid = t.oid
+                UNION SELECT rngtypid, true FROM pg_range WHERE rngmultitypid = t.oid
+                UNION SELECT atttypid, true FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+            ) AS next (type, is_part) WHERE next.type <> 0
+    ), operators (attname, type, schema, owner) AS (
+        -- What Catalog::order_columns names, and what those call.
+        SELECT attname, t.oid, object.schema, object.owner FROM compared JOIN pg_type t ON t.oid = type
+            JOIN pg_opclass c ON c.opcintype = t.oid AND c.opcdefault JOIN pg_am ON pg_am.oid = c.opcmethod AND amname = 'btree'
+            CROSS JOIN LATERAL (
+                SELECT t.typnamespace, t.typowner
+                UNION ALL SELECT NULL, c.opcowner
+                UNION ALL SELECT NULL, proowner FROM pg_amproc p JOIN pg_proc f ON f.oid = p.amproc WHERE amprocfamily = c.opcfamily
+                UNION ALL SELECT o.oprnamespace, o.oprowner FROM pg_amop p JOIN pg_operator o ON o.oid = p.amopopr
+                    WHERE amopfamily = c.opcfamily AND amoplefttype = t.oid AND amoprighttype = t.oid
+                UNION ALL SELECT NULL, proowner FROM pg_amop p JOIN pg_operator o ON o.oid = p.amopopr
+                    JOIN pg_proc f ON f.oid = o.oprcode WHERE amopfamily = c.opcfamily
+            ) AS object (schema, owner)
+            WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), linked (oid, conname) AS (
         -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key. Rows of
         -- the other table can be deleted or changed too, and so on.
@@ -219,10 +250,20 @@ BEGIN
                     WHERE attrelid = other.oid AND privilege_type = 'REFERENCES') AS changers (changer)
             WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
         -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
-        UNION ALL SELECT format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
-                pg_get_userbyid(typowner))
+        UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,
+                    format_type(type, NULL), pg_get_userbyid(typowner))
+                ELSE format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
+                    pg_get_userbyid(typowner)) END
             FROM compared JOIN pg_type t ON t.oid = type
-            WHERE typowner <> ALL (trusted) AND typtype <> 'd' -- Casts from a domain are ignored.
+            -- Casts from a domain are ignored, and a literal is parsed as the type below it.
+            WHERE typowner <> ALL (trusted) AND (typtype <> 'd' OR is_part OR statement = 'CONDITION')
+        UNION ALL SELECT format('column %I of type %s is compared by operators that role %I can replace; ALTER EXTENSION ... SET '
+                'SCHEMA moves those of an extension into a schema that belongs to a superuser', attname, format_type(type, NULL),
+                pg_get_userbyid(changer))
+            FROM operators LEFT JOIN pg_namespace n ON n.oid = schema CROSS JOIN LATERAL (SELECT owner
+                UNION SELECT CASE WHEN nspowner = to_regrole('pg_database_owner')
+                    THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END) AS changers (changer)
+            WHERE changer <> ALL (trusted)
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
         -- The operators that rows are ordered and compared by are looked up by this type.

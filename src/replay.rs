@@ -48,7 +48,7 @@ use crate::pipeline::decode::hand_over::Undelivered;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::copy::{self, CopyError};
 use crate::postgres::catalog::journal::{Action, Entry};
-use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, RowOrder, Statement};
+use crate::postgres::catalog::{Catalog, CatalogError, CreatedAt, Problem, TableVersion};
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::sql::SimpleQueryRow;
 use crate::postgres::table::TableName;
@@ -59,6 +59,7 @@ use crate::sink::{Sink, SinkError};
 mod condition;
 mod dropped_slots;
 mod position;
+mod rows;
 mod run;
 pub(crate) mod selection;
 mod sender;
@@ -367,14 +368,17 @@ pub(crate) struct Plan<'s> {
     table: &'s TableName,
     columns: Vec<String>,
     mapping: Mapping,
-    order: RowOrder,
+    /// The table that columns, mapping and order are of.
+    version: TableVersion,
     /// Reads the rows, in a transaction of its own.
     reader: Catalog,
     /// Writes the journal.
     writer: Catalog,
     planned: Planned,
-    /// Which rows, in SQL; empty for all.
-    rows_condition: String,
+    /// The condition for rows that the journal's entries are about; empty if the run is of rows that were selected.
+    recorded_rows: String,
+    /// Which rows, in SQL, for people; empty for all.
+    described: String,
     /// Its id.
     pub run: Uuid,
     /// Who began it, where it is resumed.
@@ -415,12 +419,11 @@ impl<'s> Plan<'s> {
         let rows = Table {
             name: plan.table,
             columns: &plan.columns,
-            order: &plan.order,
+            version: &plan.version,
         };
         let selected = selection.look_up(settings, &plan.reader, &rows).await?;
-        let condition = selected.sql(&plan.order);
         plan.planned.selected = Some(selected);
-        plan.counted(condition).await
+        plan.counted().await
     }
 
     /// A run of its own, whose rows are not known yet.
@@ -434,10 +437,9 @@ impl<'s> Plan<'s> {
         Self::open(settings, table, writer, run).await
     }
 
-    /// With the rows that fulfil `condition`.
-    async fn counted(mut self, condition: String) -> Result<Self, ReplayError> {
-        self.rows_condition = condition;
-        self.rows = self.count().await?;
+    /// With the number of its rows, and the last of them.
+    async fn counted(mut self) -> Result<Self, ReplayError> {
+        self.count().await?;
         self.planned.rows = self.rows;
         self.planned.until = self.last().await?;
         Ok(self)
@@ -459,7 +461,8 @@ impl<'s> Plan<'s> {
         plan.planned.selected = Some(Selected::default());
         plan.planned.dropped_slots.clone_from(&closes);
         plan.closes = closes;
-        plan.counted(condition).await
+        plan.recorded_rows = condition;
+        plan.counted().await
     }
 
     /// Finds out which rows of a table that is set aside may be missing, as of now. Nothing is changed.
@@ -480,7 +483,8 @@ impl<'s> Plan<'s> {
             before,
             snapshot_xmin,
         });
-        plan.counted(condition).await
+        plan.recorded_rows = condition;
+        plan.counted().await
     }
 
     /// Goes on with a run that the journal knows. `condition` is the one in SQL that it began with,
@@ -543,34 +547,36 @@ impl<'s> Plan<'s> {
             key.as_ref()
                 .is_some_and(|key| key.len() != planned.order.len())
         };
-        if is_other(&planned.until) || is_other(&last) || selected.is_of_other_key(&plan.order) {
+        if is_other(&planned.until)
+            || is_other(&last)
+            || selected.is_of_other_key(planned.order.len())
+        {
             let order = planned.order.join(", ");
             let reason = format!("until, last, from and to have to be values of {order}");
             return Err(entry.unreadable(reason));
         }
-        plan.rows_condition = if !planned.set_aside.is_empty() {
+        if !planned.set_aside.is_empty() {
             lock_entries(&plan.writer, &settings.target.slot, SET_ASIDE_FLAG).await?;
             let condition =
                 set_aside::condition(settings, table, &plan.writer, &planned.set_aside).await?;
-            condition.ok_or(ReplayError::Closed(run))?
+            plan.recorded_rows = condition.ok_or(ReplayError::Closed(run))?;
         } else if planned.dropped_slots.is_empty() {
             if let Some(condition) = condition {
-                condition::examine(&plan.reader, table, condition).await?;
+                condition::examine(&plan.reader, table, &plan.version, condition).await?;
             }
-            selected.sql(&plan.order)
         } else {
             lock_entries(&plan.writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
             let condition =
                 dropped_slots::condition(settings, &plan.writer, &planned.dropped_slots).await?;
-            condition.ok_or(ReplayError::Closed(run))?
-        };
+            plan.recorded_rows = condition.ok_or(ReplayError::Closed(run))?;
+        }
         plan.closes.clone_from(&planned.dropped_slots);
         plan.planned = planned;
         plan.is_resumed = true;
         plan.begun = Some(begun);
         plan.behind = last;
         plan.sent_before = sent;
-        plan.rows = plan.count().await?;
+        plan.count().await?;
         Ok(plan)
     }
 
@@ -596,7 +602,7 @@ impl<'s> Plan<'s> {
             &typed,
             &observed.facts,
         )?;
-        let order = reader.row_order(table, CreatedAt::First).await?;
+        let order = reader.order_columns(table, CreatedAt::First).await?;
         if order.is_empty() {
             return Err(ReplayError::NoKey(table.clone()));
         }
@@ -614,7 +620,7 @@ impl<'s> Plan<'s> {
             planned: Planned {
                 table: table.to_string(),
                 selected: None,
-                order: order.names().map(str::to_owned).collect(),
+                order: order.into_iter().map(|column| column.name).collect(),
                 until: None,
                 topic: outbox.topic.to_string(),
                 rows: 0,
@@ -622,8 +628,9 @@ impl<'s> Plan<'s> {
                 set_aside: Vec::new(),
                 sent_rows: None,
             },
-            rows_condition: String::new(),
-            order,
+            recorded_rows: String::new(),
+            described: String::new(),
+            version: observed.version,
             reader,
             writer,
             run,
@@ -659,7 +666,7 @@ impl<'s> Plan<'s> {
     /// Which rows, for people.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
-        let which = match self.rows_condition.as_str() {
+        let which = match self.described.as_str() {
             "" => "all".to_owned(),
             condition => format!("those with {}", condition.replace('\n', "")),
         };
@@ -693,62 +700,6 @@ impl<'s> Plan<'s> {
     /// Makes dead letters, if the settings have any sent.
     fn dead_letters(&self) -> Option<DeadLetters> {
         DeadLetters::new(&self.settings.name, "", &self.settings.dead_letters)
-    }
-
-    /// What reads the rows that are to be sent.
-    fn statement(&self) -> Statement {
-        let selected = self.planned.selected();
-        selected.map_or(Statement::Compare, |selected| selected.statement())
-    }
-
-    /// The condition for the rows that are to be sent.
-    fn condition(&self) -> String {
-        let mut all = Vec::new();
-        if !self.rows_condition.is_empty() {
-            all.push(self.rows_condition.clone());
-        }
-        // A run that is resumed has another snapshot than when it began.
-        if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
-            all.push(self.order.compared("<=", until));
-        }
-        if let Some(behind) = &self.behind {
-            all.push(self.order.compared(">", behind));
-        }
-        all.join(" AND ")
-    }
-
-    /// ` WHERE` of the rows that are to be sent.
-    fn filter(&self) -> String {
-        match self.condition().as_str() {
-            "" => String::new(),
-            condition => format!(" WHERE {condition}"),
-        }
-    }
-
-    async fn count(&self) -> Result<u64, ReplayError> {
-        let filter = self.filter();
-        let row = self
-            .reader
-            .select_first(self.statement(), "count(*)", self.table, &filter)
-            .await
-            .map_err(|error| ReplayError::wrong("which rows", error))?;
-        let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
-        Ok(count.ok_or_else(|| CatalogError::Unexpected("count(*)".to_owned()))?)
-    }
-
-    /// The key of the last row.
-    async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
-        let rest = format!(
-            "{} ORDER BY {} LIMIT 1",
-            self.filter(),
-            self.order.sql(" DESC")
-        );
-        let columns = self.order.selected();
-        let row = self
-            .reader
-            .select_first(self.statement(), &columns, self.table, &rest)
-            .await?;
-        Ok(row.map(|row| texts(&row)).transpose()?)
     }
 
     /// Sends the rows, at most `rate` of them a second, until all are in Kafka or `stop` says true.

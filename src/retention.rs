@@ -752,6 +752,10 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
+        // Owner and partition key were read of the table with this OID, and a key never changes.
+        if self.catalog.relation(&self.outbox.name).await? != self.outbox.origin.table {
+            return Err(CatalogError::TableChanged(self.outbox.name.clone()));
+        }
         Ok(self.client.batch_execute(sql).await?)
     }
 

@@ -13,8 +13,8 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
 use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, CreatedAt, HiddenRows, Observed, ObservedTable, RowOrder,
-    SnapshotHistory, SnapshotRecord, Statement, TableGuard, TableSnapshot,
+    Catalog, CatalogError, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
+    OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::ServerError;
@@ -41,14 +41,14 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
 
 /// A connection for questions.
 pub(crate) trait CatalogQueries: Send + Sync + 'static {
-    /// See [`TableGuard`].
-    type Guard: Send;
+    type Locked: LockedQueries;
 
-    /// Locks and examines a table, so that the next statement can name it. Drop the guard when that statement is planned.
-    fn guard_table(
+    /// Locks and examines a table that has not changed since, so that the next statement can name it. Drop the result when that
+    /// statement is planned.
+    fn lock_table(
         &self,
-        table: &TableName,
-    ) -> impl Future<Output = Result<Self::Guard, CatalogError>> + Send;
+        version: &TableVersion,
+    ) -> impl Future<Output = Result<Self::Locked, CatalogError>> + Send;
 
     /// Asks for everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
@@ -123,10 +123,10 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
-    fn row_order(
+    fn order_columns(
         &self,
         table: &TableName,
-    ) -> impl Future<Output = Result<RowOrder, CatalogError>> + Send;
+    ) -> impl Future<Output = Result<Vec<OrderColumn>, CatalogError>> + Send;
 
     /// Adds an entry to the journal.
     fn write_journal(
@@ -192,6 +192,18 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
 
+/// A table that is locked; see [`LockedTable`].
+pub(crate) trait LockedQueries: Send + Sync {
+    /// The order of its rows, in SQL.
+    fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
+}
+
+impl LockedQueries for LockedTable {
+    async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
+        LockedTable::row_order(self, CreatedAt::UnlessKeyRises).await
+    }
+}
+
 impl Database for Conninfo {
     type Catalog = Catalog;
 
@@ -209,10 +221,10 @@ impl Database for Conninfo {
 }
 
 impl CatalogQueries for Catalog {
-    type Guard = TableGuard;
+    type Locked = LockedTable;
 
-    async fn guard_table(&self, table: &TableName) -> Result<TableGuard, CatalogError> {
-        Catalog::guard_table(self, table, Statement::Select).await
+    async fn lock_table(&self, version: &TableVersion) -> Result<LockedTable, CatalogError> {
+        Catalog::lock_table(self, version, Statement::Select).await
     }
 
     async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
@@ -281,8 +293,8 @@ impl CatalogQueries for Catalog {
         Catalog::table_snapshots(self, target).await
     }
 
-    async fn row_order(&self, table: &TableName) -> Result<RowOrder, CatalogError> {
-        Catalog::row_order(self, table, CreatedAt::UnlessKeyRises).await
+    async fn order_columns(&self, table: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {
+        Catalog::order_columns(self, table, CreatedAt::UnlessKeyRises).await
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {

@@ -162,7 +162,10 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
     match error {
         CatalogError::Dial(error) => of_dial(error),
         CatalogError::Server(error) => of_server(error),
-        CatalogError::Lost(_) | CatalogError::OtherServer => Remedy::Reconnect,
+        CatalogError::Lost(_)
+        | CatalogError::OtherServer
+        // A migration, for example: the next attempt reads the catalogs again.
+        | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }

@@ -24,7 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use self::broker::SimSink;
 use self::world::{SYSTEM_ID, Shared, World};
-use super::database::{CatalogQueries, Database};
+use super::database::{CatalogQueries, Database, LockedQueries};
 use super::decode::error::CoreError;
 use super::error::PipelineError;
 use super::exactly_once::error::ExactlyOnceError;
@@ -52,8 +52,8 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
-    CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable, RowOrder,
-    SnapshotHistory, SnapshotRecord, TableSnapshot,
+    CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable,
+    OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
@@ -150,10 +150,16 @@ impl Database for SimDatabase {
     }
 }
 
-impl CatalogQueries for SimDatabase {
-    type Guard = ();
+impl LockedQueries for () {
+    async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
+        Ok(RowOrder::by(self, [("id".to_owned(), 20)]))
+    }
+}
 
-    async fn guard_table(&self, _: &TableName) -> Result<(), CatalogError> {
+impl CatalogQueries for SimDatabase {
+    type Locked = ();
+
+    async fn lock_table(&self, _: &TableVersion) -> Result<(), CatalogError> {
         Ok(())
     }
 
@@ -220,6 +226,7 @@ impl CatalogQueries for SimDatabase {
                 facts: Vec::new(),
                 refuses_update: true,
                 has_key: true,
+                version: TableVersion::default(),
             }),
             has_publish: false,
             has_journal: false,
@@ -294,8 +301,8 @@ impl CatalogQueries for SimDatabase {
         })
     }
 
-    async fn row_order(&self, _: &TableName) -> Result<RowOrder, CatalogError> {
-        Ok(RowOrder::by([("id".to_owned(), 20)]))
+    async fn order_columns(&self, _: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {
+        Ok(vec![OrderColumn::built_in("id".to_owned(), 20)])
     }
 
     async fn write_journal(&self, entry: &Entry<'_>) -> Result<(), CatalogError> {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use self::error::SnapshotError;
-use super::database::{CatalogQueries, Database};
+use super::database::{CatalogQueries, Database, LockedQueries};
 use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
 use super::settings::{Delivery, PipelineSettings, SnapshotMode};
@@ -26,7 +26,8 @@ use crate::postgres::catalog::copy;
 use crate::postgres::catalog::journal::{Action, Entry};
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, Observed, RowOrder, Rows, SnapshotHistory, SnapshotRecord, TableSnapshot,
+    Catalog, CatalogError, Observed, ObservedTable, RowOrder, Rows, SnapshotHistory,
+    SnapshotRecord, TableSnapshot,
 };
 use crate::postgres::replication::{Connection, ConnectionError, CopyOut, Identity};
 use crate::postgres::table::TableName;
@@ -98,9 +99,11 @@ pub(super) struct Settlement {
     why: &'static str,
 }
 
-/// A copy that is to be made.
+/// A copy that is to be made. Its statement is composed when the table is locked.
 pub(super) struct Plan {
-    statement: String,
+    table: ObservedTable,
+    name: TableName,
+    row_filter: Option<String>,
     mapping: Mapping,
     key: Vec<(String, KeyType)>,
     /// What was copied before it was interrupted.
@@ -160,14 +163,18 @@ pub(super) async fn plan(
     }
     let before = before.cloned();
     let snapshot_history = catalog.snapshot_history(target, table).await?;
-    let order = match &before {
+    let columns = match &before {
         Some(copied) => {
             info!(
                 pipeline,
                 rows = copied.rows,
                 "resuming interrupted snapshot"
             );
-            go_on(copied, observed).ok_or_else(|| SnapshotError::Interrupted {
+            let resumed = observed
+                .table
+                .as_ref()
+                .and_then(|table| go_on(copied, table));
+            resumed.ok_or_else(|| SnapshotError::Interrupted {
                 table: table.clone(),
                 rows: copied.rows,
                 pipeline: pipeline.clone(),
@@ -192,33 +199,26 @@ pub(super) async fn plan(
                     ),
                 }
             }
-            catalog.row_order(table).await?
+            let columns = catalog.order_columns(table).await?.into_iter();
+            columns
+                .map(|column| (column.name, column.type_oid))
+                .collect()
         }
     };
     // Only what is to be resumed later has to be remembered.
     let key: Vec<_> = match delivered {
         Some(_) => {
-            let kinds = order.columns();
-            let kinds =
-                kinds.map(|(name, type_oid)| Some((name.to_owned(), KeyType::of(type_oid)?)));
+            let kinds = columns.into_iter();
+            let kinds = kinds.map(|(name, type_oid)| Some((name, KeyType::of(type_oid)?)));
             kinds.collect::<Option<_>>().unwrap_or_default()
         }
         None => Vec::new(),
     };
-    // Where keys are compared here too, it has to be by their bytes.
-    let order = match key.is_empty() {
-        true => order,
-        false => order.by_bytes(),
-    };
     let mapping = settings.mapping_of(table, observed.table.as_ref())?;
-    let publication = observed.publication.as_ref();
-    if publication.is_some_and(|publication| publication.has_locked_filter) {
-        let reason =
-            format!("table {table} is locked, and the publication has a row filter for it");
-        return Err(SnapshotError::Waits(reason));
-    }
     Ok(Planned::Copy(Box::new(Plan {
-        statement: statement(table, observed, &mapping, &order, &key, before.as_ref()),
+        table: observed.table.clone().unwrap_or_default(),
+        name: table.clone(),
+        row_filter: row_filter(table, observed)?,
         mapping,
         key,
         about: match snapshot_history.rows {
@@ -458,48 +458,63 @@ pub(super) async fn settle(
     }
 }
 
-/// The order in which rows were copied; nothing where it can't be gone on in it.
-fn go_on(copied: &CopyProgress, observed: &Observed) -> Option<RowOrder> {
-    let columns = observed
-        .table
-        .as_ref()
-        .map_or(&[][..], |table| &table.columns);
+/// The columns by which rows were copied; nothing if the copy can't be continued in this order.
+fn go_on(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
+    let columns = &table.columns;
     let column = |name: &String| {
         let (name, type_oid) = columns.iter().find(|(column, _)| column == name)?;
         KeyType::of(*type_oid)?;
         Some((name.clone(), *type_oid))
     };
     let order: Option<Vec<_>> = copied.key.iter().map(column).collect();
-    order.filter(|order| !order.is_empty()).map(RowOrder::by)
+    order.filter(|order| !order.is_empty())
 }
 
-/// The columns that the mapping and the key need, of the rows that are published and were not
-/// copied before.
-fn statement(
-    table: &TableName,
-    observed: &Observed,
-    mapping: &Mapping,
-    order: &RowOrder,
-    key: &[(String, KeyType)],
-    before: Option<&CopyProgress>,
-) -> String {
-    let columns = observed
-        .table
-        .as_ref()
-        .map_or(&[][..], |table| &table.columns);
-    let needed = columns
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| mapping.slot(*index).is_some())
-        .map(|(_, (name, _))| name);
-    let needed = needed.chain(key.iter().map(|(name, _)| name));
-    let needed: Vec<_> = needed.cloned().collect();
-    let filter = observed.publication.as_ref();
-    let filter = filter.and_then(|publication| publication.row_filter.clone());
-    let upto = before.and_then(|before| before.chunks.last()?.upto.as_ref());
-    let behind = upto.map(|upto| order.compared(">", upto));
-    let conditions: Vec<_> = filter.into_iter().chain(behind).collect();
-    copy::statement(&needed, table, &conditions, order)
+/// The row filter that the publication has for the table.
+fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, SnapshotError> {
+    let Some(publication) = &observed.publication else {
+        return Ok(None);
+    };
+    if publication.unsafe_filter.is_some() {
+        // It was safe when the session started; the next one says which filter it is.
+        return Err(CatalogError::TableChanged(table.clone()).into());
+    }
+    if publication.has_locked_filter {
+        let reason =
+            format!("table {table} is locked, and the publication has a row filter for it");
+        return Err(SnapshotError::Waits(reason));
+    }
+    Ok(publication.row_filter.clone())
+}
+
+impl Plan {
+    /// Reads the columns that the mapping and the key need, of the rows that are published and were not copied before.
+    async fn statement(&self, locked: &impl LockedQueries) -> Result<String, SnapshotError> {
+        let resumed = self
+            .before
+            .as_ref()
+            .and_then(|before| go_on(before, &self.table));
+        let order = match resumed {
+            Some(columns) => RowOrder::by(locked, columns),
+            None => locked.row_order().await?,
+        };
+        // Where keys are compared here too, it has to be by their bytes.
+        let order = match self.key.is_empty() {
+            true => order,
+            false => order.by_bytes(),
+        };
+        let columns = self.table.columns.iter().enumerate();
+        let needed = columns
+            .filter(|(index, _)| self.mapping.slot(*index).is_some())
+            .map(|(_, (name, _))| name);
+        let needed = needed.chain(self.key.iter().map(|(name, _)| name));
+        let needed: Vec<_> = needed.cloned().collect();
+        let before = self.before.as_ref();
+        let upto = before.and_then(|before| before.chunks.last()?.upto.as_ref());
+        let behind = upto.map(|upto| order.compared(">", upto));
+        let conditions: Vec<_> = self.row_filter.iter().cloned().chain(behind).collect();
+        Ok(copy::statement(&needed, &self.name, &conditions, &order))
+    }
 }
 
 fn detail(state: &str, table: Option<String>, why: Option<&str>) -> serde_json::Value {
@@ -609,25 +624,27 @@ impl Snapshot {
         if is_outrun(self.plan.record, record, confirmed, stream_from) {
             return Err(SnapshotError::Outrun);
         }
+        if self.plan.before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
+            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN);
+            catalog.write_journal(&entry).await?;
+        }
+        let locked = catalog.lock_table(&self.plan.table.version).await?;
+        // The publication can have changed alone. With the table locked, its filter stays as it is.
+        let observed = catalog.look(target).await?;
+        if row_filter(&self.plan.name, &observed)? != self.plan.row_filter {
+            return Err(CatalogError::TableChanged(self.plan.name).into());
+        }
+        let statement = self.plan.statement(&locked).await?;
+        // The server answers after planning.
+        self.connection.copy_out(&statement).await?;
+        drop(locked);
         let Plan {
-            statement,
             mapping,
             key,
             before,
             about,
             ..
         } = *self.plan;
-        if before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
-            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN);
-            catalog.write_journal(&entry).await?;
-        }
-        let guard = match target.outbox.table() {
-            Some(table) => Some(catalog.guard_table(table).await?),
-            None => None,
-        };
-        // The server answers after planning.
-        self.connection.copy_out(&statement).await?;
-        drop(guard);
         core.begin_snapshot(CopyFrom {
             snapshot_lsn: self.snapshot_lsn,
             mapping,

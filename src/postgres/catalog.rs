@@ -32,8 +32,11 @@ use self::published::RowFilter;
 pub(crate) use self::published::UnsafeFilter;
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
 use self::synchronous::IS_SYNCHRONOUS;
-pub(crate) use self::table::{CreatedAt, RowOrder, Rows};
-pub(crate) use self::table_guard::{SelectedRows, Statement, TableGuard, examine_sql};
+pub(crate) use self::table::{CreatedAt, OrderColumn, RowOrder, Rows};
+use self::table_guard::TABLE_VERSION;
+pub(crate) use self::table_guard::{
+    LockedTable, SelectedRows, Statement, TableVersion, examine_sql,
+};
 use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_AT_ONCE};
 
 pub(crate) mod copy;
@@ -111,7 +114,8 @@ pub enum CatalogError {
     /// A statement would run code of others as us.
     #[error(
         "table {table} has code of other roles, which {role} would run: {code}. Nothing was done with the table. See who \
-         made it; drop what calls it, or have a superuser take the function over: ALTER FUNCTION ... OWNER TO ..."
+         made it; drop what calls it, or have a superuser take over the function or the type: ALTER FUNCTION ... OWNER TO ..., \
+         ALTER TYPE ... OWNER TO ..."
     )]
     CodeOfOthers {
         table: TableName,
@@ -120,6 +124,11 @@ pub enum CatalogError {
         /// What calls which function of whom.
         code: String,
     },
+    /// A statement was composed from what is not true any more.
+    #[error(
+        "table {0} was changed while it was about to be read; nothing was done. Run the same command again"
+    )]
+    TableChanged(TableName),
     /// A second connection was accepted by another server.
     #[error(
         "a second connection to PostgreSQL reached another server than the first. Run the same command again; if it happens again, \
@@ -346,13 +355,15 @@ impl Catalog {
         let found = self
             .client
             .query(
-                "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text, \
-                 EXISTS (SELECT FROM pg_trigger t \
-                 WHERE t.tgrelid = c.oid AND t.tgname = 'walpost_no_update' AND t.tgenabled <> 'D'), \
-                 EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) \
-                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 JOIN unnest($1::text[], $2::text[]) AS wanted (schema, name) \
-                 ON n.nspname = wanted.schema::name AND c.relname = wanted.name::name",
+                &format!(
+                    "SELECT c.oid, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text, \
+                     EXISTS (SELECT FROM pg_trigger t \
+                     WHERE t.tgrelid = c.oid AND t.tgname = 'walpost_no_update' AND t.tgenabled <> 'D'), \
+                     EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), {TABLE_VERSION} \
+                     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                     JOIN unnest($1::text[], $2::text[]) AS wanted (schema, name) \
+                     ON n.nspname = wanted.schema::name AND c.relname = wanted.name::name"
+                ),
                 &[&schemas, &names],
             )
             .await?;
@@ -369,6 +380,8 @@ impl Catalog {
                 persistence: row.try_get(4)?,
                 refuses_update: row.try_get(5)?,
                 has_key: row.try_get(6)?,
+                // Before the columns are read.
+                version: TableVersion::new(name.clone(), row.try_get(7)?),
                 ..ObservedTable::default()
             };
             tables.insert(oid, (name, table));

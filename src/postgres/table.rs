@@ -8,7 +8,7 @@ use postgres_protocol::escape::escape_identifier;
 use crate::outbox::columns::RowsOf;
 
 /// A schema-qualified table.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TableName {
     pub schema: String,
     pub name: String,

@@ -6,7 +6,7 @@
 //! itself has no such rights, and only as the one expression that it is shown as.
 
 use super::ReplayError;
-use crate::postgres::catalog::{Catalog, CatalogError};
+use crate::postgres::catalog::{Catalog, CatalogError, Statement, TableVersion};
 use crate::postgres::table::TableName;
 
 const FLAG: &str = "--where";
@@ -21,6 +21,7 @@ const MIGHTY: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog
 pub(super) async fn examine(
     catalog: &Catalog,
     table: &TableName,
+    version: &TableVersion,
     condition: &str,
 ) -> Result<(), ReplayError> {
     let mighty = catalog.client().query_opt(MIGHTY, &[]).await;
@@ -31,7 +32,9 @@ pub(super) async fn examine(
             through: role(1)?,
         });
     }
-    for statement in statements(&table.quoted(), condition) {
+    // Parsing a literal calls the input function of the type that it is compared with.
+    let locked = catalog.lock_table(version, Statement::Condition).await?;
+    for statement in statements(&locked.source(), condition) {
         let prepared = catalog.client().prepare(&statement).await;
         let prepared = prepared
             .map_err(|error| ReplayError::wrong(FLAG, catalog.denied_select(error, table)))?;
@@ -39,6 +42,7 @@ pub(super) async fn examine(
             return Err(ReplayError::Parameters);
         }
     }
+    drop(locked);
     Ok(())
 }
 
@@ -46,10 +50,10 @@ pub(super) async fn examine(
 /// it would have to close a bracket that it did not open: a round one in the first statement, and in the
 /// second, where the same bytes are the same words, a square one. What is one expression here is one
 /// wherever it stands in round brackets, in the statements that are run.
-fn statements(table: &str, condition: &str) -> [String; 2] {
+fn statements(from_item: &str, condition: &str) -> [String; 2] {
     // A comment at its end ends with the line.
     [
-        format!("SELECT FROM {table} WHERE (\n{condition}\n)"),
-        format!("SELECT FROM {table} WHERE (ARRAY[\n{condition}\n])[1]"),
+        format!("SELECT FROM {from_item} WHERE (\n{condition}\n)"),
+        format!("SELECT FROM {from_item} WHERE (ARRAY[\n{condition}\n])[1]"),
     ]
 }

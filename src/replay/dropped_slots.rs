@@ -118,6 +118,7 @@ pub(super) async fn has_rows(
         "" => " LIMIT 1".to_owned(),
         condition => format!(" WHERE {condition} LIMIT 1"),
     };
-    let first = catalog.select_first(Statement::Select, "", table, &rows);
-    Ok(first.await?.is_some())
+    let version = catalog.table_version(table).await?;
+    let locked = catalog.lock_table(&version, Statement::Select).await?;
+    Ok(catalog.select_first(locked, "", &rows).await?.is_some())
 }

@@ -79,9 +79,9 @@ async fn topics(
     };
     let columns = format!("DISTINCT {topic} AS topic");
     let rest = format!(" WHERE {topic} IS NOT NULL ORDER BY topic");
-    let mut rows = catalog
-        .select(Statement::Select, &columns, table, &rest)
-        .await?;
+    let version = catalog.table_version(table).await?;
+    let locked = catalog.lock_table(&version, Statement::Select).await?;
+    let mut rows = catalog.select(locked, &columns, &rest).await?;
     let mut names = Vec::new();
     while let Some(row) = rows.next().await? {
         names.extend(row.get(0).map(str::to_owned));

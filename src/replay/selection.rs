@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{ReplayError, condition, position};
 use crate::model::lsn::Position;
 use crate::pipeline::settings::PipelineSettings;
-use crate::postgres::catalog::{Catalog, CatalogError, RowOrder, Statement};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, CreatedAt, RowOrder, Statement, TableVersion,
+};
 use crate::postgres::table::TableName;
 
 /// One end of a range of rows.
@@ -119,7 +121,7 @@ pub(super) enum Edge {
 
 impl Selected {
     /// The condition in SQL; empty for all rows.
-    pub(super) fn sql(&self, order: &RowOrder) -> String {
+    pub(super) fn sql(&self, order: &RowOrder<'_>) -> String {
         let mut all = Vec::new();
         for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
             match edge {
@@ -154,16 +156,17 @@ impl Selected {
 
     /// What a statement with this condition is, for the examination of the table.
     pub(super) fn statement(&self) -> Statement {
-        match self.aggregates.is_empty() && self.ids.is_empty() && self.condition.is_none() {
+        match self.aggregates.is_empty() && self.ids.is_empty() {
+            _ if self.condition.is_some() => Statement::Condition,
             true => Statement::Select,
             false => Statement::Compare,
         }
     }
 
     /// The ends of the range have another number of values than the key has columns.
-    pub(super) fn is_of_other_key(&self, order: &RowOrder) -> bool {
+    pub(super) fn is_of_other_key(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
-        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != order.len()))
+        edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))
     }
 }
 
@@ -171,7 +174,7 @@ impl Selected {
 pub(super) struct Table<'t> {
     pub(super) name: &'t TableName,
     pub(super) columns: &'t [String],
-    pub(super) order: &'t RowOrder,
+    pub(super) version: &'t TableVersion,
 }
 
 impl Selection {
@@ -210,7 +213,7 @@ impl Selection {
             table.expect("id", "--id")?;
         }
         if let Some(condition) = &self.condition {
-            condition::examine(catalog, table.name, condition).await?;
+            condition::examine(catalog, table.name, table.version, condition).await?;
         }
         let [from, to] = edges;
         Ok(Selected {
@@ -253,14 +256,17 @@ async fn key_of(
     flag: &'static str,
 ) -> Result<Vec<String>, ReplayError> {
     table.expect("id", flag)?;
+    let locked = catalog
+        .lock_table(table.version, Statement::Compare)
+        .await?;
+    let order = locked.row_order(CreatedAt::First).await?;
     let rest = format!(
         " WHERE id = {} ORDER BY {} LIMIT 1",
         escape_literal(id),
-        table.order.sql(""),
+        order.sql(""),
     );
-    let columns = table.order.selected();
-    let row = catalog.select_first(Statement::Compare, &columns, table.name, &rest);
-    let row = row.await;
+    let columns = order.selected();
+    let row = catalog.select_first(locked, &columns, &rest).await;
     let row = row.map_err(|error| match error {
         // Data exception: the column's type has no such value.
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {

@@ -16,7 +16,7 @@ use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::decode::Step;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::delivery::Delivery;
-use crate::postgres::catalog::copy::{Copied, Query};
+use crate::postgres::catalog::copy::Copied;
 use crate::sink::Sink;
 
 /// How often the journal is told how far the run is, after it was told sooner at first.
@@ -66,7 +66,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             sink,
             delivery,
             taken: 0,
-            latest: vec![String::new(); plan.order.len()],
+            latest: vec![String::new(); plan.planned.order.len()],
             marks: VecDeque::new(),
             acknowledged: 0,
             last: None,
@@ -83,17 +83,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         stop: &mut watch::Receiver<bool>,
     ) -> Result<Ended, ReplayError> {
         let plan = self.plan;
-        let condition = plan.condition();
-        let query = Query {
-            table: plan.table,
-            columns: &plan.columns,
-            mapping: &plan.mapping,
-            order: &plan.order,
-            condition: &condition,
-            statement: plan.statement(),
-            row_bytes_max: plan.settings.row_bytes_max,
-        };
-        let mut rows = plan.reader.copy(&query).await?;
+        let mut rows = plan.copy().await?;
         let mut rate = rate.map(Rate::new);
         while let Some(copied) = rows.next().await? {
             if let Some(rate) = &mut rate

@@ -14,7 +14,9 @@ use crate::outbox::route::Router;
 use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::snapshot::Snapshot;
-use crate::postgres::catalog::{Catalog, CatalogError, ObservedTable, SelectedRows};
+use crate::postgres::catalog::{
+    Catalog, CatalogError, ObservedTable, SelectedRows, Statement, TableVersion,
+};
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
 
@@ -25,7 +27,7 @@ const BATCH: u64 = 1024;
 
 /// How the rows are read.
 pub(super) struct Plan {
-    table: TableName,
+    version: TableVersion,
     /// See [`Catalog::select`].
     columns: String,
     rest: String,
@@ -97,7 +99,7 @@ impl Plan {
             }
         }
         Ok(Self {
-            table: table.clone(),
+            version: observed.version.clone(),
             columns: values.join(", "),
             rest,
             mapping,
@@ -115,8 +117,10 @@ impl Plan {
         into: &mut Spill,
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
-        let snapshot = Snapshot::take(catalog, &self.table).await?;
-        let rows = snapshot.select(&self.columns, &self.rest).await?;
+        let snapshot = Snapshot::take(catalog).await?;
+        // Names and types of columns are as they were when the statement was composed.
+        let locked = catalog.lock_table(&self.version, Statement::Select).await?;
+        let rows = catalog.select(locked, &self.columns, &self.rest).await?;
         let topics = self.route(rows, &mut progress, into, reporter).await?;
         let (before, after) = (snapshot.before, snapshot.after);
         snapshot.end().await?;

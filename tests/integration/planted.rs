@@ -40,6 +40,7 @@ macro_rules! on_each_version {
     )* };
 }
 
+mod composed;
 mod expressions;
 mod files;
 mod filters;

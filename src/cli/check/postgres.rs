@@ -217,8 +217,8 @@ async fn owners(
             "what Walpost uses belongs to a superuser, this role or the owner of the outbox";
         report.add("owners", Outcome::Ok, message);
     }
-    if let (Some(table), Some(_)) = (target.outbox.table(), &observed.table)
-        && let Err(error) = catalog.guard_table(table, Statement::Select).await
+    if let Some(table) = &observed.table
+        && let Err(error) = catalog.lock_table(&table.version, Statement::Select).await
     {
         report.add("owners", Outcome::Warning, error);
     }

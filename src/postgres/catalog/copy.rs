@@ -3,12 +3,14 @@
 //! mapped and routed in one way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
 //!
 //! ```text
-//! let order = catalog.row_order(&table, CreatedAt::First).await?;
+//! let version = catalog.table_version(&table).await?;
 //! let mapping = Mapping::bind(&settings.outbox, &table.to_string(), &columns)?;
 //! copy::prepare(client).await?;                          // texts as in the stream
 //! client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-//! let query = Query { table: &table, columns: &names, condition: "", statement: Statement::Select, .. };
-//! let mut rows = catalog.copy(&query).await?;
+//! let locked = catalog.lock_table(&version, Statement::Select).await?;
+//! let order = locked.row_order(CreatedAt::First).await?;
+//! let statement = Query { order: &order, columns: &names, condition: "", .. }.statement(&locked);
+//! let mut rows = catalog.copy(locked, statement).await?;
 //! while let Some(copied) = rows.next().await? {
 //!     router.route(&mapping, &copied.row, ...);          // copied.row is a `Row` of the mapping
 //!     copied.key(0);                                     // the first value of the key, to go on behind
@@ -29,8 +31,9 @@ use futures_util::StreamExt;
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Client, CopyOutStream};
 
-use super::table::RowOrder;
-use super::{Catalog, CatalogError, Statement};
+use super::table::{RowOrder, from_item};
+use super::table_guard::LockedTable;
+use super::{Catalog, CatalogError};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::postgres::replication::TEXT_FORMS;
 use crate::postgres::table::TableName;
@@ -39,17 +42,14 @@ use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 /// Which rows, and what of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'q> {
-    pub table: &'q TableName,
     /// Names of its columns: those that `mapping` was bound to, in the same order.
     pub columns: &'q [String],
     /// What they mean. Columns that it does not need are not read.
     pub mapping: &'q Mapping,
     /// Their order; its columns are the key of a row.
-    pub order: &'q RowOrder,
+    pub order: &'q RowOrder<'q>,
     /// A condition in SQL that rows fulfil; empty for all rows.
     pub condition: &'q str,
-    /// Says which columns `condition` is about.
-    pub statement: Statement,
     /// The longest row that is accepted, in bytes.
     pub row_bytes_max: usize,
 }
@@ -120,9 +120,29 @@ pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     Ok(client.batch_execute(&sql).await?)
 }
 
+/// A statement that reads rows, and what its values are.
+pub(crate) struct CopyStatement {
+    sql: String,
+    slots: Vec<usize>,
+    width: usize,
+    row_bytes_max: usize,
+}
+
 impl Query<'_> {
+    /// The statement, for a table that stays locked until the statement is planned.
+    #[must_use]
+    pub(crate) fn statement(&self, locked: &LockedTable) -> CopyStatement {
+        let (sql, slots) = self.sql(locked.name());
+        CopyStatement {
+            sql,
+            width: slots.len() + self.order.len(),
+            slots,
+            row_bytes_max: self.row_bytes_max,
+        }
+    }
+
     /// The statement, and for each value that the mapping needs its slot.
-    fn sql(&self) -> (String, Vec<usize>) {
+    fn sql(&self, table: &TableName) -> (String, Vec<usize>) {
         let (mut slots, mut wanted) = (Vec::new(), Vec::new());
         for (index, name) in self.columns.iter().enumerate() {
             if let Some(slot) = self.mapping.slot(index) {
@@ -132,7 +152,7 @@ impl Query<'_> {
         }
         wanted.extend(self.order.names().map(str::to_owned));
         let condition = Some(self.condition.to_owned()).filter(|condition| !condition.is_empty());
-        let sql = statement(&wanted, self.table, condition.as_slice(), self.order);
+        let sql = statement(&wanted, table, condition.as_slice(), self.order);
         (sql, slots)
     }
 }
@@ -143,7 +163,7 @@ pub(crate) fn statement(
     columns: &[String],
     table: &TableName,
     conditions: &[String],
-    order: &RowOrder,
+    order: &RowOrder<'_>,
 ) -> String {
     let columns: Vec<_> = columns.iter().map(|name| escape_identifier(name)).collect();
     // A comment at the end of one ends with the line.
@@ -159,7 +179,7 @@ pub(crate) fn statement(
     let columns = columns.join(", ");
     format!(
         "COPY (SELECT {columns} FROM {}{filter}{order}) TO STDOUT",
-        table.quoted()
+        from_item(table)
     )
 }
 
@@ -173,24 +193,26 @@ impl Catalog {
         self.with_grant(error, |role| format!("GRANT SELECT ON {table} TO {role}"))
     }
 
-    /// Reads the rows that `query` asks for.
+    /// Reads the rows that the statement asks for. The lock is released when the statement is planned.
     ///
     /// # Errors
     /// The server refuses.
-    pub(crate) async fn copy(&self, query: &Query<'_>) -> Result<Reader, CopyError> {
-        let (sql, slots) = query.sql();
-        let guard = self.guard_table(query.table, query.statement).await?;
+    pub(crate) async fn copy(
+        &self,
+        locked: LockedTable,
+        statement: CopyStatement,
+    ) -> Result<Reader, CopyError> {
         // The server answers after planning.
-        let stream = self.client().copy_out(&sql).await;
-        let stream = stream.map_err(|error| self.denied_select(error, query.table))?;
-        drop(guard);
+        let stream = self.client().copy_out(&statement.sql).await;
+        let stream = stream.map_err(|error| self.denied_select(error, locked.name()))?;
+        drop(locked);
         Ok(Reader {
             stream: Box::pin(stream),
             lines: Lines::default(),
             line: Bytes::new(),
-            width: slots.len() + query.order.len(),
-            slots,
-            row_bytes_max: query.row_bytes_max,
+            width: statement.width,
+            slots: statement.slots,
+            row_bytes_max: statement.row_bytes_max,
         })
     }
 }
@@ -249,22 +271,23 @@ mod tests {
             .map(|name| TableColumn { name, type_oid: 25 })
             .collect();
         let mapping = Mapping::bind(&OutboxSettings::default(), "t", &columns).expect("binds");
-        let order = RowOrder::by([("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)]);
+        let order = RowOrder::by(
+            &(),
+            [("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)],
+        );
         let table = "public.\"Out box\"".parse().expect("a table");
         let query = Query {
-            table: &table,
             columns: &names,
             mapping: &mapping,
             order: &order,
             condition: "type = 'a' -- why",
-            statement: Statement::Compare,
             row_bytes_max: 1,
         };
-        let (sql, slots) = query.sql();
+        let (sql, slots) = query.sql(&table);
         assert_eq!(
             sql,
             "COPY (SELECT \"id\", \"payload\", \"aggregateid\", \"aggregatetype\", \"created_at\", \"x\"\"y\" \
-             FROM \"public\".\"Out box\" WHERE (type = 'a' -- why\n) ORDER BY \"created_at\", \"x\"\"y\") TO STDOUT"
+             FROM \"public\".\"Out box\" AS walpost_row WHERE (type = 'a' -- why\n) ORDER BY \"created_at\", \"x\"\"y\") TO STDOUT"
         );
         let expected: Vec<_> = [0, 2, 3, 4].map(|index| mapping.slot(index)).to_vec();
         assert_eq!(slots.into_iter().map(Some).collect::<Vec<_>>(), expected);
@@ -272,6 +295,6 @@ mod tests {
             condition: "",
             ..query
         };
-        assert!(!all.sql().0.contains("WHERE"));
+        assert!(!all.sql(&table).0.contains("WHERE"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{UnsafeFilter, synchronous};
+use super::{TableVersion, UnsafeFilter, synchronous};
 use crate::escape::shell_word;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
@@ -109,6 +109,8 @@ pub(crate) struct ObservedTable {
     pub refuses_update: bool,
     /// It has a primary key.
     pub has_key: bool,
+    /// Everything else here was read after this.
+    pub version: TableVersion,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,14 +2,12 @@
 //! order, it is [`copy`] that reads them.
 
 use super::copy;
-use super::{Catalog, CatalogError, SelectedRows, Statement};
+use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
-use crate::postgres::table::TableName;
 
 /// A transaction that sees the database as it was when it began.
 pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
-    table: TableName,
     /// It has nothing that was committed at or after this.
     pub after: Lsn,
     /// What was committed before this it has, but for what was about to become visible.
@@ -17,14 +15,11 @@ pub(crate) struct Snapshot<'c> {
 }
 
 impl<'c> Snapshot<'c> {
-    /// Takes a snapshot, to read this table.
+    /// Takes a snapshot.
     ///
     /// # Errors
-    /// The server can't be asked, or reading the table would run code of others.
-    pub(crate) async fn take(
-        catalog: &'c Catalog,
-        table: &TableName,
-    ) -> Result<Self, CatalogError> {
+    /// The query fails.
+    pub(crate) async fn take(catalog: &'c Catalog) -> Result<Self, CatalogError> {
         let client = catalog.client();
         copy::prepare(client).await?;
         let before = inserted(catalog).await?;
@@ -35,24 +30,9 @@ impl<'c> Snapshot<'c> {
         let after = inserted(catalog).await?;
         Ok(Self {
             catalog,
-            table: table.clone(),
             after,
             before,
         })
-    }
-
-    /// As [`Catalog::select`].
-    ///
-    /// # Errors
-    /// As [`Catalog::select`].
-    pub(crate) async fn select(
-        &self,
-        columns: &str,
-        rest: &str,
-    ) -> Result<SelectedRows, CatalogError> {
-        self.catalog
-            .select(Statement::Select, columns, &self.table, rest)
-            .await
     }
 
     /// Lets the snapshot go.

@@ -1,6 +1,8 @@
 //! Questions about the outbox table that its readers ask: whether they may, how many rows there are, and in which
 //! order they come.
 
+use std::marker::PhantomData;
+
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use tokio_postgres::{Row, SimpleQueryMessage};
 
@@ -21,6 +23,12 @@ pub(crate) enum Rows {
     },
 }
 
+/// The table in FROM. With an alias, a condition can't name the row as a whole by the table's name: the owner of the table owns the
+/// type of its rows, and can add casts from that type at any time.
+pub(super) fn from_item(table: &TableName) -> String {
+    format!("{} AS walpost_row", table.quoted())
+}
+
 /// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const INT8: u32 = 20;
@@ -39,18 +47,20 @@ pub(crate) enum CreatedAt {
     UnlessKeyRises,
 }
 
-/// What rows are ordered by: columns that are never null, most significant first.
+/// What rows are ordered by, in SQL: columns that are never null, most significant first. `'t` is how long the table is locked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RowOrder {
+pub(crate) struct RowOrder<'t> {
     columns: Vec<OrderColumn>,
     /// Texts are compared by their bytes, and not as the server would.
     by_bytes: bool,
+    locked: PhantomData<&'t ()>,
 }
 
+/// A column that rows are ordered by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct OrderColumn {
-    name: String,
-    type_oid: u32,
+pub(crate) struct OrderColumn {
+    pub name: String,
+    pub type_oid: u32,
     /// How its values are compared if its type belongs to an extension; otherwise by the operators of pg_catalog.
     comparison: Option<Comparison>,
     /// What is inserted later has a higher one, more or less.
@@ -81,20 +91,37 @@ impl Comparison {
     }
 }
 
-impl RowOrder {
-    /// By columns of built-in types.
+impl OrderColumn {
+    /// A column of a built-in type.
     #[must_use]
-    pub(crate) fn by(columns: impl IntoIterator<Item = (String, u32)>) -> Self {
-        let columns = columns.into_iter().map(|(name, type_oid)| OrderColumn {
+    pub(crate) fn built_in(name: String, type_oid: u32) -> Self {
+        Self {
             name,
             type_oid,
             comparison: None,
             rises: false,
-        });
-        Self {
-            columns: columns.collect(),
-            by_bytes: false,
         }
+    }
+}
+
+impl<'t> RowOrder<'t> {
+    pub(super) fn new(columns: Vec<OrderColumn>) -> Self {
+        Self {
+            columns,
+            by_bytes: false,
+            locked: PhantomData,
+        }
+    }
+
+    /// By columns of built-in types of this table, which is locked.
+    #[must_use]
+    pub(crate) fn by<T>(_table: &'t T, columns: impl IntoIterator<Item = (String, u32)>) -> Self {
+        let columns = columns.into_iter();
+        Self::new(
+            columns
+                .map(|(name, type_oid)| OrderColumn::built_in(name, type_oid))
+                .collect(),
+        )
     }
 
     /// The same columns, with texts compared by their bytes: whoever compares keys beside the server does it so.
@@ -121,12 +148,6 @@ impl RowOrder {
     /// Their names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().map(|column| column.name.as_str())
-    }
-
-    /// Their names and types.
-    pub(crate) fn columns(&self) -> impl Iterator<Item = (&str, u32)> {
-        let columns = self.columns.iter();
-        columns.map(|column| (column.name.as_str(), column.type_oid))
     }
 
     /// The condition for rows whose key compares so with these values: `>` is behind it.
@@ -234,11 +255,9 @@ impl Catalog {
         if let Some(grant) = self.select_grant(table).await? {
             return Ok(Rows::Denied { grant });
         }
-        if self
-            .select_first(Statement::Select, "", table, " LIMIT 1")
-            .await?
-            .is_none()
-        {
+        let version = self.table_version(table).await?;
+        let locked = self.lock_table(&version, Statement::Select).await?;
+        if self.select_first(locked, "", " LIMIT 1").await?.is_none() {
             return Ok(Rows::None);
         }
         Ok(Rows::About(self.estimate(table).await?))
@@ -259,8 +278,9 @@ impl Catalog {
 
     /// How many rows the planner expects.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
-        let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", table.quoted());
-        let _guard = self.guard_table(table, Statement::Select).await?;
+        let version = self.table_version(table).await?;
+        let _locked = self.lock_table(&version, Statement::Select).await?;
+        let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", from_item(table));
         let answer = self.client().simple_query(&plan).await?;
         let text: String = answer
             .iter()
@@ -279,15 +299,16 @@ impl Catalog {
         Ok(about as u64)
     }
 
-    /// What rows of the table can be ordered by: its primary key, and `created_at` as that says.
+    /// The columns that rows of the table can be ordered by: its primary key, and `created_at` as that says. For SQL, see
+    /// [`LockedTable::row_order`](super::LockedTable::row_order).
     ///
     /// # Errors
-    /// The server can't be asked.
-    pub(crate) async fn row_order(
+    /// The query fails.
+    pub(crate) async fn order_columns(
         &self,
         table: &TableName,
         created_at: CreatedAt,
-    ) -> Result<RowOrder, CatalogError> {
+    ) -> Result<Vec<OrderColumn>, CatalogError> {
         let rows = self
             .client()
             .query(
@@ -328,10 +349,7 @@ impl Catalog {
                 key.push(column);
             }
         }
-        Ok(RowOrder {
-            columns: ordered(key, time, created_at),
-            by_bytes: false,
-        })
+        Ok(ordered(key, time, created_at))
     }
 }
 
@@ -406,7 +424,10 @@ mod tests {
 
     #[test]
     fn rows_behind_a_key_are_those_that_compare_higher() {
-        let order = RowOrder::by([("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)]);
+        let order = RowOrder::by(
+            &(),
+            [("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)],
+        );
         let values = ["2025-01-01 00:00:00+00".to_owned(), "it's".to_owned()];
         assert_eq!(
             order.compared(">", &values),
@@ -428,10 +449,7 @@ mod tests {
             }),
             ..column("id", false)
         };
-        let order = RowOrder {
-            columns: vec![column("t", false), id],
-            by_bytes: false,
-        };
+        let order = RowOrder::new(vec![column("t", false), id]);
         assert_eq!(
             order.compared(">=", &["1".to_owned(), "a".to_owned()]),
             "(\"t\" OPERATOR(pg_catalog.>) '1' OR \"t\" OPERATOR(pg_catalog.=) '1' \

@@ -5,12 +5,17 @@
 //! locked, examined, and only then named in a statement (`walpost.lock_and_examine` of `sql/guard.sql`). The lock keeps VACUUM
 //! and partition maintenance out, so it belongs to a session of its own, which releases it once the statement is planned: the
 //! server plans a statement once, before it answers with the description of its rows, and evaluates nothing of others after that.
+//!
+//! The text of a statement depends on the catalogs too: on names and types of columns, on the key and its operators. The owner can
+//! wait until Walpost waits for the lock and change them then. So a table is locked by the [`TableVersion`] that was read before
+//! these facts, and refused if it is another one under the lock; operators are read under the lock only ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
+use super::table::{CreatedAt, RowOrder, from_item};
 use super::{Catalog, CatalogError};
 use crate::postgres::sql_file;
 use crate::postgres::table::{TableName, identifier};
@@ -24,18 +29,38 @@ const LOCK_TIMEOUT: &str = "10s";
 pub(crate) enum Statement {
     /// Rows are read, with conditions on `created_at` and the primary key at most.
     Select,
-    /// Rows are read, with a condition on any column.
+    /// Rows are read, with a condition of ours on any column.
     Compare,
+    /// Rows are read, with a condition that a person has written.
+    Condition,
     /// Rows are deleted.
     Delete,
     /// Partitions are attached, detached or dropped.
     Alter,
 }
 
-/// Keeps a table, and everything that inherits from it, as it was examined, until it is dropped.
+/// One state of a table's definition and storage. It is read before the catalogs are read that a statement is composed from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TableVersion {
+    table: TableName,
+    state: String,
+}
+
+/// The SQL of a [`TableVersion`], for the row `c` of `pg_class`. The `xmin` of a row of `pg_attribute` is the last transaction that
+/// has changed the column, so a change that was taken back is noticed too. Statements that rewrite a table hide its rows from older
+/// snapshots.
+pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filenode(c.oid), \
+     (SELECT string_agg(format('%s %s', a.attnum, a.xmin), ',' ORDER BY a.attnum) FROM pg_attribute a \
+     WHERE a.attrelid = c.oid AND a.attnum > 0), \
+     (SELECT format('%s %s', i.indexrelid, i.indkey) FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), \
+     (SELECT string_agg(format('%s %s', h.inhrelid, pg_relation_filenode(h.inhrelid)), ',' ORDER BY h.inhrelid) \
+     FROM pg_inherits h WHERE h.inhparent = c.oid))";
+
+/// A table that was examined. Until this is dropped, nobody else can change the table or what inherits from it.
 #[must_use]
-pub(crate) struct TableGuard {
-    _session: Catalog,
+pub(crate) struct LockedTable {
+    session: Catalog,
+    table: TableName,
 }
 
 /// Rows that are received one by one, so that a large table takes no memory.
@@ -44,16 +69,42 @@ pub(crate) struct SelectedRows {
 }
 
 impl Catalog {
-    /// Locks and examines a table over a connection of its own, so that the next statement of this connection can name it. Drop
-    /// the guard when that statement is planned.
+    /// The table as it is now.
     ///
     /// # Errors
-    /// As [`Catalog::lock_and_examine`]; or no connection to the same server can be opened.
-    pub(crate) async fn guard_table(
+    /// The query fails.
+    pub(crate) async fn table_version(
         &self,
         table: &TableName,
+    ) -> Result<TableVersion, CatalogError> {
+        let sql = format!(
+            "SELECT {TABLE_VERSION} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $1 AND c.relname = $2"
+        );
+        let found = self
+            .client()
+            .query_opt(&sql, &[&table.schema, &table.name])
+            .await?;
+        let state = match found {
+            Some(row) => row.try_get(0)?,
+            // Locking it says that it does not exist.
+            None => String::new(),
+        };
+        Ok(TableVersion::new(table.clone(), state))
+    }
+
+    /// Locks and examines a table over a connection of its own, so that the next statement of this connection can name it. Drop
+    /// the result when that statement is planned. What the statement is composed from was read after `version`.
+    ///
+    /// # Errors
+    /// As [`Catalog::lock_and_examine`]; the table has changed since `version` was read; or no connection to the same server can be
+    /// opened.
+    pub(crate) async fn lock_table(
+        &self,
+        version: &TableVersion,
         statement: Statement,
-    ) -> Result<TableGuard, CatalogError> {
+    ) -> Result<LockedTable, CatalogError> {
+        let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
         // Several hosts can be configured, and another of them can have accepted this connection.
         if session.server().await? != self.server().await? {
@@ -63,7 +114,13 @@ impl Catalog {
             format!("SET lock_timeout = '{LOCK_TIMEOUT}'; BEGIN ISOLATION LEVEL READ COMMITTED");
         session.client().batch_execute(&begin).await?;
         session.lock_and_examine(table, statement).await?;
-        Ok(TableGuard { _session: session })
+        if session.table_version(table).await? != *version {
+            return Err(CatalogError::TableChanged(table.clone()));
+        }
+        Ok(LockedTable {
+            session,
+            table: table.clone(),
+        })
     }
 
     /// Locks a table until the current transaction ends, and makes sure that the statement runs no code of other roles. The
@@ -94,25 +151,23 @@ impl Catalog {
         }
     }
 
-    /// Runs `SELECT columns FROM table rest`, which is of the kind `statement`. Values are in the text format that the types' output functions give them, as in the
-    /// replication stream.
+    /// Runs `SELECT columns FROM table rest`. Values are in the text format that the types' output functions give them, as in the
+    /// replication stream. The lock is released when the statement is planned.
     ///
     /// # Errors
-    /// As [`Catalog::guard_table`]; or the server rejects the statement.
+    /// The server rejects the statement.
     pub(crate) async fn select(
         &self,
-        statement: Statement,
+        locked: LockedTable,
         columns: &str,
-        table: &TableName,
         rest: &str,
     ) -> Result<SelectedRows, CatalogError> {
-        let sql = format!("SELECT {columns} FROM {}{rest}", table.quoted());
-        let guard = self.guard_table(table, statement).await?;
-        let denied = |error| self.denied_select(error, table);
+        let sql = format!("SELECT {columns} FROM {}{rest}", locked.source());
+        let denied = |error| self.denied_select(error, &locked.table);
         let mut stream = Box::pin(self.client().simple_query_raw(&sql).await.map_err(denied)?);
         // The description of the rows, which the server sends after planning.
         stream.try_next().await.map_err(denied)?;
-        drop(guard);
+        drop(locked);
         Ok(SelectedRows { stream })
     }
 
@@ -122,12 +177,11 @@ impl Catalog {
     /// As [`Catalog::select`].
     pub(crate) async fn select_first(
         &self,
-        statement: Statement,
+        locked: LockedTable,
         columns: &str,
-        table: &TableName,
         rest: &str,
     ) -> Result<Option<SimpleQueryRow>, CatalogError> {
-        let mut rows = self.select(statement, columns, table, rest).await?;
+        let mut rows = self.select(locked, columns, rest).await?;
         let first = rows.next().await?;
         // The stream may not be polled again after its end.
         if first.is_some() {
@@ -142,6 +196,37 @@ impl Catalog {
                    FROM pg_control_system()";
         let row = self.client().query_one(sql, &[]).await?;
         Ok((row.try_get(0)?, row.try_get(1)?))
+    }
+}
+
+impl TableVersion {
+    pub(super) fn new(table: TableName, state: String) -> Self {
+        Self { table, state }
+    }
+}
+
+impl LockedTable {
+    #[must_use]
+    pub(super) fn name(&self) -> &TableName {
+        &self.table
+    }
+
+    /// The table in FROM.
+    #[must_use]
+    pub(crate) fn source(&self) -> String {
+        from_item(&self.table)
+    }
+
+    /// What rows of the table can be ordered by. It is valid for as long as the table is locked, as the names of operators are.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn row_order(
+        &self,
+        created_at: CreatedAt,
+    ) -> Result<RowOrder<'_>, CatalogError> {
+        let columns = self.session.order_columns(&self.table, created_at).await?;
+        Ok(RowOrder::new(columns))
     }
 }
 
@@ -172,6 +257,7 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
     let word = match statement {
         Statement::Select => "read",
         Statement::Compare => "compare",
+        Statement::Condition => "condition",
         Statement::Delete => "write",
         Statement::Alter => "alter",
     };

@@ -1,0 +1,94 @@
+//! Reads the rows of a run. Each statement is composed while the table is locked.
+
+use super::{Plan, ReplayError, texts};
+use crate::postgres::catalog::copy::{Query, Reader};
+use crate::postgres::catalog::{CatalogError, CreatedAt, LockedTable, RowOrder, Statement};
+
+impl Plan<'_> {
+    /// What reads the rows that are to be sent.
+    fn statement(&self) -> Statement {
+        let selected = self.planned.selected();
+        selected.map_or(Statement::Compare, |selected| selected.statement())
+    }
+
+    /// Locks the table for a statement that reads the rows.
+    async fn lock(&self) -> Result<LockedTable, CatalogError> {
+        self.reader
+            .lock_table(&self.version, self.statement())
+            .await
+    }
+
+    /// The condition for the rows of the run.
+    fn rows_condition(&self, order: &RowOrder<'_>) -> String {
+        match &self.planned.selected() {
+            Some(selected) if self.recorded_rows.is_empty() => selected.sql(order),
+            _ => self.recorded_rows.clone(),
+        }
+    }
+
+    /// The condition for the rows that are to be sent.
+    fn condition(&self, order: &RowOrder<'_>) -> String {
+        let mut all = vec![self.rows_condition(order)];
+        all.retain(|condition| !condition.is_empty());
+        // A run that is resumed has another snapshot than when it began.
+        if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
+            all.push(order.compared("<=", until));
+        }
+        if let Some(behind) = &self.behind {
+            all.push(order.compared(">", behind));
+        }
+        all.join(" AND ")
+    }
+
+    /// ` WHERE` of the rows that are to be sent.
+    fn filter(&self, order: &RowOrder<'_>) -> String {
+        match self.condition(order).as_str() {
+            "" => String::new(),
+            condition => format!(" WHERE {condition}"),
+        }
+    }
+
+    pub(super) async fn count(&mut self) -> Result<(), ReplayError> {
+        let locked = self.lock().await?;
+        let order = locked.row_order(CreatedAt::First).await?;
+        let (described, filter) = (self.rows_condition(&order), self.filter(&order));
+        let row = self
+            .reader
+            .select_first(locked, "count(*)", &filter)
+            .await
+            .map_err(|error| ReplayError::wrong("which rows", error))?;
+        let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
+        self.rows = count.ok_or_else(|| CatalogError::Unexpected("count(*)".to_owned()))?;
+        self.described = described;
+        Ok(())
+    }
+
+    /// The key of the last row.
+    pub(super) async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
+        let locked = self.lock().await?;
+        let order = locked.row_order(CreatedAt::First).await?;
+        let rest = format!(
+            "{} ORDER BY {} LIMIT 1",
+            self.filter(&order),
+            order.sql(" DESC")
+        );
+        let columns = order.selected();
+        let row = self.reader.select_first(locked, &columns, &rest).await?;
+        Ok(row.map(|row| texts(&row)).transpose()?)
+    }
+
+    /// Reads the rows that are to be sent.
+    pub(super) async fn copy(&self) -> Result<Reader, ReplayError> {
+        let locked = self.lock().await?;
+        let order = locked.row_order(CreatedAt::First).await?;
+        let query = Query {
+            columns: &self.columns,
+            mapping: &self.mapping,
+            order: &order,
+            condition: &self.condition(&order),
+            row_bytes_max: self.settings.row_bytes_max,
+        };
+        let statement = query.statement(&locked);
+        Ok(self.reader.copy(locked, statement).await?)
+    }
+}

@@ -1,0 +1,219 @@
+//! Changes that a role commits while Walpost waits for the lock on the table: a statement that was composed from what the catalogs
+//! said before would run code of that role. And conditions that the server parses.
+
+use super::Shop;
+use crate::support::event::Outbox;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation};
+
+on_each_version! {
+    key_that_changes_while_a_replay_waits_for_the_table_runs_nothing
+    time_column_that_changes_while_verify_waits_for_the_table_runs_nothing
+    operators_in_a_schema_of_another_role_are_not_called
+    literals_of_a_condition_run_no_code_of_others
+    condition_calls_no_cast_of_the_owner_of_the_table
+    partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
+}
+
+/// A composite type with casts that the attacker has written. A column of it that is added with a constant default does not rewrite
+/// the table, so that older snapshots have the rows.
+const CASTS: &str = "CREATE TYPE plot.pair AS (a text);
+    CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+        $$ BEGIN RETURN plot.note('cast'); END $$;
+    CREATE FUNCTION plot.as_time(plot.pair) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
+        $$ BEGIN PERFORM plot.note('cast'); RETURN '2030-01-01'; END $$;
+    CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
+    CREATE CAST (plot.pair AS timestamptz) WITH FUNCTION plot.as_time(plot.pair) AS IMPLICIT;";
+
+/// A domain whose CHECK is the attacker's.
+const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));";
+
+/// A session that waits for the lock on the outbox, as others see it.
+const WAITS: &str =
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
+
+impl Shop {
+    /// Runs a command, and commits `change` as the attacker when the command waits for the lock on the table.
+    fn change_while_waiting(&self, command: Invocation, change: &str) -> Finished {
+        let holder = self
+            .scene
+            .server
+            .session_as(&self.mallory, &self.scene.name);
+        holder.run("BEGIN; LOCK TABLE ONLY public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
+        let command = command.start();
+        wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
+        holder.run(change);
+        holder.run("COMMIT");
+        command.finish()
+    }
+
+    /// The id of a replay that was stopped.
+    fn stopped_replay(&self) -> String {
+        let words = ["replay", "--all", "--yes", "--rate", "1"];
+        let replay = self.command_as("postgres", &words).start();
+        let run = "SELECT detail ->> 'run' FROM walpost.journal WHERE action = 'replay' ORDER BY id LIMIT 1";
+        wait_until("the replay in the journal", || {
+            self.scene.db.value(run).is_some()
+        });
+        replay.terminate().expect_code(1);
+        self.scene.db.value(run).expect("a replay")
+    }
+}
+
+fn key_that_changes_while_a_replay_waits_for_the_table_runs_nothing(major: u32) {
+    let shop = Shop::theirs(major);
+    for _ in 0..3 {
+        shop.scene.insert(&shop.scene.aggregate(1), "k");
+    }
+    shop.theirs.run(CASTS);
+    let run = shop.stopped_replay();
+    let resume = shop.command_as("postgres", &["replay", "--yes", "--resume", &run]);
+    let resumed = shop.change_while_waiting(
+        resume,
+        "ALTER TABLE public.outbox DROP id; ALTER TABLE public.outbox ADD id plot.pair DEFAULT ROW('x')::plot.pair",
+    );
+    shop.expect_nothing_ran("replay --resume");
+    assert_ne!(resumed.code, Some(0), "{resumed:?}");
+}
+
+fn time_column_that_changes_while_verify_waits_for_the_table_runs_nothing(major: u32) {
+    for role in ["postgres", ""] {
+        let shop = Shop::theirs(major);
+        let role = if role.is_empty() { &shop.walpost } else { role };
+        shop.theirs.run(CASTS);
+        shop.theirs
+            .run("ALTER TABLE public.outbox ADD at timestamptz DEFAULT now()");
+        let verify = shop.command_as(role, &["verify", "--time-column=at", "--since=1h"]);
+        let verified = shop.change_while_waiting(
+            verify,
+            "ALTER TABLE public.outbox DROP at; ALTER TABLE public.outbox ADD at plot.pair DEFAULT ROW('x')::plot.pair",
+        );
+        shop.expect_nothing_ran("verify --time-column");
+        assert_ne!(verified.code, Some(0), "{verified:?}");
+    }
+}
+
+/// The owner of a schema can give its name to another one.
+fn operators_in_a_schema_of_another_role_are_not_called(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let db = &shop.scene.db;
+    db.run(
+        "CREATE EXTENSION citext SCHEMA plot;
+         CREATE TABLE public.outbox (id plot.citext PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+         INSERT INTO public.outbox SELECT id, 'order', 'k', 't', '{}' FROM unnest('{a1,B1,c1}'::text[]) AS id",
+    );
+    shop.init().finish().expect_code(0);
+    db.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {}; DELETE FROM walpost.journal",
+        shop.mallory
+    ));
+    let words = ["replay", "--dry-run", "--from", "B1"];
+    let replayed = shop.change_while_waiting(
+        shop.command_as("postgres", &words),
+        "ALTER SCHEMA plot RENAME TO aside; CREATE SCHEMA plot; GRANT USAGE ON SCHEMA plot, aside TO PUBLIC;
+         CREATE FUNCTION plot.note(text) RETURNS boolean LANGUAGE sql AS $$ SELECT aside.note($1) $$;
+         CREATE DOMAIN plot.citext AS text CHECK (plot.note('domain'));
+         CREATE FUNCTION plot.compare(text, text) RETURNS boolean LANGUAGE plpgsql AS
+             $$ BEGIN RETURN plot.note('operator'); END $$;
+         CREATE OPERATOR plot.>= (LEFTARG = text, RIGHTARG = text, FUNCTION = plot.compare)",
+    );
+    shop.expect_nothing_ran("replay --from");
+    assert_ne!(replayed.code, Some(0), "{replayed:?}");
+}
+
+fn literals_of_a_condition_run_no_code_of_others(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(DOMAIN);
+    shop.theirs
+        .run("GRANT USAGE ON TYPE plot.checked TO PUBLIC");
+    shop.scene.db.run(
+        "CREATE TYPE public.pair AS (a plot.checked); GRANT USAGE ON TYPE public.pair TO PUBLIC",
+    );
+    for (column, condition) in [
+        ("plot.checked[]", "planted = '{x}'"),
+        ("public.pair", "planted = '(x)'"),
+        ("public.pair[]", "planted = '{(x)}'"),
+        ("plot.checked", "array_position(ARRAY[planted], 'x') = 1"),
+    ] {
+        shop.theirs
+            .run(&format!("ALTER TABLE public.outbox ADD planted {column}"));
+        for role in [&*shop.walpost, "postgres"] {
+            let words = ["replay", "--dry-run", "--where", condition];
+            let refused = shop.command_as(role, &words).finish();
+            shop.expect_nothing_ran(condition);
+            assert_ne!(refused.code, Some(0), "{refused:?}");
+        }
+        shop.theirs.run("ALTER TABLE public.outbox DROP planted");
+    }
+}
+
+fn condition_calls_no_cast_of_the_owner_of_the_table(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE FUNCTION plot.as_text(public.outbox) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN RETURN plot.note('cast'); END $$;
+         CREATE CAST (public.outbox AS text) WITH FUNCTION plot.as_text(public.outbox) AS IMPLICIT",
+    );
+    for condition in [
+        "outbox::text <> ''",
+        "outbox = 'x'",
+        "(SELECT o FROM (SELECT outbox) AS o)::text <> ''",
+    ] {
+        shop.command(&["replay", "--dry-run", "--where", condition])
+            .finish();
+        shop.expect_nothing_ran(condition);
+    }
+}
+
+/// The bounds of a partition are converted to the type of the key.
+fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    shop.init().arg("--partitioned").finish().expect_code(0);
+    shop.scene.db.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {}",
+        shop.mallory
+    ));
+    shop.theirs
+        .run("CREATE DOMAIN plot.moment AS timestamptz CHECK (plot.note('bound'))");
+    let maintained = shop.change_while_waiting(
+        shop.command_as("postgres", &["maintain", "--partitions-ahead", "20"]),
+        "ALTER TABLE public.outbox RENAME TO aside;
+         CREATE TABLE public.outbox (LIKE public.aside, at plot.moment NOT NULL) PARTITION BY RANGE (at)",
+    );
+    shop.expect_nothing_ran("maintain");
+    assert_ne!(maintained.code, Some(0), "{maintained:?}");
+}
+
+/// PostgreSQL 14 has no row filters.
+#[test]
+fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
+    for major in [15, 16, 17, 18] {
+        let shop = Shop::theirs(major);
+        let (scene, mallory, publication) = (&shop.scene, &shop.mallory, shop.scene.slot());
+        scene.db.run(&format!(
+            "ALTER PUBLICATION {publication} OWNER TO {mallory}"
+        ));
+        shop.theirs.run(CASTS);
+        shop.theirs.run(&format!(
+            "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (type <> '')"
+        ));
+        // The snapshot waits for this transaction.
+        shop.theirs.run("BEGIN; SELECT pg_current_xact_id()");
+        let mut walpost = shop.command(&["run"]).start();
+        walpost.wait_for_log("starting a snapshot of the table");
+        let holder = scene.server.session_as(mallory, &scene.name);
+        holder.run("BEGIN; LOCK TABLE public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
+        shop.theirs.run("COMMIT");
+        wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
+        holder.run(&format!(
+            "ALTER PUBLICATION {publication} SET TABLE public.outbox;
+             ALTER TABLE public.outbox DROP type;
+             ALTER TABLE public.outbox ADD type plot.pair DEFAULT ROW('order')::plot.pair; COMMIT"
+        ));
+        wait_until("the copy, or an error", || {
+            !walpost.is_running() || !scene.records().is_empty()
+        });
+        shop.expect_nothing_ran("run");
+    }
+}
