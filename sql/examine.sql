@@ -219,6 +219,7 @@ BEGIN
                     WHEN 'table_state.version' THEN atttypid = 'integer'::regtype AND adbin IS NULL
                     WHEN 'table_state.is_out' THEN atttypid = 'boolean'::regtype AND adbin IS NULL
                     WHEN 'table_state.seen_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
+                    WHEN 'table_state.out_lsn' THEN atttypid = 'pg_lsn'::regtype AND adbin IS NULL
                     WHEN 'table_state.at' THEN atttypid = 'timestamptz'::regtype AND adbin IS NULL
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong);

@@ -95,6 +95,8 @@ BEGIN
             -- epoch, below which everything had been delivered. NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,
+            -- The table had left the publication by here; NULL if it is published, or if that is unknown.
+            out_lsn pg_lsn,
             at timestamptz NOT NULL,
             PRIMARY KEY (slot, table_schema, table_name)
         ) WITH (fillfactor = 50);

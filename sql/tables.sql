@@ -198,22 +198,23 @@ BEGIN
     SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
-            memberships, is_out, seen_lsn, seen_xid, at)
+            memberships, is_out, seen_lsn, seen_xid, out_lsn, at)
         SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
             CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
             -- Whoever has written to the table has ended, since it is locked.
-            CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END, now()
+            CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END,
+            CASE WHEN was_published THEN last.out_lsn END, now()
         FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
         JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
         -- By its OID, since it may have had another name.
-        LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
+        LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid, t.out_lsn FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
             AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
             database_oid = excluded.database_oid, publication = excluded.publication, relation = excluded.relation,
             memberships = excluded.memberships, is_out = excluded.is_out, seen_lsn = excluded.seen_lsn,
-            seen_xid = excluded.seen_xid, at = excluded.at;
+            seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at;
     IF was_published THEN
         RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since it was taken out are '

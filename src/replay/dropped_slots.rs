@@ -24,7 +24,7 @@ pub(super) async fn rows(
     catalog: &Catalog,
 ) -> Result<(Vec<i64>, String), ReplayError> {
     let target = &settings.target;
-    let entries = catalog.dropped_slots(&settings.name, target).await?;
+    let entries = open_entries(settings, table, catalog).await?;
     if entries.is_empty() {
         return Err(ReplayError::NoDroppedSlots {
             pipeline: settings.name.clone(),
@@ -32,7 +32,11 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.look(target).await?;
-    let problem = observed.problems(target).into_iter().next();
+    // The rows of a table that left the publication may be missing too. Later ones are not events.
+    let problem = observed
+        .problems(target)
+        .into_iter()
+        .find(|problem| !matches!(problem, Problem::NotPublished { .. }));
     let slot = match (problem, observed.slot) {
         (None, Some(slot)) => slot,
         // What commits before there is a slot would be missing still.
@@ -61,6 +65,20 @@ pub(super) async fn rows(
         }
     }
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
+}
+
+/// The open entries that are about the table. A slot can have had other tables before.
+async fn open_entries(
+    settings: &PipelineSettings,
+    table: &TableName,
+    catalog: &Catalog,
+) -> Result<Vec<DroppedSlot>, CatalogError> {
+    let mut entries = catalog
+        .dropped_slots(&settings.name, &settings.target)
+        .await?;
+    let table = table.to_string();
+    entries.retain(|entry| entry.table.as_ref().is_none_or(|name| *name == table));
+    Ok(entries)
 }
 
 /// The condition for rows that may be missing, after entries of the journal that are all open; nothing

@@ -158,7 +158,7 @@ impl Catalog {
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let select = format!(
-            "SELECT created_lsn, begun, confirmed_lsn, system_id, timeline, {OF_DATABASE} AS is_same_database \
+            "SELECT slot, created_lsn, begun, confirmed_lsn, system_id, timeline, {OF_DATABASE} AS is_same_database \
              FROM walpost.slot_state WHERE {condition}"
         );
         self
@@ -315,8 +315,8 @@ impl Catalog {
         }
     }
 
-    /// The state of the slot that the pipeline has read last before this one.
-    async fn former_slot(&self, of: &SlotOf) -> Result<Option<SlotState>, CatalogError> {
+    /// The slot that the pipeline has read last before this one.
+    async fn former_slot(&self, of: &SlotOf) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
             "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
             escape_literal(&of.pipeline),
@@ -324,7 +324,7 @@ impl Catalog {
             of_history(of),
         );
         let rows = self.select_slot_states(of, &condition).await?;
-        rows.first().map(state).transpose()
+        rows.first().map(former).transpose()
     }
 
     /// The events between the last position of the pipeline's former slot and `found`, where the slot begins that the definition names
@@ -341,13 +341,14 @@ impl Catalog {
         let Some(former) = self.former_slot(of).await? else {
             return Ok(None);
         };
-        let former = former.confirmed;
-        if former >= found || self.is_accounted_for(of, former, found).await? {
+        let confirmed = former.confirmed;
+        if confirmed >= found || self.is_accounted_for(of, confirmed, found).await? {
             return Ok(None);
         }
         Ok(Some(Gap {
-            from: Some(former),
+            from: Some(confirmed),
             reason: FORMER_SLOT,
+            former: Some(former),
         }))
     }
 
@@ -375,6 +376,7 @@ impl Catalog {
         let (published, _) = self.published_outboxes(&of.target, patterns).await?;
         Ok((!published.is_empty()).then_some(Gap {
             from: None,
+            former: None,
             reason: "tables added before the slot was complete",
         }))
     }
@@ -393,10 +395,12 @@ impl Catalog {
         };
         let is_same_cluster = row.try_get("system_id")? == Some(&*of.system_id);
         let is_same_database = row.try_get("is_same_database")? == Some("t");
+        let former = former(row)?;
         if !is_same_cluster || !is_same_database {
             // Its LSNs say nothing about this slot.
             return Ok(Some(Gap {
                 from: None,
+                former: Some(former),
                 reason: match is_same_cluster {
                     true => "slot created in another database",
                     false => "slot created on another cluster",
@@ -404,13 +408,14 @@ impl Catalog {
             }));
         }
         // A row is written after the WAL that it describes, so a server that has the row has that WAL, on every timeline.
-        let before = state(row)?.confirmed;
+        let before = former.confirmed;
         if before >= found || self.is_accounted_for(of, before, found).await? {
             return Ok(None);
         }
         let is_same_timeline = row.try_get("timeline")? == Some(&*of.timeline.to_string());
         Ok(Some(Gap {
             from: Some(before),
+            former: Some(former),
             reason: match is_same_timeline {
                 true => "slot re-created",
                 false => "slot created on another timeline",
@@ -422,11 +427,11 @@ impl Catalog {
     /// written are not repeated.
     async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
         let (pipeline, target) = (&of.pipeline, &of.target);
-        let is_several = target.outbox.is_several();
-        let mut tables = self.outbox_tables(target).await?;
+        let mut tables = self.gap_tables(of, gap, found).await?;
         for open in self.dropped_slots(pipeline, target).await? {
             if !open.left_publication && (open.from, open.to) == (gap.from, Some(found)) {
-                tables.retain(|table| is_several && *table != open.table);
+                let key = |table: &GapTable| table.name.clone().filter(|_| table.is_named);
+                tables.retain(|table| key(table) != open.table);
             }
         }
         let entries: Vec<_> = tables
@@ -439,28 +444,15 @@ impl Catalog {
                 to: Some(found),
                 detail: json!({
                     "reason": gap.reason,
-                    "table": table,
-                    "several": is_several,
+                    "table": table.name,
+                    "several": table.is_named,
                     "system_id": of.system_id,
                 }),
             })
             .collect();
         let ids = self.write_journal_entries(&entries).await?;
         for (table, id) in tables.iter().zip(ids) {
-            let remedy = match table {
-                Some(table) => {
-                    let is_foreign = is_several && !tables_match(target, table);
-                    let first = match is_foreign {
-                        true => format!(
-                            "No pattern in tables stands for {table}, which is published: add it to tables. "
-                        ),
-                        false => String::new(),
-                    };
-                    let command = replay_command(pipeline, is_several.then_some(table));
-                    format!("{first}Send them again: {command}")
-                }
-                None => target.outbox.resend().to_owned(),
-            };
+            let remedy = table.remedy(pipeline, target);
             warn!(
                 pipeline,
                 slot = target.slot,
@@ -470,6 +462,43 @@ impl Catalog {
             );
         }
         Ok(())
+    }
+
+    /// The tables that a gap is about: those of the outbox, and those of the former slot that are not published now. Of the latter,
+    /// the slot that is at `found` remembers that they are not.
+    async fn gap_tables(
+        &self,
+        of: &SlotOf,
+        gap: &Gap,
+        found: Lsn,
+    ) -> Result<Vec<GapTable>, CatalogError> {
+        let target = &of.target;
+        let is_several = target.outbox.is_several();
+        let tables = self.outbox_tables(target).await?.into_iter();
+        let mut tables: Vec<_> = tables
+            .map(|name| GapTable {
+                name,
+                is_named: is_several,
+                is_published: true,
+            })
+            .collect();
+        if let Some(former) = gap.former.as_ref().filter(|_| !target.outbox.is_messages()) {
+            let mut left = self.left_tables(target, former).await?;
+            left.retain(|left| {
+                let left = left.to_string();
+                tables
+                    .iter()
+                    .all(|table| table.name.as_ref() != Some(&left))
+            });
+            self.record_left_tables(target, former, &left, found)
+                .await?;
+            tables.extend(left.into_iter().map(|table| GapTable {
+                name: Some(table.to_string()),
+                is_named: true,
+                is_published: false,
+            }));
+        }
+        Ok(tables)
     }
 
     /// The tables of an outbox; `None` stands for messages, which are in no table. Tables that are published and match no pattern
@@ -569,6 +598,52 @@ pub(crate) struct Gap {
     /// The position that the earlier slot had confirmed. Unknown if that slot was in another database or cluster.
     from: Option<Lsn>,
     reason: &'static str,
+    /// The slot that may not have delivered them, if there was one.
+    former: Option<FormerSlot>,
+}
+
+/// A slot that another one has replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FormerSlot {
+    pub(super) slot: String,
+    /// The last position that Walpost may have confirmed of it, in its own history.
+    pub(super) confirmed: Lsn,
+}
+
+/// A table of which events may be missing.
+struct GapTable {
+    /// None stands for messages, which are in no table.
+    name: Option<String>,
+    /// It is one of several tables, or another one than that of the outbox, so that commands have to name it.
+    is_named: bool,
+    /// It is in the publication, or will be when that exists.
+    is_published: bool,
+}
+
+impl GapTable {
+    /// What an operator does about the events.
+    fn remedy(&self, pipeline: &str, target: &Target) -> String {
+        let Some(table) = &self.name else {
+            return target.outbox.resend().to_owned();
+        };
+        let published = match self.is_published {
+            true => "is published",
+            false => "is no longer in the publication",
+        };
+        let is_other = self.is_named && !is_outbox(target, table);
+        let first = match &target.outbox {
+            Outbox::Table(_) if is_other => {
+                format!("The pipeline is about another table than {table}. ")
+            }
+            _ if is_other => format!(
+                "No pattern in tables stands for {table}, which {published}: add it to tables. "
+            ),
+            _ if self.is_published => String::new(),
+            _ => format!("Table {table} {published}. "),
+        };
+        let command = replay_command(pipeline, self.is_named.then_some(table));
+        format!("{first}Send them again: {command}")
+    }
 }
 
 /// The reason of a gap after a slot that the definition no longer names.
@@ -601,8 +676,8 @@ impl Gap {
     }
 }
 
-/// Whether an outbox of several tables includes the table of this name.
-fn tables_match(target: &Target, table: &str) -> bool {
+/// Whether an outbox includes the table of this name.
+fn is_outbox(target: &Target, table: &str) -> bool {
     let table: Result<TableName, _> = table.parse();
     table.is_ok_and(|table| target.outbox.has(&table.schema, &table.name))
 }
@@ -614,6 +689,13 @@ fn of_history(of: &SlotOf) -> String {
         escape_literal(&of.system_id),
         of.timeline,
     )
+}
+
+fn former(row: &SimpleQueryRow) -> Result<FormerSlot, CatalogError> {
+    Ok(FormerSlot {
+        slot: row.try_get("slot")?.unwrap_or_default().to_owned(),
+        confirmed: state(row)?.confirmed,
+    })
 }
 
 fn state(row: &SimpleQueryRow) -> Result<SlotState, CatalogError> {

@@ -24,11 +24,12 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
 /// Of the rows' format. Rows of other versions are ignored, and replaced.
-const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 1;
 
 /// The cluster and the database that a row has to be of.
-const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
-const DATABASE_OID: &str = "(SELECT oid FROM pg_database WHERE datname = current_database())";
+pub(super) const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
+pub(super) const DATABASE_OID: &str =
+    "(SELECT oid FROM pg_database WHERE datname = current_database())";
 
 /// Events of a table that may be missing because the table was not published for a while.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +85,8 @@ struct SlotPlace {
 
 #[derive(Clone, Debug)]
 struct StoredTable {
+    /// The present name of the relation, if it exists in this database.
+    name: Option<TableName>,
     publication: String,
     relation: u32,
     memberships: Memberships,
@@ -103,8 +106,10 @@ enum Finding {
     New,
     /// It is published in another way, and was published all the time.
     Changed,
-    /// It is not published any more.
+    /// It is no longer published. What was committed before that is decoded with it.
     Out,
+    /// It is not in the publication that the definition names now, and was in another one.
+    Left(TableGap),
     /// It was not published for a while.
     Gap(TableGap),
 }
@@ -121,7 +126,14 @@ impl TableLook {
         if !is_published {
             return match stored.is_out {
                 true => Finding::Nothing,
-                false => Finding::Out,
+                false if stored.publication == publication => Finding::Out,
+                // The other publication decides about what the slot has not sent yet, too.
+                false => Finding::Left(TableGap {
+                    table: stored.name.clone().unwrap_or_else(|| self.table.clone()),
+                    publication: publication.to_owned(),
+                    from: stored.seen_lsn,
+                    since: stored.seen_xid,
+                }),
             };
         }
         let is_same_publication = stored.publication == publication;
@@ -166,10 +178,16 @@ impl TableLook {
         )
     }
 
+    /// The assignments of a row that describes the table as not published.
+    fn assignments_if_out(&self) -> String {
+        format!("is_out = true, out_lsn = '{}', at = now()", self.slot.end)
+    }
+
     /// The assignments of a row that describes the table as it is now.
     fn assignments(&self, target: &Target) -> String {
         format!(
-            "publication = {}, relation = {}, memberships = '{}', is_out = false, seen_lsn = {}, seen_xid = {}, at = now()",
+            "publication = {}, relation = {}, memberships = '{}', is_out = false, seen_lsn = {}, seen_xid = {}, out_lsn = NULL, \
+             at = now()",
             escape_literal(&target.publication),
             self.relation,
             list(&self.memberships),
@@ -181,7 +199,7 @@ impl TableLook {
     /// The values of such a row.
     fn values(&self, target: &Target) -> String {
         format!(
-            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, now())",
+            "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now())",
             escape_literal(&target.slot),
             escape_literal(&self.table.schema),
             escape_literal(&self.table.name),
@@ -204,7 +222,7 @@ fn literal(value: Option<impl Display>) -> String {
 }
 
 /// An array of texts, in SQL.
-fn texts<'t>(values: impl Iterator<Item = &'t str>) -> String {
+pub(super) fn texts<'t>(values: impl Iterator<Item = &'t str>) -> String {
     let values: Vec<_> = values.map(escape_literal).collect();
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
@@ -236,7 +254,7 @@ impl Catalog {
         }
         let looks = self.look_at_tables(target).await?;
         let gap = |look: &TableLook| match look.judge(&target.publication) {
-            Finding::Gap(gap) => Some(gap),
+            Finding::Gap(gap) | Finding::Left(gap) => Some(gap),
             _ => None,
         };
         Ok(looks.iter().filter_map(gap).collect())
@@ -264,7 +282,7 @@ impl Catalog {
             look.stored.as_ref().is_some_and(|stored| stored.is_out)
                 || matches!(
                     look.judge(&target.publication),
-                    Finding::Out | Finding::Gap(_)
+                    Finding::Out | Finding::Left(_) | Finding::Gap(_)
                 )
         }))
     }
@@ -294,7 +312,8 @@ impl Catalog {
                 (Finding::Same, _) => same.push(look),
                 (Finding::Out, Some(stored)) => {
                     let sql = format!(
-                        "UPDATE walpost.table_state SET is_out = true, at = now() WHERE {}",
+                        "UPDATE walpost.table_state SET {} WHERE {}",
+                        look.assignments_if_out(),
                         look.condition(target, stored)
                     );
                     self.write_tables(target, &sql).await?;
@@ -308,7 +327,19 @@ impl Catalog {
                     self.write_tables(target, &sql).await?;
                 }
                 (Finding::Gap(gap), Some(stored)) => {
-                    self.write_table_gap(pipeline, target, look, stored, &gap)
+                    let set = look.assignments(target);
+                    self.write_table_gap(pipeline, target, look, stored, (&gap, &set))
+                        .await?;
+                }
+                (Finding::Left(gap), Some(stored)) => {
+                    // If it is back, what was committed until now has its entry.
+                    let set = format!(
+                        "{}, seen_lsn = {}, seen_xid = {}",
+                        look.assignments_if_out(),
+                        literal(look.slot.confirmed),
+                        literal(look.slot.catalog_xmin)
+                    );
+                    self.write_table_gap(pipeline, target, look, stored, (&gap, &set))
                         .await?;
                 }
                 _ => {}
@@ -343,8 +374,10 @@ impl Catalog {
             .await?;
         for look in others {
             let Some(stored) = &look.stored else { continue };
+            // What was committed before the slot exists is in a gap of the former one, or was delivered.
             let sql = format!(
-                "UPDATE walpost.table_state SET is_out = true, seen_xid = NULL, at = now() WHERE {}",
+                "UPDATE walpost.table_state SET is_out = true, seen_xid = NULL, out_lsn = {}, at = now() WHERE {}",
+                literal(look.slot.confirmed),
                 look.condition(target, stored)
             );
             self.write_tables(target, &sql).await?;
@@ -392,7 +425,7 @@ impl Catalog {
         Ok(looks)
     }
 
-    async fn write_tables(
+    pub(super) async fn write_tables(
         &self,
         target: &Target,
         sql: &str,
@@ -420,11 +453,11 @@ impl Catalog {
         let values: Vec<_> = looks.iter().map(|look| look.values(target)).collect();
         let mut sql = format!(
             "INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, \
-             relation, memberships, is_out, seen_lsn, seen_xid, at) VALUES {} \
+             relation, memberships, is_out, seen_lsn, seen_xid, out_lsn, at) VALUES {} \
              ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, \
              system_id = excluded.system_id, database_oid = excluded.database_oid, publication = excluded.publication, \
              relation = excluded.relation, memberships = excluded.memberships, is_out = excluded.is_out, \
-             seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, at = excluded.at",
+             seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at",
             values.join(", ")
         );
         if existing == Existing::OfOtherHistory {
@@ -469,7 +502,7 @@ impl Catalog {
         target: &Target,
         look: &TableLook,
         stored: &StoredTable,
-        gap: &TableGap,
+        (gap, assignments): (&TableGap, &str),
     ) -> Result<(), CatalogError> {
         let is_several = target.outbox.is_several();
         let table = gap.table.to_string();
@@ -489,8 +522,7 @@ impl Catalog {
             }),
         };
         let sql = format!(
-            "WITH changed AS (UPDATE walpost.table_state SET {} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
-            look.assignments(target),
+            "WITH changed AS (UPDATE walpost.table_state SET {assignments} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
             look.condition(target, stored),
             entry.insert_select()
         );
@@ -518,7 +550,7 @@ enum Existing {
     OfOtherHistory,
 }
 
-fn grant(role: &str, rights: &str) -> String {
+pub(super) fn grant(role: &str, rights: &str) -> String {
     format!(
         "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT {rights} ON walpost.table_state TO {role}"
     )
@@ -549,6 +581,7 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          JOIN published p ON p.oid = r.prpubid {of_schemas}\
          UNION ALL SELECT l.relation, p.oid, p.xmin FROM lineage l JOIN published p ON p.puballtables) \
          SELECT w.schema, w.name, coalesce(f.oid, 0) AS relation, m.memberships, m.xid AS member_xid, \
+         present.schema AS present_schema, present.name AS present_name, \
          s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, \
          pg_current_wal_lsn() AS wal_end, r.confirmed_flush_lsn AS confirmed, \
          CASE WHEN r.catalog_xmin IS NOT NULL THEN least(n.oldest, {catalog_xmin}) END AS catalog_xmin \
@@ -558,6 +591,8 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          LEFT JOIN LATERAL (SELECT string_agg(member.oid::text, ',') AS memberships, min({member_xid}) AS xid \
          FROM member WHERE member.relation = f.oid) m ON true \
          LEFT JOIN stored s ON s.table_schema = w.schema AND s.table_name = w.name \
+         LEFT JOIN (SELECT c.oid, n.nspname AS schema, c.relname AS name FROM pg_class c \
+         JOIN pg_namespace n ON n.oid = c.relnamespace) present ON present.oid = s.relation \
          LEFT JOIN pg_replication_slots r ON r.slot_name = {slot}::name",
         publication = escape_literal(&target.publication),
         slot = escape_literal(&target.slot),
@@ -582,6 +617,10 @@ fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
     let stored = match text("publication")? {
         None => None,
         Some(publication) => Some(StoredTable {
+            name: match (text("present_schema")?, text("present_name")?) {
+                (Some(schema), Some(name)) => Some(TableName::of(schema, name)),
+                _ => None,
+            },
             publication: publication.to_owned(),
             relation: parse(text("stored_relation")?, || unexpected("relation"))?
                 .unwrap_or_default(),
@@ -633,6 +672,7 @@ mod tests {
 
     fn stored(memberships: &[u32]) -> StoredTable {
         StoredTable {
+            name: None,
             publication: "tenants".to_owned(),
             relation: 7,
             memberships: memberships.iter().copied().collect(),
@@ -697,6 +737,15 @@ mod tests {
             ..stored(&[1])
         };
         check(&look(&[], Some(out.clone())), Finding::Nothing);
+        let of_other = StoredTable {
+            publication: "before".to_owned(),
+            ..stored(&[1])
+        };
+        let left = match gap(Some(400)) {
+            Finding::Gap(gap) => Finding::Left(gap),
+            other => other,
+        };
+        check(&look(&[], Some(of_other)), left);
         // The publication did not publish inserts for a while.
         check(&look(&[1], Some(out)), gap(Some(400)));
     }

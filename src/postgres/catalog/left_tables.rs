@@ -1,0 +1,96 @@
+//! Tables that a slot delivered and that its successor does not: they were renamed, dropped, taken out of the publication, or could
+//! not be added to it. What the former slot had not delivered of them is in no WAL that a slot sends.
+
+use postgres_protocol::escape::escape_literal;
+
+use super::own_table::{OwnTable, Use};
+use super::slot_state::FormerSlot;
+use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, texts};
+use super::{Catalog, CatalogError};
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::target::{OUTBOX_ROW, Target};
+
+/// The rows of `walpost.table_state` about a slot, each with the present name of its table, or the recorded one if the table does not
+/// exist in this database.
+fn recorded(former: &FormerSlot) -> String {
+    format!(
+        "SELECT s.*, coalesce(n.nspname, s.table_schema) AS present_schema, coalesce(c.relname, s.table_name) AS present_name \
+         FROM walpost.table_state s \
+         LEFT JOIN pg_class c ON c.oid = s.relation AND s.system_id = {SYSTEM_ID} AND s.database_oid = {DATABASE_OID} \
+         LEFT JOIN pg_namespace n ON n.oid = c.relnamespace WHERE s.slot = {} AND s.version = {VERSION}",
+        escape_literal(&former.slot)
+    )
+}
+
+impl Catalog {
+    /// The tables that a former slot may not have delivered completely, and that the publication of `target` does not have.
+    ///
+    /// # Errors
+    /// A query fails, or `walpost.table_state` may not be read or trusted.
+    pub(super) async fn left_tables(
+        &self,
+        target: &Target,
+        former: &FormerSlot,
+    ) -> Result<Vec<TableName>, CatalogError> {
+        let unusable = self.unusable(OwnTable::TableState, Use::Read).await?;
+        if unusable.is_some() {
+            return Ok(Vec::new());
+        }
+        let [schema, name] = OUTBOX_ROW;
+        // Until a table left the publication, the slot sent its rows.
+        let sql = format!(
+            "SELECT DISTINCT present_schema, present_name FROM ({}) AS recorded \
+             WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}') \
+             AND (table_schema, table_name) <> ('{schema}', '{name}') ORDER BY 1, 2",
+            recorded(former),
+            former.confirmed
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::TableState, target, "", &sql)
+            .await
+            .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
+        let version = self.version().await?;
+        let published = self.published_tables(&target.publication, version).await?;
+        let mut left = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if let (Some(schema), Some(name)) = (row.get(0), row.get(1)) {
+                left.push(TableName::of(schema, name));
+            }
+        }
+        left.retain(|table| published.iter().all(|found| found.name != *table));
+        Ok(left)
+    }
+
+    /// Records for the slot of `target`, which is at `found`, that tables of a former slot are not published: if they are added
+    /// later, what was committed from here on is a gap.
+    ///
+    /// # Errors
+    /// A query fails, or `walpost.table_state` may not be written or trusted.
+    pub(super) async fn record_left_tables(
+        &self,
+        target: &Target,
+        former: &FormerSlot,
+        left: &[TableName],
+        found: Lsn,
+    ) -> Result<(), CatalogError> {
+        let unusable = self.unusable(OwnTable::TableState, Use::Write).await?;
+        if left.is_empty() || former.slot == target.slot || unusable.is_some() {
+            return Ok(());
+        }
+        let sql = format!(
+            "INSERT INTO walpost.table_state (slot, table_schema, table_name, version, system_id, database_oid, publication, relation, \
+             memberships, is_out, seen_lsn, seen_xid, out_lsn, at) SELECT {}, table_schema, table_name, version, system_id, \
+             database_oid, publication, relation, memberships, true, '{found}', NULL, '{found}', now() FROM ({}) AS recorded \
+             WHERE system_id = {SYSTEM_ID} AND database_oid = {DATABASE_OID} \
+             AND (present_schema, present_name) IN (SELECT * FROM unnest({}, {})) \
+             ON CONFLICT (slot, table_schema, table_name) DO NOTHING",
+            escape_literal(&target.slot),
+            recorded(former),
+            texts(left.iter().map(|table| table.schema.as_str())),
+            texts(left.iter().map(|table| table.name.as_str())),
+        );
+        self.write_tables(target, &sql).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Tables that a slot delivered, and that its successor does not.
+
+use super::{scene, writer};
+use crate::support::event::Event;
+use crate::support::scene::Scene;
+
+const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
+
+fn insert(scene: &Scene<'_>, table: &str, aggregate: &str, key: &str) {
+    let event = Event::new(aggregate, key, "{}");
+    scene.db.run(&writer(&[table]).one(event));
+}
+
+/// Two tables of which everything is delivered.
+fn delivered(aggregates: impl FnOnce(&Scene<'_>) -> String) -> (Scene<'static>, String) {
+    let scene = scene(&TABLES);
+    let aggregate = aggregates(&scene);
+    let walpost = scene.start();
+    for table in TABLES {
+        insert(&scene, table, &aggregate, "before");
+    }
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    (scene, aggregate)
+}
+
+fn command(scene: &Scene<'_>, table: &str) -> String {
+    format!(
+        "walpost replay --dropped-slots --table {table} --pipeline {}",
+        scene.name
+    )
+}
+
+/// `run`, `check` and `status` name the command until it was run, and it delivers the event.
+fn expect_gap(scene: &Scene<'_>, table: &str, key: &str) {
+    let command = command(scene, table);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log(&command);
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    let check = scene.check().finish().expect_code(3);
+    assert!(check.stdout.contains(&command), "{}", check.stdout);
+    let status = scene.invoke("status").finish();
+    assert!(status.stdout.contains(&command), "{}", status.stdout);
+    let replay = scene.replay(&["--dropped-slots", "--table", table, "--yes"]);
+    replay.finish().expect_code(0);
+    let records = scene.records();
+    assert!(records.iter().any(|record| record.key() == key));
+    let check = scene.check().finish();
+    assert!(!check.stdout.contains(&command), "{}", check.stdout);
+}
+
+fn rename_publication(scene: &mut Scene<'_>) {
+    let settings = format!(
+        "tables = [\"tenant_*.outbox\"]\npublication = \"{}_2\"\n",
+        scene.slot()
+    );
+    scene.use_settings(&settings);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 78103886014793.
+#[test]
+fn table_that_init_refuses_is_named_if_the_slot_is_replaced() {
+    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
+    insert(&scene, TABLES[0], &aggregate, "between");
+    scene
+        .db
+        .run("CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)");
+    rename_publication(&mut scene);
+    let init = scene.init().finish();
+    init.expect_says(&["inherits from table tenant_1.outbox"]);
+    scene.drop_slot();
+    let init = scene.init().finish();
+    init.expect_says(&[
+        "is no longer in the publication",
+        &command(&scene, TABLES[0]),
+    ]);
+    expect_gap(&scene, TABLES[0], "between");
+}
+
+#[test]
+fn table_that_left_the_publication_with_undelivered_rows_is_named_if_the_slot_is_replaced() {
+    let (scene, aggregate) = delivered(|scene| scene.aggregate(1));
+    insert(&scene, TABLES[0], &aggregate, "between");
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE {}",
+        scene.slot(),
+        TABLES[0]
+    ));
+    scene.drop_slot();
+    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&[
+        &command(&scene, "tenant_1.former"),
+        &command(&scene, TABLES[1]),
+    ]);
+    let check = scene.check().finish().expect_code(3);
+    let line = command(&scene, "tenant_1.former");
+    assert!(check.stdout.contains(&line), "{}", check.stdout);
+}
+
+/// Otherwise every tenant that was ever removed would be named whenever a slot is replaced.
+#[test]
+fn table_that_was_delivered_before_it_left_the_publication_is_not_named() {
+    let (scene, _) = delivered(|scene| scene.aggregate(1));
+    let walpost = scene.start();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE {}",
+        scene.slot(),
+        TABLES[0]
+    ));
+    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    walpost.terminate().expect_code(0);
+    let walpost = scene.start();
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    scene.drop_slot();
+    let init = scene.init().finish().expect_code(0);
+    let init = init.expect_says(&[&command(&scene, TABLES[1])]);
+    assert!(!init.stderr.contains("tenant_1"), "{}", init.stderr);
+}
+
+#[test]
+fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
+    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
+    insert(&scene, TABLES[0], &aggregate, "between");
+    let former = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {former} DROP TABLE {}; ALTER TABLE {} SET SCHEMA public",
+        TABLES[0], TABLES[0]
+    ));
+    let settings =
+        format!("tables = [\"tenant_*.outbox\", \"public.outbox\"]\nslot = \"{former}_2\"\n");
+    scene.use_settings(&settings);
+    scene.init().finish().expect_code(0);
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {former} DROP TABLE public.outbox"
+    ));
+    expect_gap(&scene, "public.outbox", "between");
+    // What follows is a gap of its own.
+    insert(&scene, "public.outbox", &aggregate, "later");
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {former} ADD TABLE public.outbox"
+    ));
+    expect_gap(&scene, "public.outbox", "later");
+}
+
+/// The publication that the definition names decides about all that the slot has not sent.
+#[test]
+fn table_that_another_publication_lacks_is_named() {
+    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
+    scene.db.run(&format!(
+        "CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, {} WITH (publish = 'insert', publish_via_partition_root)",
+        scene.slot(),
+        TABLES[1]
+    ));
+    insert(&scene, TABLES[0], &aggregate, "between");
+    rename_publication(&mut scene);
+    let check = scene.check().finish().expect_code(3);
+    assert!(
+        check
+            .stdout
+            .contains("tenant_1.outbox was not in publication"),
+        "{}",
+        check.stdout
+    );
+    expect_gap(&scene, TABLES[0], "between");
+}
