@@ -56,6 +56,7 @@ use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
+pub(crate) mod already_delivered;
 mod condition;
 mod dropped_slots;
 mod position;
@@ -136,6 +137,12 @@ pub(crate) enum ReplayError {
         "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
     NoDroppedSlots { pipeline: String, slot: String },
+    /// The table was dropped, and its rows with it.
+    #[error(
+        "table {table} does not exist, so events of it that may be missing in Kafka are not in this database. If they were delivered, \
+         or are not needed: {settle}"
+    )]
+    TableGone { table: TableName, settle: String },
     /// The table is not set aside.
     #[error(
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"

@@ -25,6 +25,7 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::copy::CopyError;
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
+use crate::replay::already_delivered::OpenEntries;
 use crate::replay::selection::{Aggregate, Bound, Selection};
 use crate::replay::{Ended, HandOver, Plan, ReplayError};
 use crate::sink::Sink;
@@ -56,6 +57,10 @@ pub(crate) struct ReplayArgs {
     /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
+    /// With --dropped-slots: send nothing, and record that all these events were delivered, as after a planned move for which the
+    /// pipeline was drained. Without --table, of every table of the pipeline
+    #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
+    already_delivered: bool,
     /// Rows of a table that is set aside; when all are sent, the stream delivers the table again
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots"])]
     set_aside: bool,
@@ -138,7 +143,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
         error!("each pipeline has its own table: choose one with --pipeline");
         return Exit::Usage;
     };
-    let done = runtime.block_on(replay(settings, args));
+    let done = runtime.block_on(async {
+        match args.already_delivered {
+            true => settle(settings, args).await,
+            false => replay(settings, args).await,
+        }
+    });
     runtime.shutdown_background();
     match done {
         Ok(Ended::Complete) => Exit::Done,
@@ -183,6 +193,7 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::Order(_) => Exit::Failed,
         ReplayError::Entry { .. }
         | ReplayError::Detached { .. }
+        | ReplayError::TableGone { .. }
         | ReplayError::Problem(_)
         | ReplayError::Mapping(_)
         | ReplayError::Route { .. }
@@ -288,6 +299,28 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             send(&plan, name, args.rate, sink, watermark).await
         }
     }
+}
+
+/// Records that events which may be missing were delivered.
+async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended, Failure> {
+    let name = &settings.name;
+    let open = OpenEntries::find(settings).await?;
+    for line in open.describe() {
+        say!("{name}: {line}");
+    }
+    say!(
+        "{name}: nothing is sent: these events count as delivered from then on, and retention may remove them"
+    );
+    if args.dry_run {
+        say!("{name}: nothing was recorded");
+        return Ok(Ended::Complete);
+    }
+    if !args.yes && !consent::is_given(name) {
+        return Err(Failure::NotAsked(name.clone()));
+    }
+    let id = open.settle().await?;
+    info!(pipeline = name, journal = id, "settled without sending");
+    Ok(Ended::Complete)
 }
 
 async fn send(

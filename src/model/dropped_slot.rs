@@ -66,6 +66,12 @@ impl DroppedSlot {
     }
 }
 
+/// The command that records, without sending anything, that the events of dropped slots were delivered, quoted for a shell.
+#[must_use]
+pub(crate) fn settle_command(pipeline: &str, table: Option<&str>) -> String {
+    format!("{} --already-delivered", replay_command(pipeline, table))
+}
+
 /// The command that sends the events of dropped slots again, quoted for a shell. `table` is `None` unless several tables shared the slot.
 #[must_use]
 pub(crate) fn replay_command(pipeline: &str, table: Option<&str>) -> String {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::ReplayError;
-use crate::model::dropped_slot::DroppedSlot;
+use crate::model::dropped_slot::{DroppedSlot, settle_command};
+use crate::model::lsn::Lsn;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement};
 use crate::postgres::sql::ToSql;
@@ -39,6 +40,19 @@ pub(super) async fn rows(
         .find(|problem| !matches!(problem, Problem::NotPublished { .. }));
     let slot = match (problem, observed.slot) {
         (None, Some(slot)) => slot,
+        (Some(Problem::NoTable { .. }), _) => {
+            return Err(ReplayError::TableGone {
+                table: table.clone(),
+                settle: settle_command(
+                    &settings.name,
+                    target
+                        .outbox
+                        .is_several()
+                        .then(|| table.to_string())
+                        .as_deref(),
+                ),
+            });
+        }
         // What commits before there is a slot would be missing still.
         (problem, _) => {
             let init = target.outbox.init();
@@ -47,15 +61,7 @@ pub(super) async fn rows(
         }
     };
     let cluster = catalog.cluster().await?;
-    for entry in &entries {
-        if entry.is_at(slot.confirmed, &cluster) {
-            return Err(ReplayError::NotDropped {
-                slot: target.slot.clone(),
-                confirmed: slot.confirmed,
-                entry: entry.id,
-            });
-        }
-    }
+    expect_dropped(&entries, &target.slot, slot.confirmed, &cluster)?;
     wait_for_open(catalog).await?;
     let condition = DroppedSlot::condition(&entries, &cluster);
     for partition in retention::taken_off(catalog, table).await? {
@@ -65,6 +71,23 @@ pub(super) async fn rows(
         }
     }
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
+}
+
+/// Checks that a slot at `confirmed` is not the one that was to be dropped according to an entry.
+pub(super) fn expect_dropped(
+    entries: &[DroppedSlot],
+    slot: &str,
+    confirmed: Lsn,
+    cluster: &str,
+) -> Result<(), ReplayError> {
+    match entries.iter().find(|entry| entry.is_at(confirmed, cluster)) {
+        Some(entry) => Err(ReplayError::NotDropped {
+            slot: slot.to_owned(),
+            confirmed,
+            entry: entry.id,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// The open entries that are about the table. A slot can have had other tables before.

@@ -135,6 +135,9 @@ const VERSION: u64 = 1;
 /// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
+/// The member of a replay's `detail` that says that nothing was sent: an operator knew that the events were delivered.
+pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
+
 /// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 

@@ -10,7 +10,7 @@ use tracing::warn;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
-use crate::model::dropped_slot::replay_command;
+use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -452,7 +452,7 @@ impl Catalog {
             .collect();
         let ids = self.write_journal_entries(&entries).await?;
         for (table, id) in tables.iter().zip(ids) {
-            let remedy = table.remedy(pipeline, target);
+            let remedy = table.remedy(pipeline, target, gap);
             warn!(
                 pipeline,
                 slot = target.slot,
@@ -622,7 +622,7 @@ struct GapTable {
 
 impl GapTable {
     /// What an operator does about the events.
-    fn remedy(&self, pipeline: &str, target: &Target) -> String {
+    fn remedy(&self, pipeline: &str, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
             return target.outbox.resend().to_owned();
         };
@@ -641,8 +641,16 @@ impl GapTable {
             _ if self.is_published => String::new(),
             _ => format!("Table {table} {published}. "),
         };
-        let command = replay_command(pipeline, self.is_named.then_some(table));
-        format!("{first}Send them again: {command}")
+        let table = self.is_named.then_some(table.as_str());
+        let command = replay_command(pipeline, table);
+        let settle = match gap.from {
+            Some(_) => String::new(),
+            None => format!(
+                ". If all of them were delivered before the database was moved: {}",
+                settle_command(pipeline, table)
+            ),
+        };
+        format!("{first}Send them again: {command}{settle}")
     }
 }
 

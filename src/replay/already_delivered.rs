@@ -1,0 +1,77 @@
+//! Settles entries of the journal about events that may be missing, without sending anything: an operator knows that they were delivered.
+
+use serde_json::json;
+use uuid::Builder;
+
+use super::dropped_slots::expect_dropped;
+use super::run::lock_entries;
+use super::{DROPPED_SLOTS_FLAG, ReplayError};
+use crate::model::dropped_slot::DroppedSlot;
+use crate::pipeline::settings::PipelineSettings;
+use crate::postgres::catalog::Catalog;
+use crate::postgres::catalog::journal::{ALREADY_DELIVERED, Action, DROPPED_SLOTS, Entry};
+
+/// The open entries of a pipeline, or of one of its tables. Other processes cannot replay them while this exists.
+pub(crate) struct OpenEntries<'s> {
+    settings: &'s PipelineSettings,
+    catalog: Catalog,
+    entries: Vec<DroppedSlot>,
+}
+
+impl<'s> OpenEntries<'s> {
+    /// Looks up the open entries. Nothing is changed.
+    ///
+    /// # Errors
+    /// There are none, a slot that was to be dropped still exists, another process sends their events, or a catalog query failed.
+    pub(crate) async fn find(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
+        let target = &settings.target;
+        let catalog = Catalog::open(&settings.postgres).await?;
+        lock_entries(&catalog, &target.slot, DROPPED_SLOTS_FLAG).await?;
+        let entries = catalog.dropped_slots(&settings.name, target).await?;
+        if entries.is_empty() {
+            return Err(ReplayError::NoDroppedSlots {
+                pipeline: settings.name.clone(),
+                slot: target.slot.clone(),
+            });
+        }
+        if let Some(slot) = catalog.slot(&target.slot).await? {
+            let cluster = catalog.cluster().await?;
+            expect_dropped(&entries, &target.slot, slot.confirmed, &cluster)?;
+        }
+        Ok(Self {
+            settings,
+            catalog,
+            entries,
+        })
+    }
+
+    /// Which events, and why they may be missing, for each entry.
+    pub(crate) fn describe(&self) -> impl Iterator<Item = String> {
+        let line = |entry: &DroppedSlot| format!("{}: {}", entry.describe(), entry.cause());
+        self.entries.iter().map(line)
+    }
+
+    /// Adds an entry to the journal that settles these, with the role of the session, and returns its id.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub(crate) async fn settle(&self) -> Result<i64, ReplayError> {
+        let ids: Vec<_> = self.entries.iter().map(|entry| entry.id).collect();
+        let run = Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
+        let entry = Entry {
+            pipeline: &self.settings.name,
+            target: &self.settings.target,
+            action: Action::Replay,
+            from: None,
+            to: None,
+            detail: json!({
+                "run": run,
+                "state": "done",
+                "sent": 0,
+                ALREADY_DELIVERED: true,
+                DROPPED_SLOTS: ids,
+            }),
+        };
+        Ok(self.catalog.write_journal(&entry).await?)
+    }
+}

@@ -1,0 +1,113 @@
+//! An operator records that events which may be missing were delivered.
+
+use crate::support::event::{Event, Writer};
+use crate::support::scene::Scene;
+use crate::support::walpost::Finished;
+
+const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
+
+fn writer(tables: &[&str]) -> Writer {
+    Writer::Tables {
+        like: "tenant%".to_owned(),
+        tables: tables.iter().map(|&table| table.to_owned()).collect(),
+    }
+}
+
+/// Two tables whose events are delivered, on a cluster that seems to be another one than before, as after `pg_upgrade`.
+fn moved() -> Scene<'static> {
+    let mut scene = Scene::bare();
+    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    scene.write_to(writer(&TABLES));
+    scene
+        .db
+        .run("CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2");
+    scene.init().finish().expect_code(0);
+    for table in TABLES {
+        let init = scene.init().args(["--table", table]).finish();
+        init.expect_code(0);
+    }
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start();
+    for table in TABLES {
+        let event = Event::new(&aggregate, "k", "{}");
+        scene.db.run(&writer(&[table]).one(event));
+    }
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    scene.drop_slot();
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET system_id = '1'");
+    let init = scene.init().finish().expect_code(0);
+    let settle = format!(
+        "walpost replay --dropped-slots --table {} --pipeline {} --already-delivered",
+        TABLES[0], scene.name
+    );
+    init.expect_says(&["slot created on another cluster", &settle]);
+    scene
+}
+
+fn settle(scene: &Scene<'_>, more: &[&str]) -> Finished {
+    let mut arguments = vec!["--dropped-slots", "--already-delivered"];
+    arguments.extend(more);
+    scene.replay(&arguments).finish()
+}
+
+#[test]
+fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() {
+    let scene = moved();
+    // Nothing is settled unasked.
+    let listed = settle(&scene, &["--dry-run"]).expect_code(0);
+    listed.expect_says(&[
+        "of table tenant_1.outbox",
+        "of table tenant_2.outbox",
+        "nothing was recorded",
+    ]);
+    settle(&scene, &[]).expect_code(2);
+    let check = scene.check().finish().expect_code(3);
+    assert!(
+        check.stdout.contains("--table tenant_1.outbox"),
+        "{}",
+        check.stdout
+    );
+    // One table, and then all that is left.
+    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    let check = scene.check().finish().expect_code(3);
+    assert!(
+        !check.stdout.contains("--table tenant_1.outbox"),
+        "{}",
+        check.stdout
+    );
+    assert!(
+        check.stdout.contains("--table tenant_2.outbox"),
+        "{}",
+        check.stdout
+    );
+    settle(&scene, &["--yes"]).expect_code(0);
+    scene.check().finish().expect_code(0);
+    settle(&scene, &["--yes"]).expect_code(2);
+    assert_eq!(scene.records().len(), 2);
+    let settled = scene.db.rows(
+        "SELECT by_role = session_user AND detail ->> 'already_delivered' = 'true' FROM walpost.journal WHERE action = 'replay'",
+    );
+    assert_eq!(settled, vec![vec![Some("t".to_owned())]; 2]);
+    let walpost = scene.start();
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn gap_of_a_table_that_was_dropped_can_be_settled() {
+    let scene = moved();
+    scene.db.run("DROP TABLE tenant_1.outbox");
+    let replay = scene.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);
+    let replay = replay.finish().expect_code(3);
+    replay.expect_says(&["does not exist", "--already-delivered"]);
+    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    let check = scene.check().finish();
+    assert!(
+        !check.stdout.contains("--table tenant_1.outbox"),
+        "{}",
+        check.stdout
+    );
+}
