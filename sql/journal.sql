@@ -70,7 +70,10 @@ BEGIN
             begun boolean NOT NULL,
             -- Nothing beyond this was confirmed by Walpost.
             confirmed_lsn pg_lsn NOT NULL,
-            at timestamptz NOT NULL
+            at timestamptz NOT NULL,
+            -- Why the pipeline halted last: JSON, with the position that was confirmed then. If more was confirmed since, the
+            -- pipeline has continued.
+            halt text
         ) WITH (fillfactor = 50);
         COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or re-created';
     END IF;

@@ -3,6 +3,7 @@
 pub(crate) mod dead_letters;
 pub(crate) mod dropped_slot;
 pub(crate) mod exit;
+pub(crate) mod last_halt;
 pub(crate) mod lifecycle;
 pub(crate) mod lsn;
 pub(crate) mod outage;

@@ -9,6 +9,7 @@ pub(crate) mod database;
 pub(crate) mod decode;
 pub(crate) mod error;
 pub(crate) mod exactly_once;
+pub(crate) mod halt;
 pub(crate) mod order;
 pub(crate) mod recovery;
 pub(crate) mod session;

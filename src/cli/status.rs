@@ -17,6 +17,7 @@ use crate::config::{self, Given};
 use crate::escape::Escaped;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
+use crate::model::last_halt::LastHalt;
 use crate::model::lsn::Lsn;
 use crate::model::rounded;
 use crate::model::set_aside::SetAside;
@@ -132,6 +133,8 @@ struct Database {
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
+    /// Why the pipeline halted, if nothing reads the slot since.
+    last_halt: Option<LastHalt>,
     /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
     /// Tables that are set aside; not known without a journal that may be read.
@@ -279,9 +282,15 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         let catalog = Catalog::open(&settings.postgres).await?;
         let held = catalog.held_by_other(&settings.target.slot).await?;
         let vitals = catalog.vitals(&settings.name, &settings.target).await?;
-        Ok::<_, CatalogError>((vitals, held))
+        let is_read = vitals.slot.as_ref().is_some_and(|slot| slot.active);
+        let last_halt = match is_read {
+            true => None,
+            // What else is known is shown without it.
+            false => catalog.last_halt(&settings.target).await.ok().flatten(),
+        };
+        Ok::<_, CatalogError>((vitals, held, last_halt))
     };
-    let ((vitals, held), error) = match timeout(ANSWER, asked).await {
+    let ((vitals, held, last_halt), error) = match timeout(ANSWER, asked).await {
         Ok(Ok(found)) => (found, None),
         Ok(Err(error)) => (Default::default(), Some(error.to_string())),
         Err(_) => (
@@ -316,6 +325,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         wal_status: slot.wal_status,
         held: held.map(|held| held.to_string()),
         problems,
+        last_halt,
         dropped_slots: vitals.dropped_slots,
         set_aside: vitals.set_aside,
         error,
@@ -350,6 +360,14 @@ fn problems(
         (None, None) => {}
     }
     if let Some(database) = asked {
+        // A connector that has the pipeline knows its state.
+        if let (None, Some(halt)) = (of_connector, &database.last_halt) {
+            reasons.push(Reason {
+                source: Source::Database,
+                remedy: "Do what the message says, then start Walpost".to_owned(),
+                ..own(halt.describe())
+            });
+        }
         for problem in &database.problems {
             // That the slot is not read is what the connector's reason comes to.
             let is_told = problem.kind == Kind::NotStreaming

@@ -47,6 +47,7 @@ pub(crate) mod failover;
 mod hidden_rows;
 mod init_lock;
 pub(crate) mod journal;
+mod last_halt;
 mod left_tables;
 mod limits;
 mod move_slot;

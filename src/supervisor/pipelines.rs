@@ -19,6 +19,7 @@ use crate::model::lifecycle::{ErrorKind, State};
 use crate::observe::registry::Registry;
 use crate::pipeline;
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::halt::record_halt;
 use crate::pipeline::order::Order;
 use crate::pipeline::recovery::Remedy;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
@@ -461,6 +462,11 @@ fn spawn(
             }
             Err(reason) => {
                 error!(pipeline = settings.name, "halted: {reason}");
+                // Before the report, after which the process may end.
+                if let Ok(runtime) = runtime() {
+                    runtime.block_on(record_halt(&settings, &reason));
+                    runtime.shutdown_background();
+                }
                 report.ending = Ended::Halted;
                 drop(report);
                 watch_ended(&settings, stats, orders);

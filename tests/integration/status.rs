@@ -7,6 +7,7 @@ use std::thread;
 
 use serde_json::Value;
 
+use super::init::psql_file;
 use crate::support::http::Http;
 use crate::support::reaper;
 use crate::support::scene::Scene;
@@ -233,4 +234,56 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
         }
     }
     walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
+    let scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    scene.accept_any_name("outbox");
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    scene.insert("no topic", "bad");
+    let halted = walpost.finish().expect_code(3);
+    let (_, at) = halted.stderr.rsplit_once("walpost skip --to ").unwrap();
+    let at: String = at.chars().take_while(|c| !c.is_whitespace()).collect();
+    let from_database = || status(&scene, "off").finish();
+    from_database().expect_code(1).expect_says(&[
+        "halted at 20",
+        "(Walpost 0.1.0): row with id",
+        "can't be the name of a topic",
+    ]);
+    let json = status(&scene, "off").arg("--json").finish();
+    let json: Value = serde_json::from_str(&json.stdout).unwrap();
+    let halt = &json["pipelines"][0]["database"]["last_halt"];
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(halt["host"], host.trim(), "{json}");
+
+    scene.skip(&at).arg("--yes").finish().expect_code(0);
+    let walpost = scene.start();
+    let shown = from_database().expect_code(0);
+    assert!(!shown.stdout.contains("halted"), "{}", shown.stdout);
+    scene.insert(&aggregate, "after");
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    let shown = from_database().expect_code(1);
+    assert!(!shown.stdout.contains("halted"), "{}", shown.stdout);
+}
+
+#[test]
+fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
+    let scene = Scene::new();
+    scene.accept_any_name("outbox");
+    let role = scene.conninfo_as(&scene.name);
+    psql_file(&scene, "role.sql");
+    scene.db.run(&format!(
+        "REVOKE UPDATE ON walpost.slot_state FROM {}",
+        scene.name
+    ));
+    scene.insert("no topic", "bad");
+    let halted = scene.at(&role).run().finish().expect_code(3);
+    halted.expect_says(&[
+        "halted: row with id",
+        "failed to record the halt in walpost.slot_state",
+        "permission denied",
+    ]);
 }

@@ -19,7 +19,7 @@ use crate::postgres::target::{Outbox, Target};
 /// Of the rows' format. Rows of other versions say nothing to us.
 pub(super) const VERSION: i32 = 1;
 /// The condition for rows about slots of this database.
-const OF_DATABASE: &str =
+pub(super) const OF_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
 /// A slot, and the history that its LSNs are of.

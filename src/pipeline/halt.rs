@@ -1,0 +1,33 @@
+//! The record of a halt in the database, for `walpost status` on another machine or after the process has ended.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::database::Database;
+use super::error::PipelineError;
+use super::settings::PipelineSettings;
+use crate::model::last_halt::LastHalt;
+
+/// The halt itself waits no longer than this for the database.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Records why the pipeline halts, if the database answers and lets us.
+pub(crate) async fn record_halt(settings: &PipelineSettings, error: &PipelineError) {
+    let halt = LastHalt::now(&error.to_string());
+    let recorded = async {
+        let catalog = settings.postgres.catalog().await?;
+        catalog.record_halt(&settings.target, &halt).await
+    };
+    let why = match timeout(RECORD_TIMEOUT, recorded).await {
+        Ok(Ok(None)) => return,
+        Ok(Ok(Some(why))) => why,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
+    };
+    warn!(
+        pipeline = settings.name,
+        "failed to record the halt in walpost.slot_state, so walpost status shows its reason only while this process runs: {why}"
+    );
+}

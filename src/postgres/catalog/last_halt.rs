@@ -1,0 +1,80 @@
+//! The last halt of a pipeline, in the row of its slot in `walpost.slot_state`. It is superseded when the slot is confirmed further.
+
+use postgres_protocol::escape::escape_literal;
+use serde::{Deserialize, Serialize};
+
+use super::own_table::{OwnTable, Use};
+use super::slot_state::OF_DATABASE;
+use super::{Catalog, CatalogError};
+use crate::model::last_halt::LastHalt;
+use crate::model::lsn::Lsn;
+use crate::postgres::target::Target;
+
+/// The column `halt`.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    /// What the slot had confirmed.
+    confirmed: Lsn,
+    halt: LastHalt,
+}
+
+impl Catalog {
+    /// Records a halt. The result is why that is impossible, if it is. A slot without a row is left out.
+    ///
+    /// # Errors
+    /// A query fails, or the table may not be trusted.
+    pub(crate) async fn record_halt(
+        &self,
+        target: &Target,
+        halt: &LastHalt,
+    ) -> Result<Option<String>, CatalogError> {
+        if let Some(why) = self.unusable(OwnTable::SlotState, Use::Write).await? {
+            return Ok(Some(why));
+        }
+        let halt = serde_json::to_string(halt)
+            .map_err(|error| CatalogError::Unexpected(error.to_string()))?;
+        let update = format!(
+            "UPDATE walpost.slot_state SET halt = jsonb_build_object('confirmed', confirmed_lsn, 'halt', {}::jsonb)::text \
+             WHERE slot = {} AND {OF_DATABASE}",
+            escape_literal(&halt),
+            escape_literal(&target.slot),
+        );
+        let settings = "SET LOCAL synchronous_commit = local; ";
+        self.run_on_own_table(OwnTable::SlotState, target, settings, &update)
+            .await?;
+        Ok(None)
+    }
+
+    /// Returns the last halt, unless the slot was confirmed further since.
+    ///
+    /// # Errors
+    /// A query fails, or the table may not be trusted.
+    pub(crate) async fn last_halt(
+        &self,
+        target: &Target,
+    ) -> Result<Option<LastHalt>, CatalogError> {
+        let is_unusable = self.unusable(OwnTable::SlotState, Use::Read).await?;
+        if is_unusable.is_some() {
+            return Ok(None);
+        }
+        let select = format!(
+            "SELECT halt, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND octet_length(halt) < 65536 AND {OF_DATABASE}",
+            escape_literal(&target.slot),
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::SlotState, target, "", &select)
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let stored = row
+            .try_get("halt")?
+            .and_then(|text| serde_json::from_str(text).ok());
+        let confirmed: Option<Lsn> = row
+            .try_get("confirmed_lsn")?
+            .and_then(|lsn| lsn.parse().ok());
+        Ok(stored
+            .filter(|stored: &Stored| confirmed <= Some(stored.confirmed))
+            .map(|stored| stored.halt))
+    }
+}
