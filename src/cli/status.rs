@@ -1,5 +1,6 @@
 //! `walpost status`: how the pipelines are, asked of the connector that runs and of the database.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -60,6 +61,8 @@ struct Report {
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
+    /// Slots of Walpost that no pipeline of the configuration has and that nothing reads; known with all of a file's pipelines.
+    unused_slots: Vec<String>,
     /// The connector's clock, or else this machine's, in seconds since 1970.
     #[serde(skip)]
     now: f64,
@@ -177,10 +180,15 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(exit) => return exit,
     };
+    // Other pipelines have slots too.
+    let is_complete = args.connection.config.is_some() && args.connection.pipeline.is_empty();
     let exit = runtime.block_on(async {
         let mut is_first = true;
         loop {
-            let report = look(address.as_deref(), &settings, &args.connection.pipeline).await;
+            let mut report = look(address.as_deref(), &settings, &args.connection.pipeline).await;
+            if is_complete {
+                report.unused_slots = unused_slots(&settings).await;
+            }
             let printed = match (args.json, args.watch) {
                 (true, _) => out::json(&report),
                 (false, true) => out::frame(&shown(&report), is_first),
@@ -247,7 +255,31 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
             && connector.failed_reload().is_none(),
         connector,
         pipelines,
+        unused_slots: Vec::new(),
     }
+}
+
+/// Asks each database for the slots of Walpost that no pipeline has. A database that does not answer is reported for its pipelines.
+async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
+    let used: Vec<_> = pipelines
+        .iter()
+        .map(|settings| settings.target.slot.clone())
+        .collect();
+    let mut databases = HashSet::new();
+    let mut unused = Vec::new();
+    for settings in pipelines {
+        if !databases.insert(settings.postgres.describe()) {
+            continue;
+        }
+        let asked = async {
+            let catalog = Catalog::open(&settings.postgres).await?;
+            catalog.unused_slots(&settings.target, &used).await
+        };
+        if let Ok(Ok(found)) = timeout(ANSWER, asked).await {
+            unused.extend(found.iter().map(ToString::to_string));
+        }
+    }
+    unused
 }
 
 async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
@@ -511,6 +543,7 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
         let problems = found.problems.iter();
         notes.extend(problems.map(|problem| format!("{}: {problem}", found.name)));
     }
+    notes.extend(report.unused_slots.iter().cloned());
     if pipelines.is_empty() {
         notes.push(match &report.connector.error {
             Some(error) => format!(

@@ -12,7 +12,7 @@ use crate::support::http::Http;
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Invocation, Walpost};
+use crate::support::walpost::{Invocation, Walpost, config_file};
 
 fn start(scene: &Scene<'_>) -> (Walpost, Http) {
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
@@ -286,4 +286,31 @@ fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
         "failed to record the halt in walpost.slot_state",
         "permission denied",
     ]);
+}
+
+#[test]
+fn slots_that_no_pipeline_has_are_shown() {
+    let scene = Scene::new();
+    let other = format!("walpost_{}_gone", scene.name);
+    scene.db.run(&format!(
+        "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
+    ));
+    let file = config_file(format!(
+        "[kafka]\n'bootstrap.servers' = '{}'\n[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n",
+        scene.broker.address(),
+        scene.name,
+        scene.conninfo()
+    ));
+    let walpost = scene.start();
+    let shown = || {
+        let status = Invocation::new(["status", "--http", "off", "--config"]);
+        status.arg(&file).finish().expect_code(0).stdout
+    };
+    let found = shown();
+    let drop_slot = format!("pg_drop_replication_slot('{other}')");
+    assert!(found.contains(&drop_slot), "{found}");
+    scene.db.run(&format!("SELECT {drop_slot}"));
+    let found = shown();
+    assert!(!found.contains(&other), "{found}");
+    walpost.terminate().expect_code(0);
 }
