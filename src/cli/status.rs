@@ -540,6 +540,7 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
                 found.name
             ));
         }
+        notes.extend(found.connector.as_ref().and_then(dead_letters));
         let problems = found.problems.iter();
         notes.extend(problems.map(|problem| format!("{}: {problem}", found.name)));
     }
@@ -554,6 +555,19 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
         });
     }
     notes
+}
+
+/// How many dead letters there were, and the last one.
+fn dead_letters(of: &PipelineStatus) -> Option<String> {
+    let last = of.last_dead_letter.as_ref()?;
+    let count = match of.dead_letters.total() {
+        1 => "1 dead letter".to_owned(),
+        count => format!("{count} dead letters"),
+    };
+    Some(format!(
+        "{}: {count} since the start in topic {:?}, the last for the event at {}: {}",
+        of.about.name, last.topic, last.position, last.reason
+    ))
 }
 
 fn row(found: &Found, now: f64) -> [String; TITLES.len()] {

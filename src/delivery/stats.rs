@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
 use super::lifecycle::Lifecycle;
-use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
 use crate::model::lsn::Lsn;
 use crate::model::statistics::Statistics;
 use crate::model::vitals::Vitals;
@@ -86,6 +86,7 @@ pub struct PipelineStats {
     oversize_dead_letters: AtomicU64,
     unroutable_dead_letters: AtomicU64,
     malformed_dead_letters: AtomicU64,
+    last_dead_letter: Mutex<Option<LastDeadLetter>>,
     /// Rows of tables that are set aside.
     left_out_rows: AtomicU64,
     /// Rows of snapshots that were read.
@@ -212,6 +213,7 @@ impl PipelineStats {
             oversize_dead_letters: AtomicU64::default(),
             unroutable_dead_letters: AtomicU64::default(),
             malformed_dead_letters: AtomicU64::default(),
+            last_dead_letter: Mutex::default(),
             left_out_rows: AtomicU64::default(),
             snapshot_rows: AtomicU64::default(),
             checkpointed_micros: AtomicU64::default(),
@@ -497,6 +499,22 @@ impl PipelineStats {
         store(&self.oversize_dead_letters, counts.oversize);
         store(&self.unroutable_dead_letters, counts.unroutable);
         store(&self.malformed_dead_letters, counts.malformed);
+    }
+
+    /// A dead letter was handed over.
+    pub fn record_dead_letter(&self, letter: LastDeadLetter) {
+        let mut last = self
+            .last_dead_letter
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *last = Some(letter);
+    }
+
+    /// The dead letter that was handed over last.
+    #[must_use]
+    pub fn last_dead_letter(&self) -> Option<LastDeadLetter> {
+        let last = self.last_dead_letter.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many dead letters there were.

@@ -14,3 +14,24 @@ pub struct DeadLetterCounts {
     #[serde(default)]
     pub malformed: u64,
 }
+
+impl DeadLetterCounts {
+    /// All of them.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.oversize + self.unroutable + self.malformed
+    }
+}
+
+/// The dead letter that was delivered last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LastDeadLetter {
+    /// When, in seconds since 1970.
+    pub at: f64,
+    /// The position of the event, or what else tells it from others.
+    pub position: String,
+    /// The topic for dead letters.
+    pub topic: String,
+    /// Why the event could not be delivered.
+    pub reason: String,
+}

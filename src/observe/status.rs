@@ -11,7 +11,7 @@ use super::summary::Summary;
 use super::watchdog::Lasting;
 use crate::delivery::histogram::Counts;
 use crate::delivery::stats::{About, PipelineStats};
-use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::{Failure, Outage, SnapshotPhase, State};
 use crate::model::lsn::Lsn;
@@ -105,6 +105,9 @@ pub struct PipelineStatus {
     pub errors: BTreeMap<String, u64>,
     /// Dead letters since the start, by what kept the events from being delivered.
     pub dead_letters: DeadLetterCounts,
+    /// The last of them.
+    #[serde(default)]
+    pub last_dead_letter: Option<LastDeadLetter>,
     /// Attempts to begin a session again, since the start.
     pub reconnects: u64,
     /// The last outages, the latest first.
@@ -374,6 +377,7 @@ impl PipelineStatus {
                 .map(|(kind, count)| (kind.name().to_owned(), count))
                 .collect(),
             dead_letters: stats.dead_letters(),
+            last_dead_letter: stats.last_dead_letter(),
             reconnects: totals.reconnects,
             outages: lifecycle.outages.into_iter().map(Into::into).collect(),
             delivery: stats.delivery.counts(),

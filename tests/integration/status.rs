@@ -289,6 +289,39 @@ fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
 }
 
 #[test]
+fn dead_letters_are_counted_and_the_last_is_shown() {
+    let scene = Scene::new();
+    scene.accept_any_name("outbox");
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let flags = [
+        "--on-unroutable",
+        "dead-letter",
+        "--dead-letter-topic",
+        &topic,
+    ];
+    let mut walpost = scene.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
+    let http = walpost.http();
+    scene.insert("no topic", "first");
+    scene.insert("nor this", "second");
+    scene.wait_for_records(2);
+    scene.wait_until_confirmed();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    status(&scene, http.address())
+        .finish()
+        .expect_code(0)
+        .expect_says(&[
+            &format!(
+                "{}: 2 dead letters since the start in topic {topic:?}",
+                scene.name
+            ),
+            "the last for the event at 00000000/",
+            "\"outbox.event.nor this\" can't be the name of a topic",
+        ]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
 fn slots_that_no_pipeline_has_are_shown() {
     let scene = Scene::new();
     let other = format!("walpost_{}_gone", scene.name);

@@ -8,8 +8,9 @@ use super::Step;
 use super::hand_over::{Mark, Undelivered, give};
 use crate::delivery::failure::RefusalCause;
 use crate::delivery::watermark::{OrderError, Watermark};
-use crate::model::dead_letters::DeadLetterCounts;
+use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
 use crate::model::outage::{Outage, Say};
+use crate::model::time::{seconds, unix_micros};
 use crate::outbox::dead_letter::{
     ERROR, ERROR_MESSAGE, Extent, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
 };
@@ -149,7 +150,14 @@ impl DeadLetters {
             reason: failure.reason().to_owned(),
         })?;
         if step == Step::Done {
-            watermark.stats().dead_letters_are(self.counts);
+            let stats = watermark.stats();
+            stats.dead_letters_are(self.counts);
+            stats.record_dead_letter(LastDeadLetter {
+                at: seconds(unix_micros()),
+                position: String::from_utf8_lossy(mark.1).into_owned(),
+                topic: self.settings.topic.clone(),
+                reason: failure.reason().to_owned(),
+            });
         }
         Ok(step)
     }
