@@ -17,6 +17,7 @@ pub(crate) mod settings;
 #[cfg(test)]
 pub(crate) mod sim;
 pub(crate) mod snapshot;
+mod unconvertible;
 pub(crate) mod wal_budget;
 
 use std::sync::Arc;
@@ -147,6 +148,7 @@ pub(crate) async fn run<S: Sink>(
                     }
                     Err(error) => {
                         let error = with_reason(error, core).await;
+                        let error = unconvertible::with_table(error, settings, database).await;
                         isolates = match &error {
                             PipelineError::Stream(StreamError::Delivery(failure)) => {
                                 isolation.failed(failure, core.delivery.watermark.in_flight())
@@ -179,7 +181,7 @@ pub(crate) async fn run<S: Sink>(
                     }
                 }
             }
-            Err(error) => error,
+            Err(error) => unconvertible::with_table(error, settings, database).await,
         };
         let error = match error {
             PipelineError::WalBudget(WalBudgetError::OverBudget { .. }) => {

@@ -4,6 +4,7 @@
 //! intended; a checkpoint ahead of its slot, which the next `run` goes on from; and in each case a
 //! slot that can be moved by the same command again.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -257,7 +258,7 @@ async fn plan(
         (None, None) => Vec::new(),
     };
     let facts = tables.into_iter().map(|table| (table.oid, table.facts));
-    let facts = facts.collect();
+    let facts: HashMap<_, _> = facts.collect();
     let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
         init: target.outbox.init(),
@@ -308,17 +309,30 @@ async fn plan(
         Place::Lsn(lsn) => Until::Before(lsn),
         Place::Position(position) => Until::Commit(position.commit),
     };
-    let mut preview = Preview::new(
-        target.outbox.clone(),
-        settings.outbox.clone(),
-        until,
-        delivered,
-    )?;
-    preview.read_older_rows_of(&target.publication);
-    preview.describe_columns(facts);
+    let new_preview = || {
+        let (outbox, columns) = (target.outbox.clone(), settings.outbox.clone());
+        let mut preview = Preview::new(outbox, columns, until, delivered.clone())?;
+        preview.read_older_rows_of(&target.publication);
+        preview.describe_columns(HashMap::clone(&facts));
+        Ok::<_, SkipError>(preview)
+    };
     // The record that is there ends behind it, if there is one yet.
     let upto = end.min(Lsn(to.lsn().0 + 1));
-    read_slot(settings, catalog, upto, |data| preview.message(data)).await?;
+    let mut preview = new_preview()?;
+    let read = read_slot(settings, catalog, upto, Texts::Converted, |data| {
+        preview.message(data)
+    });
+    match read.await {
+        // What is to be skipped is a row that the server can't convert.
+        Err(SkipError::Connection(error)) if error.is_of_encoding() => {
+            preview = new_preview()?;
+            let read = read_slot(settings, catalog, upto, Texts::Unconverted, |data| {
+                preview.message(data)
+            });
+            read.await?;
+        }
+        read => read?,
+    }
     let preview = preview.found;
     let to = match (to, preview.end) {
         (Place::Lsn(lsn), _) => lsn,
@@ -338,11 +352,21 @@ async fn plan(
     })
 }
 
+/// In which encoding the server sends texts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Texts {
+    /// UTF-8
+    Converted,
+    /// That of the database.
+    Unconverted,
+}
+
 /// Passes what the slot would send to `take`, until that returns false or everything before `upto` was sent.
 async fn read_slot(
     settings: &PipelineSettings,
     catalog: &Catalog,
     upto: Lsn,
+    texts: Texts,
     take: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
@@ -352,6 +376,9 @@ async fn read_slot(
     }
     // A row that is too large for the pipeline is what is to be skipped.
     let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
+    if texts == Texts::Unconverted {
+        connection.disable_conversion().await?;
+    }
     let (walsender, messages) = (
         connection.process_id().await?,
         matches!(target.outbox, Outbox::Messages { .. }),
@@ -359,7 +386,7 @@ async fn read_slot(
     connection
         .start(&target.slot, Lsn::ZERO, &target.publication, messages)
         .await?;
-    connection.preview(upto, limit, take).await?;
+    let read = connection.preview(upto, limit, take).await;
     // The server may be in the middle of a large transaction, and notices only later that nobody reads it.
     let _ = connection.close().await;
     for _ in 0..limit.as_millis() / RELEASE_POLL.as_millis() {
@@ -369,7 +396,7 @@ async fn read_slot(
         }
         tokio::time::sleep(RELEASE_POLL).await;
     }
-    Ok(())
+    Ok(read?)
 }
 
 /// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.

@@ -358,7 +358,11 @@ async fn hidden_rows(
     target: &Target,
 ) -> Result<Option<(String, String)>, ProvisionError> {
     let asked = async {
-        let publication = catalog.look(target).await?.publication;
+        let observed = catalog.look(target).await?;
+        if let Some(warning) = observed.encoding_warning() {
+            warn!("{warning}");
+        }
+        let publication = observed.publication;
         let tables = publication.map(|found| found.outbox_tables(&target.outbox));
         let hidden = catalog.hidden_rows(&tables.unwrap_or_default()).await?;
         Ok::<_, CatalogError>(hidden_rows_warning(&hidden))

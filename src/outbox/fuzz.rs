@@ -155,6 +155,7 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
             assert_eq!(*text, String::from_utf8_lossy(at));
             assert_eq!(time(at), Err(()));
         }
+        RouteError::Encoding => panic!("found before a row is routed"),
         RouteError::NotText => panic!("nothing here becomes JSON"),
     }
 }

@@ -50,6 +50,12 @@ pub enum RouteError {
          writes it, or take :rfc3339 out of the template"
     )]
     Time(String),
+    /// The database does not check texts.
+    #[error(
+        "a value is not UTF-8, and the database has the encoding SQL_ASCII, with which PostgreSQL does not check texts. Correct what \
+         writes it, or have the outbox in a database with the encoding UTF8"
+    )]
+    Encoding,
     /// Bytes that are to become a JSON string are no text.
     #[error(
         "a value is not UTF-8, so it can't become a JSON string. Correct what writes it, or set value_format to \"bytes\""

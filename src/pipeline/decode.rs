@@ -667,6 +667,14 @@ impl Core {
                 max,
             }
             .into(),
+            error if error.is_of_encoding() && self.snapshot.is_none() => {
+                CoreError::Unconvertible {
+                    at: self.place(),
+                    table: None,
+                    error: error.to_string(),
+                }
+                .into()
+            }
             error => error.into(),
         }
     }

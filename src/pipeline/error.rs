@@ -188,6 +188,7 @@ fn of_core(error: &CoreError) -> Cause<'_> {
         | CoreError::RowBesideMessages { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
+        | CoreError::Unconvertible { .. }
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. }
         | CoreError::BadLine { .. }

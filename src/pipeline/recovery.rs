@@ -132,6 +132,7 @@ fn core(error: &CoreError) -> Both {
         | CoreError::RowBesideMessages { .. }
         | CoreError::Envelope { .. }
         | CoreError::RowTooLarge { .. }
+        | CoreError::Unconvertible { .. }
         | CoreError::BadLine { .. }
         | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {

@@ -202,6 +202,7 @@ impl CatalogQueries for SimDatabase {
         Ok(Observed {
             version: 150_000,
             database: "sim".to_owned(),
+            encoding: "UTF8".to_owned(),
             user: "sim".to_owned(),
             application_name: "walpost".to_owned(),
             wal_level: "logical".to_owned(),

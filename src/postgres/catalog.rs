@@ -41,6 +41,7 @@ use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_AT_ONCE};
 
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
+mod encoding;
 mod event_limits;
 mod everybody;
 pub(crate) mod failover;
@@ -263,7 +264,8 @@ impl Catalog {
                  current_user::text, current_setting('wal_level'), \
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
                  current_setting('application_name'), current_setting('effective_wal_level', true), \
-                     CASE WHEN {IS_SYNCHRONOUS} THEN current_setting('synchronous_standby_names') END"
+                     CASE WHEN {IS_SYNCHRONOUS} THEN current_setting('synchronous_standby_names') END, \
+                     getdatabaseencoding()::text"
                 ),
                 &[],
             )
@@ -278,6 +280,7 @@ impl Catalog {
             application_name: server.try_get(6)?,
             effective_wal_level: server.try_get(7)?,
             synchronous_standby_names: server.try_get(8)?,
+            encoding: server.try_get(9)?,
             provider: None,
             table: match &target.outbox {
                 Outbox::Table(table) | Outbox::OneOf { table, .. } => {

@@ -86,6 +86,12 @@ pub enum ConnectionError {
 }
 
 impl ConnectionError {
+    /// The server can't send a text in UTF-8: untranslatable_character, or character_not_in_repertoire.
+    #[must_use]
+    pub(crate) fn is_of_encoding(&self) -> bool {
+        matches!(self, Self::Server(error) if matches!(error.code.as_str(), "22P05" | "22021"))
+    }
+
     /// What the server has said, or the one that has the last word among several.
     pub fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
@@ -131,6 +137,8 @@ pub struct Connection {
     /// Bytes that were read since [`Connection::take_received`].
     received: usize,
     row_bytes_max: usize,
+    /// The server converts texts to UTF-8.
+    converts: bool,
     /// The host that answered, as logs call it.
     pub host: String,
 }
@@ -187,7 +195,34 @@ impl Connection {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let session = dial::replication(conninfo, &startup).await?;
-        Ok(Self::over(session, row_bytes_max))
+        // The server checks what it sends against client_encoding, and ends the stream at a row that does not pass.
+        let is_unchecked = session
+            .parameters
+            .get("server_encoding")
+            .is_some_and(|encoding| encoding == "SQL_ASCII");
+        let mut connection = Self::over(session, row_bytes_max);
+        if is_unchecked {
+            connection.disable_conversion().await?;
+        }
+        Ok(connection)
+    }
+
+    /// Has the server send texts in the encoding of the database, whatever they contain.
+    ///
+    /// # Errors
+    /// The connection fails.
+    pub(crate) async fn disable_conversion(&mut self) -> Result<(), ConnectionError> {
+        // PostgreSQL 18, 23.3.3: with this client encoding, nothing is converted.
+        self.command("SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)")
+            .await?;
+        self.converts = false;
+        Ok(())
+    }
+
+    /// Texts may be no UTF-8.
+    #[must_use]
+    pub fn has_unchecked_texts(&self) -> bool {
+        !self.converts
     }
 
     /// The connection that a session is.
@@ -203,6 +238,7 @@ impl Connection {
             last_heard: Instant::now(),
             received: 0,
             row_bytes_max,
+            converts: true,
             host: session.host,
         }
     }

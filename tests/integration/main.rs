@@ -79,6 +79,7 @@ mod debezium;
 mod deploy;
 mod disk;
 mod drain;
+mod encoding;
 mod event_limits;
 mod exactly_once;
 mod failover;

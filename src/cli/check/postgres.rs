@@ -192,12 +192,6 @@ fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
         );
         report.add("messages", Outcome::Warning, message);
     }
-    if everybody.any_bytes {
-        let message = "the database's encoding is SQL_ASCII: a message of anybody, with any prefix that is not UTF-8, is one that \
-                       the server refuses to send, and nothing behind it is ever sent. Have the outbox in a database in UTF8, or as \
-                       a table";
-        report.add("encoding", Outcome::Warning, message);
-    }
 }
 
 /// What could have code of others run as us.
@@ -576,6 +570,9 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                  init --outbox messages",
             ),
         }
+    }
+    if let Some(warning) = observed.encoding_warning() {
+        report.add("encoding", Outcome::Warning, warning);
     }
     if let Some(warning) = observed.synchronous_warning() {
         report.add("synchronous", Outcome::Warning, warning);

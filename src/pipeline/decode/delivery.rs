@@ -9,7 +9,7 @@ use crate::outbox::columns::{Mapping, Row};
 use crate::outbox::dead_letter::Remains;
 use crate::outbox::envelope::EnvelopeError;
 use crate::outbox::headers::POSITION_HEADER;
-use crate::outbox::route::Router;
+use crate::outbox::route::{RouteError, Router};
 use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::exactly_once::duplicate_filter::DuplicateFilter;
 use crate::sink::Sink;
@@ -21,6 +21,8 @@ pub struct Delivery {
     pub(super) duplicate_filter: Option<DuplicateFilter>,
     /// None where every event that can't be delivered is an error.
     pub(crate) dead_letters: Option<DeadLetters>,
+    /// Values may be no UTF-8, though they are texts.
+    pub(crate) checks_texts: bool,
     /// Deliveries in any order to one confirmed LSN.
     pub watermark: Watermark,
 }
@@ -32,6 +34,7 @@ impl Delivery {
             router: Router::default(),
             duplicate_filter: None,
             dead_letters: None,
+            checks_texts: false,
             watermark,
         }
     }
@@ -128,6 +131,9 @@ impl Delivery {
         (name, value): Mark<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
+        if self.checks_texts && has_invalid_text(row) {
+            return Err(Undelivered::Route(RouteError::Encoding));
+        }
         let routed = self.router.route_with(mapping, row, name, value);
         let record = routed.map_err(Undelivered::Route)?;
         give(&record, &mut self.watermark, sink)?.map_err(Undelivered::Produce)
@@ -148,4 +154,9 @@ impl Delivery {
             false => Err(error),
         }
     }
+}
+
+fn has_invalid_text(row: &Row<'_>) -> bool {
+    let mut values = row.iter().flatten();
+    values.any(|value| std::str::from_utf8(value).is_err())
 }

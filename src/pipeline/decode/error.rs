@@ -91,6 +91,21 @@ pub enum CoreError {
         /// `max_row_bytes`
         max: usize,
     },
+    /// PostgreSQL can't convert a row.
+    #[error(
+        "PostgreSQL can't send the row at {at}, because a value of it has no equivalent in UTF-8: {error}. {}To leave out the \
+         transaction that has it: walpost skip --to {at}. Correct what writes such values, or have the outbox in a database with the \
+         encoding UTF8",
+        table.as_ref().map(|table| format!("The row is of table {table}. ")).unwrap_or_default()
+    )]
+    Unconvertible {
+        /// Position of the row.
+        at: String,
+        /// The table of the row, if that was found.
+        table: Option<String>,
+        /// The server's error.
+        error: String,
+    },
     /// A row of a table that was not described before.
     #[error("the row at {at} is of the unknown relation {oid}")]
     UnknownRelation {
@@ -238,6 +253,7 @@ mod tests {
             | CoreError::RowBesideMessages { .. }
             | CoreError::Envelope { .. }
             | CoreError::RowTooLarge { .. }
+            | CoreError::Unconvertible { .. }
             | CoreError::UnknownRelation { .. }
             | CoreError::BadTuple { .. }
             | CoreError::BadLine { .. }
@@ -275,6 +291,11 @@ mod tests {
                 at: place(),
                 bytes: 2,
                 max: 1,
+            },
+            CoreError::Unconvertible {
+                at: place(),
+                table: Some(outbox()),
+                error: String::new(),
             },
             CoreError::UnknownRelation { at, oid: 1 },
             CoreError::BadTuple {

@@ -157,7 +157,9 @@ fn concerns_one_table(error: &CoreError) -> bool {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             concerns_one_record(error)
         }
-        CoreError::Decode { .. }
+        // The server ends the stream at such a row, also if it would be left out.
+        CoreError::Unconvertible { .. }
+        | CoreError::Decode { .. }
         | CoreError::Order(_)
         | CoreError::History(_)
         | CoreError::RowBesideMessages { .. }

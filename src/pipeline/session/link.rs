@@ -12,6 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::unconvertible;
 use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::target::Outbox;
@@ -70,6 +71,10 @@ impl Link {
         // An address can go over to another server between two connections, and what that one's slot has
         // confirmed says nothing of this one's.
         if slot.active_pid != Some(self.walsender) {
+            // Or this one ends the stream at the first row.
+            if let Some(error) = unconvertible::reason_of_end(&mut self.connection).await {
+                return Err(error);
+            }
             let (walsender, found) = (self.walsender, slot.active_pid);
             return Err(SlotError::two_servers(target, walsender, found).into());
         }

@@ -87,6 +87,7 @@ impl<D: Database> Startup<'_, '_, D> {
         from: Lsn,
     ) -> Result<Lsn, PipelineError> {
         let resume = link.take_slot(self.settings, catalog, from).await?;
+        self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);
         Ok(resume)
     }

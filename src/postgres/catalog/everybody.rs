@@ -9,9 +9,6 @@ pub(crate) struct Everybody {
     pub publishes: bool,
     /// The functions it may call that write any message, as GRANT and REVOKE name them.
     pub emits: Option<String>,
-    /// A prefix can be any bytes, and the server refuses to send those that are no UTF-8: the database is in
-    /// SQL_ASCII.
-    pub any_bytes: bool,
 }
 
 impl Catalog {
@@ -30,13 +27,11 @@ impl Catalog {
              SELECT EXISTS (SELECT FROM f WHERE nspname = 'walpost') AND EXISTS (SELECT FROM pg_namespace n, \
                  aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a \
                  WHERE n.nspname = 'walpost' AND a.grantee = 0 AND a.privilege_type = 'USAGE'), \
-             (SELECT string_agg(named, ', ' ORDER BY named DESC) FROM f WHERE nspname = 'pg_catalog'), \
-             getdatabaseencoding() = 'SQL_ASCII'";
+             (SELECT string_agg(named, ', ' ORDER BY named DESC) FROM f WHERE nspname = 'pg_catalog')";
         let row = self.client.query_one(SQL, &[]).await?;
         Ok(Everybody {
             publishes: row.try_get(0)?,
             emits: row.try_get(1)?,
-            any_bytes: row.try_get(2)?,
         })
     }
 }

@@ -59,6 +59,8 @@ pub(crate) struct Observed {
     pub version: i32,
     /// The database we are in.
     pub database: String,
+    /// The encoding of the database, as PostgreSQL calls it.
+    pub encoding: String,
     /// The role we are.
     pub user: String,
     /// `application_name` of this session, and of every other one of ours.
@@ -683,6 +685,7 @@ mod tests {
         Observed {
             version: 150_018,
             database: text("shop"),
+            encoding: text("UTF8"),
             user: text("walpost"),
             application_name: text("walpost"),
             wal_level: text("logical"),

@@ -97,7 +97,7 @@ impl<'a> LogicalHead<'a> {
         let mut r = Reader { rest };
         let transactional = r.u8("message.flags")? == 1;
         r.lsn("message.lsn")?;
-        let prefix = match (r.string("message.prefix"), r.u32("message.content")) {
+        let prefix = match (r.prefix(), r.u32("message.content")) {
             (Ok(prefix), Ok(len)) => Some((prefix, len as usize)),
             _ => None,
         };
@@ -394,6 +394,15 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8(field))
     }
 
+    /// The prefix of a message. Any role can write one, also one that is not UTF-8 if the database has the encoding SQL_ASCII. It
+    /// is no prefix of an outbox then, and must not stop the stream.
+    fn prefix(&mut self) -> Result<&'a str, DecodeError> {
+        match self.string("message.prefix") {
+            Err(DecodeError::NotUtf8(_)) => Ok("\u{fffd}"),
+            prefix => prefix,
+        }
+    }
+
     /// Bytes preceded by their length as a signed 32-bit integer.
     fn sized(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = self.i32(field)?;
@@ -517,7 +526,7 @@ impl<'a> Reader<'a> {
         Ok(Message::Logical {
             transactional,
             lsn: self.lsn("message.lsn")?,
-            prefix: self.string("message.prefix")?,
+            prefix: self.prefix()?,
             content: self.sized("message.content")?,
         })
     }

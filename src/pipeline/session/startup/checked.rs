@@ -80,6 +80,9 @@ impl<C: CatalogQueries> Checked<C> {
                     warn!(pipeline = settings.name, "{warning}");
                 }
             }
+            if let Some(warning) = observed.encoding_warning() {
+                warn!(pipeline = settings.name, "{warning}");
+            }
             if let Some(warning) = observed.synchronous_warning() {
                 warn!(pipeline = settings.name, "{warning}");
             }
