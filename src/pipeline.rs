@@ -5,6 +5,7 @@
 
 pub(crate) mod access;
 mod confirms;
+mod crashes;
 pub(crate) mod database;
 pub(crate) mod decode;
 pub(crate) mod error;
@@ -149,6 +150,7 @@ pub(crate) async fn run<S: Sink>(
                     Err(error) => {
                         let error = with_reason(error, core).await;
                         let error = unconvertible::with_table(error, settings, database).await;
+                        session_state.reached(core);
                         isolates = match &error {
                             PipelineError::Stream(StreamError::Delivery(failure)) => {
                                 isolation.failed(failure, core.delivery.watermark.in_flight())

@@ -679,6 +679,12 @@ impl Core {
         }
     }
 
+    /// Where the next row message is; `None` outside a transaction.
+    #[must_use]
+    pub(crate) fn position(&self) -> Option<Position> {
+        self.position
+    }
+
     /// Where the next message is in WAL, for people.
     #[must_use]
     pub fn place(&self) -> String {

@@ -88,6 +88,7 @@ fn slot(error: &SlotError) -> Both {
             (ErrorKind::History, Remedy::Halt)
         }
         SlotError::TableSetAside { .. } => (ErrorKind::Setup, Remedy::Halt),
+        SlotError::ServerCrashes { .. } => (ErrorKind::Postgres, Remedy::Halt),
     }
 }
 

@@ -53,7 +53,8 @@ use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
     CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable,
-    OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, TableSnapshot, TableVersion,
+    OrderColumn, RowOrder, ServerStarts, SnapshotHistory, SnapshotRecord, TableSnapshot,
+    TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
@@ -201,6 +202,7 @@ impl CatalogQueries for SimDatabase {
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
         Ok(Observed {
             version: 150_000,
+            starts: ServerStarts::default(),
             database: "sim".to_owned(),
             encoding: "UTF8".to_owned(),
             user: "sim".to_owned(),

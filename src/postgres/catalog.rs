@@ -25,8 +25,8 @@ pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, SlotInUse,
-    some_of, unpublished_warning,
+    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, ServerStarts,
+    SlotInUse, some_of, unpublished_warning,
 };
 use self::published::RowFilter;
 pub(crate) use self::published::UnsafeFilter;
@@ -265,7 +265,8 @@ impl Catalog {
                  current_setting('max_slot_wal_keep_size', true), pg_is_in_recovery(), \
                  current_setting('application_name'), current_setting('effective_wal_level', true), \
                      CASE WHEN {IS_SYNCHRONOUS} THEN current_setting('synchronous_standby_names') END, \
-                     getdatabaseencoding()::text"
+                     getdatabaseencoding()::text, pg_postmaster_start_time()::text, \
+                     coalesce((SELECT stats_reset::text FROM pg_stat_bgwriter), '')"
                 ),
                 &[],
             )
@@ -281,6 +282,10 @@ impl Catalog {
             effective_wal_level: server.try_get(7)?,
             synchronous_standby_names: server.try_get(8)?,
             encoding: server.try_get(9)?,
+            starts: ServerStarts {
+                postmaster: server.try_get(10)?,
+                statistics: server.try_get(11)?,
+            },
             provider: None,
             table: match &target.outbox {
                 Outbox::Table(table) | Outbox::OneOf { table, .. } => {

@@ -129,6 +129,7 @@ mod retention;
 mod rotation;
 mod row_forms;
 mod secrets;
+mod server_crash;
 mod server_shutdown;
 mod servers;
 mod shapes;

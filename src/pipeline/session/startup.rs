@@ -86,6 +86,7 @@ impl<D: Database> Startup<'_, '_, D> {
         catalog: &D::Catalog,
         from: Lsn,
     ) -> Result<Lsn, PipelineError> {
+        self.session_state.crashes.begin_reading();
         let resume = link.take_slot(self.settings, catalog, from).await?;
         self.core.delivery.checks_texts = link.connection.has_unchecked_texts();
         self.core.reconnected(resume);

@@ -9,7 +9,9 @@ use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::pipeline::access::Access;
+use crate::pipeline::crashes::Crashes;
 use crate::pipeline::database::CatalogQueries;
+use crate::pipeline::decode::Core;
 use crate::pipeline::exactly_once::adaptive_window::AdaptiveWindow;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::PipelineSettings;
@@ -39,6 +41,8 @@ pub(crate) struct SessionState {
     pub(super) adaptive_window: AdaptiveWindow,
     /// Whether PostgreSQL accepts who we are.
     pub(in crate::pipeline) access: Access,
+    /// Crashes of the server.
+    pub(in crate::pipeline) crashes: Crashes,
     pub(super) watched: Watched,
     pub(super) publication: WatchedPublication,
 }
@@ -59,6 +63,7 @@ impl SessionState {
             has_warned_unrecorded: false,
             adaptive_window: AdaptiveWindow::new(window),
             access: Access::default(),
+            crashes: Crashes::default(),
             watched,
             publication: WatchedPublication::default(),
         }
@@ -82,6 +87,15 @@ impl SessionState {
     /// Exactly-once: a transaction was given up with that much in flight.
     pub(crate) fn gave_up(&mut self, in_flight: Window) {
         self.adaptive_window.gave_up(in_flight);
+    }
+
+    /// Records how far the stream has come when a connection has ended.
+    pub(crate) fn reached(&mut self, core: &Core) {
+        let open = core
+            .position()
+            .map_or(Lsn::ZERO, |position| position.commit);
+        self.crashes
+            .reached(core.delivery.watermark.received().max(open));
     }
 
     /// What was confirmed to PostgreSQL last.

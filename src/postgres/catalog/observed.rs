@@ -57,6 +57,8 @@ impl Provider {
 pub(crate) struct Observed {
     /// `server_version_num`
     pub version: i32,
+    /// When the server was started, and when it last lost its statistics, which a crash of one of its processes deletes.
+    pub starts: ServerStarts,
     /// The database we are in.
     pub database: String,
     /// The encoding of the database, as PostgreSQL calls it.
@@ -91,6 +93,16 @@ pub(crate) struct Observed {
     pub publication: Option<ObservedPublication>,
     /// The slot, if it is there.
     pub slot: Option<ObservedSlot>,
+}
+
+/// When a server was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ServerStarts {
+    /// `pg_postmaster_start_time()`
+    pub postmaster: String,
+    /// `stats_reset` of `pg_stat_bgwriter`: if one of its processes crashes, the server restarts all others and discards its
+    /// statistics, and the postmaster stays.
+    pub statistics: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -684,6 +696,7 @@ mod tests {
         let text = |text: &str| text.to_owned();
         Observed {
             version: 150_018,
+            starts: ServerStarts::default(),
             database: text("shop"),
             encoding: text("UTF8"),
             user: text("walpost"),

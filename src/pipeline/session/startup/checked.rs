@@ -55,6 +55,10 @@ impl<C: CatalogQueries> Checked<C> {
         let catalog = start.database.catalog().await?;
         start.session_state.access.accepted();
         let observed = catalog.look(target).await?;
+        let session_state = &mut *start.session_state;
+        session_state
+            .crashes
+            .check(&observed.starts, &target.slot)?;
         let (tolerated, problems): (Vec<_>, Vec<_>) = observed
             .problems(target)
             .into_iter()

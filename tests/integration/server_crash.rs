@@ -1,0 +1,77 @@
+//! A process of PostgreSQL that crashes while it reads the slot: all others are ended with it.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::process::signal;
+use crate::support::scene::Scene;
+use crate::support::session::Session;
+use crate::support::wait::wait_for;
+use crate::support::walpost::Walpost;
+
+/// The walsender, once there is one, while the server takes connections.
+fn walsender(server: &Server) -> Option<u32> {
+    let session = Session::connect(&server.conninfo("postgres")).ok()?;
+    let sql = "SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL";
+    session.try_rows(sql).ok()?.pop()?.pop()??.parse().ok()
+}
+
+/// Ends the walsender as a defect would, each time that it begins to read the slot, until Walpost has ended or as many times.
+fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
+    for crashes in 0..times {
+        let found = wait_for("a walsender, or the end of Walpost", || {
+            match walpost.is_running() {
+                true => walsender(server).map(Some),
+                false => Some(None),
+            }
+        });
+        let Some(pid) = found else {
+            return crashes;
+        };
+        signal(pid, "SEGV");
+        wait_for("the end of the walsender", || {
+            (walsender(server) != Some(pid)).then_some(())
+        });
+    }
+    times
+}
+
+#[test]
+fn server_that_crashes_at_the_same_position_is_not_crashed_again() {
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    walpost.terminate().expect_code(0);
+    // To decode it takes longer than it takes to kill the walsender.
+    scene.db.run(
+        "CREATE TABLE other (n int, t text);
+         INSERT INTO other SELECT n, repeat('x', 500) FROM generate_series(1, 600000) AS n",
+    );
+    let mut walpost = scene.run().start();
+    let crashes = crash(&server, &mut walpost, 12);
+    let halted = walpost.finish().expect_code(3);
+    assert!((3..12).contains(&crashes), "{crashes}");
+    halted.expect_says(&["has crashed 3 times", "pg_replication_slot_advance"]);
+    scene.reconnect();
+    scene.insert(&aggregate, "l");
+    let walpost = scene.start();
+    scene.wait_for_records(2);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn restarts_of_the_server_are_no_crashes() {
+    let server = Server::private(MAJOR, "");
+    let mut scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    for count in 0..4 {
+        walpost.wait_for_logs("streaming", count + 1);
+        server.stop(Stop::Immediate);
+        server.start();
+    }
+    scene.reconnect();
+    scene.insert(&aggregate, "l");
+    scene.wait_for_records(2);
+    walpost.terminate().expect_code(0);
+}
