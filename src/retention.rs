@@ -30,7 +30,7 @@ use self::plan::{Detached, Found, Partition, Range, Step, Wait};
 use crate::escape::shell_word;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
-use crate::pipeline::settings::Retention;
+use crate::pipeline::settings::{PipelineSettings, Retention};
 use crate::postgres::catalog::slot_state::Moved;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement, examine_sql};
 use crate::postgres::sql::{Client, escape_identifier, escape_literal};
@@ -182,14 +182,12 @@ pub(crate) enum RetentionError {
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
     /// What is recorded of the slot describes another history of the database.
-    #[error(
-        "nothing is removed that slot {slot:?} may not have delivered: {what}. Record it: {init}, or walpost run"
-    )]
+    #[error("nothing is removed that slot {slot:?} may not have delivered: {what}. {next_step}")]
     OtherHistory {
         slot: String,
         /// The events that may be missing.
         what: String,
-        init: &'static str,
+        next_step: String,
     },
     /// Another Walpost has the claim.
     #[error("another Walpost is maintaining table {0}; nothing was done")]
@@ -227,14 +225,13 @@ pub(crate) struct Report {
 /// As [`pass_of_table`].
 pub(crate) async fn pass(
     catalog: &Catalog,
-    target: &Target,
-    retention: Retention,
+    settings: &PipelineSettings,
     dry_run: bool,
 ) -> Result<Report, CatalogError> {
-    let tables = tables(catalog, target).await?;
+    let tables = tables(catalog, &settings.target).await?;
     let mut all = Report::default();
     for target in &tables {
-        let pass = pass_of_table(catalog, target, tables.len(), retention, dry_run);
+        let pass = pass_of_table(catalog, settings, target, tables.len(), dry_run);
         let report = pass.await?;
         all.tables += report.tables;
         all.done.extend(report.done);
@@ -276,11 +273,12 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
 /// can be said of single partitions, is in the report.
 async fn pass_of_table(
     catalog: &Catalog,
+    settings: &PipelineSettings,
     target: &Target,
     among: usize,
-    retention: Retention,
     dry_run: bool,
 ) -> Result<Report, CatalogError> {
+    let retention = settings.retention;
     let mut report = Report {
         tables: 1,
         ..Report::default()
@@ -322,6 +320,7 @@ async fn pass_of_table(
     let mut pass = Pass {
         catalog,
         client,
+        settings,
         outbox: &maintained,
         patience: PATIENCE / u32::try_from(among).unwrap_or(u32::MAX).max(1),
         report: &mut report,
@@ -440,6 +439,7 @@ impl Step {
 struct Pass<'a> {
     catalog: &'a Catalog,
     client: &'a Client,
+    settings: &'a PipelineSettings,
     outbox: &'a Maintained,
     /// How long to wait for slots that are about to pass a mark: with many tables each one less, as the next pass finds them
     /// passed.
@@ -462,7 +462,18 @@ impl Pass<'_> {
     /// Nothing where none says what is delivered, because one was dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
-        let slots = look::slots(self.client, target, table).await?;
+        let readers = self
+            .catalog
+            .slots_of_table(&self.settings.name, target, table);
+        let readers = match readers.await {
+            Ok(readers) => readers,
+            Err(error @ CatalogError::Server(_)) => {
+                self.report.troubles.push(error.into());
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let slots = look::slots(self.client, target, table, &readers).await?;
         // After the slot: one that another was dropped for is there only when that is written down.
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
@@ -535,14 +546,23 @@ impl Pass<'_> {
         mut slots: Vec<(String, Lsn)>,
     ) -> Result<Option<(String, Lsn)>, CatalogError> {
         for (slot, confirmed) in &mut slots {
+            let is_own = *slot == target.slot;
             let target = Target {
                 slot: slot.clone(),
                 ..target.clone()
             };
+            // Which slots another pipeline had before is not known here.
+            let pipeline = match is_own {
+                true => self.settings.name.as_str(),
+                false => "",
+            };
+            let first_start = self.settings.first_start();
             let moved = async {
-                let of = self.catalog.slot_of("", &target).await?;
-                let gap = self.catalog.gap_of_other_history(&of, *confirmed).await?;
-                Ok((gap, self.catalog.moved(&of, *confirmed).await?))
+                let of = self.catalog.slot_of(pipeline, &target).await?;
+                let gap = self
+                    .catalog
+                    .gap_of_other_history(&of, *confirmed, first_start);
+                Ok((gap.await?, self.catalog.moved(&of, *confirmed).await?))
             };
             match moved.await {
                 Ok((None, None)) => {}
@@ -550,7 +570,7 @@ impl Pass<'_> {
                     let error = RetentionError::OtherHistory {
                         slot: slot.clone(),
                         what: gap.describe(*confirmed),
-                        init: target.outbox.init(),
+                        next_step: gap.next_step(target.outbox.init()),
                     };
                     self.report.troubles.push(error);
                     return Ok(None);

@@ -157,7 +157,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     let Ok(catalog) = Catalog::open(&settings.postgres).await else {
         return;
     };
-    let pass = retention::pass(&catalog, &settings.target, settings.retention, true);
+    let pass = retention::pass(&catalog, settings, true);
     let troubles = match pass.await {
         Ok(found) => found.troubles,
         Err(error) => vec![error.into()],

@@ -246,7 +246,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     }
     // A start that has a checkpoint replaces the state of the earlier slot.
     catalog
-        .record_gap_of_other_history(&of, server.confirmed)
+        .record_gap_of_other_history(&of, server.confirmed, settings.first_start())
         .await?;
     let epoch = found.map_or(1, |found| found.next_epoch());
     let mut checkpoint = Checkpoint::first(epoch, &server);
@@ -263,7 +263,8 @@ async fn say_gaps(
     confirmed: Lsn,
 ) -> Result<(), Failure> {
     let name = &settings.name;
-    if let Some(gap) = catalog.gap_of_other_history(of, confirmed).await? {
+    let gap = catalog.gap_of_other_history(of, confirmed, settings.first_start());
+    if let Some(gap) = gap.await? {
         let resend = match settings.target.outbox.is_messages() {
             true => settings.target.outbox.resend(),
             false => "Send them again afterwards: walpost replay --dropped-slots",

@@ -149,6 +149,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             lock_timeout,
             row_bytes_max: settings.row_bytes_max,
             max_event_bytes,
+            first_start: settings.first_start(),
         };
         // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
         let columns = match args.connection.config {

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
 
 async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, CatalogError> {
     let catalog = Catalog::open(&settings.postgres).await?;
-    retention::pass(&catalog, &settings.target, settings.retention, dry_run).await
+    retention::pass(&catalog, settings, dry_run).await
 }
 
 /// Prints what a pass has come to.

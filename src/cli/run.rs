@@ -99,6 +99,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
                 lock_timeout: LOCK_TIMEOUT,
                 row_bytes_max: settings.row_bytes_max,
                 max_event_bytes: None,
+                first_start: settings.first_start(),
             };
             if let Err(exit) = init::apply(settings, &provision, init::Columns::Compared) {
                 return exit;

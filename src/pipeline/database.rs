@@ -10,7 +10,7 @@ use crate::outbox::connect::ColumnFacts;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
-use crate::postgres::catalog::slot_state::{FoundState, SlotOf};
+use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf};
 use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
@@ -174,6 +174,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         of: &SlotOf,
         found: Lsn,
+        first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Compares the tables of the publication with what was recorded, and records what has changed and what may be missing. The
@@ -335,8 +336,9 @@ impl CatalogQueries for Catalog {
         &self,
         of: &SlotOf,
         found: Lsn,
+        first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        Catalog::record_gap_of_other_history(self, of, found).await
+        Catalog::record_gap_of_other_history(self, of, found, first_start).await
     }
 
     async fn record_tables(

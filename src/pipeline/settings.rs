@@ -15,6 +15,7 @@ use crate::kafka::transaction::Checkpoints;
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
 use crate::outbox::reserved_topics::{DEFAULT_DEAD_LETTER_TOPIC, TopicUse};
 use crate::outbox::settings::OutboxSettings;
+use crate::postgres::catalog::slot_state::FirstStart;
 use crate::postgres::catalog::{CatalogError, Observed, ObservedTable, Problem};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::table::TableName;
@@ -58,6 +59,15 @@ pub(crate) struct PipelineSettings {
 }
 
 impl PipelineSettings {
+    /// What the first start with a new slot delivers.
+    #[must_use]
+    pub(crate) fn first_start(&self) -> FirstStart {
+        match self.snapshot {
+            SnapshotMode::Initial => FirstStart::CopiesTable,
+            SnapshotMode::Never => FirstStart::StreamsOnly,
+        }
+    }
+
     /// What the pipeline is about, for monitoring.
     #[must_use]
     pub(crate) fn about(&self) -> About {

@@ -49,7 +49,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
-use crate::postgres::catalog::slot_state::{FoundState, SlotOf, SlotState};
+use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::table_state::Refresh;
 use crate::postgres::catalog::{
     CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable,
@@ -370,7 +370,12 @@ impl CatalogQueries for SimDatabase {
         Ok(false)
     }
 
-    async fn record_gap_of_other_history(&self, _: &SlotOf, _: Lsn) -> Result<(), CatalogError> {
+    async fn record_gap_of_other_history(
+        &self,
+        _: &SlotOf,
+        _: Lsn,
+        _: FirstStart,
+    ) -> Result<(), CatalogError> {
         Ok(())
     }
 

@@ -45,6 +45,7 @@ mod encoding;
 mod event_limits;
 mod everybody;
 pub(crate) mod failover;
+mod former_slots;
 mod hidden_rows;
 mod init_lock;
 pub(crate) mod journal;

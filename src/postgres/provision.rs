@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::catalog::slot_state::FirstStart;
 use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
 use super::sql_file::{self, PREREQUISITES, Variables};
@@ -52,6 +53,8 @@ pub(crate) struct Provision {
     pub row_bytes_max: usize,
     /// The most that a new outbox accepts in one event, if it is not the default.
     pub max_event_bytes: Option<u64>,
+    /// What the first start with the slot delivers.
+    pub first_start: FirstStart,
 }
 
 /// All that is run, in this order.
@@ -295,7 +298,9 @@ impl Provision {
             run(catalog, makes, sql, left).await?;
             if left == Left::NoSlot && is_new {
                 let note = "record of the new slot";
-                let noted = catalog.slot_was_made(&self.pipeline, &self.target).await;
+                let noted = catalog
+                    .slot_was_made(&self.pipeline, &self.target, self.first_start)
+                    .await;
                 noted.map_err(failed(note, Left::Slot))?;
             }
             if left == Left::NoSlot && !is_new {
@@ -382,9 +387,14 @@ impl Provision {
             return Ok(());
         };
         let of = catalog.slot_of(&self.pipeline, &self.target).await?;
-        match catalog.gap_of_other_history(&of, slot.confirmed).await {
+        let gap = catalog.gap_of_other_history(&of, slot.confirmed, self.first_start);
+        match gap.await {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => catalog.slot_was_made(&self.pipeline, &self.target).await,
+            Ok(Some(_)) => {
+                catalog
+                    .slot_was_made(&self.pipeline, &self.target, self.first_start)
+                    .await
+            }
             // `run` compares them too, as a role that may.
             Err(CatalogError::Server(error)) if error.code == "42501" => {
                 tracing::warn!(
@@ -459,6 +469,7 @@ mod tests {
             lock_timeout: Duration::from_secs(1),
             row_bytes_max: 64 << 20,
             max_event_bytes: None,
+            first_start: FirstStart::CopiesTable,
         }
     }
 

@@ -329,6 +329,7 @@ fn slots_sql(version: i32) -> String {
          SELECT slot_name::text, coalesce(confirmed_flush_lsn, '0/0'), slot_name = $1 \
          FROM pg_replication_slots \
          WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput' AND (slot_name = $1 \
+             OR slot_name::text = ANY ($5) \
              OR EXISTS (SELECT FROM pg_publication p WHERE p.pubname <> $4 AND (p.puballtables \
                  OR EXISTS (SELECT FROM pg_publication_rel r JOIN tree ON tree.oid = r.prrelid WHERE r.prpubid = p.oid) \
                  {in_schema})))"
@@ -337,11 +338,12 @@ fn slots_sql(version: i32) -> String {
 
 /// The slots that read the table, and where they stand: the pipeline's own, and if another publication has the
 /// table too, every other with pgoutput in this database. Nobody can ask which publication a slot is used
-/// with. None without the pipeline's own.
+/// with. The slots of `readers` are among them too, if they exist. None without the pipeline's own.
 pub(crate) async fn slots(
     client: &Client,
     target: &Target,
     table: &TableName,
+    readers: &[String],
 ) -> Result<Vec<(String, Lsn)>, CatalogError> {
     let row = client
         .query_one("SELECT current_setting('server_version_num')::int4", &[])
@@ -355,6 +357,7 @@ pub(crate) async fn slots(
                 &table.schema,
                 &table.name,
                 &target.publication,
+                &readers,
             ],
         )
         .await?;

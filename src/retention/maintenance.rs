@@ -59,7 +59,7 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
     };
     let mut troubles = Vec::new();
     for target in &tables {
-        let pass = pass_of_table(&catalog, target, tables.len(), settings.retention, false);
+        let pass = pass_of_table(&catalog, settings, target, tables.len(), false);
         match in_time(pass).await {
             Ok(report) => troubles.extend(told(&settings.name, report)),
             // What is wrong with one table keeps nothing from the next, and neither does a connection that is busy with it.

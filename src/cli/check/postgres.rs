@@ -267,6 +267,10 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
         .iter()
         .map(|settings| settings.target.slot.clone())
         .collect();
+    let names: Vec<_> = pipelines
+        .iter()
+        .map(|settings| settings.name.clone())
+        .collect();
     let mut databases = HashSet::new();
     for settings in pipelines {
         if !databases.insert(settings.postgres.describe()) {
@@ -287,6 +291,19 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                 }
             }
             Err(error) => report.add("unused slots", of(recovery::of_catalog(&error)), error),
+        }
+        match catalog
+            .vanished_slots(&settings.target, &used, &names)
+            .await
+        {
+            Ok(vanished) => {
+                for slot in vanished {
+                    report.add("former slots", Outcome::Warning, slot);
+                }
+            }
+            // The check of the pipeline has reported it.
+            Err(CatalogError::Server(_) | CatalogError::NoJournal) => {}
+            Err(error) => report.add("former slots", of(recovery::of_catalog(&error)), error),
         }
     }
 }
@@ -506,7 +523,8 @@ async fn moved(
     };
     let asked = async {
         let of = catalog.slot_of(&settings.name, &settings.target).await?;
-        if let Some(gap) = catalog.gap_of_other_history(&of, slot.confirmed).await? {
+        let gap = catalog.gap_of_other_history(&of, slot.confirmed, settings.first_start());
+        if let Some(gap) = gap.await? {
             let message = format!(
                 "{}. {}",
                 gap.describe(slot.confirmed),

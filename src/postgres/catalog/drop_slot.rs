@@ -100,6 +100,11 @@ impl Catalog {
                 escape_literal(pipeline),
                 escape_literal(&table.to_string())
             ),
+            None if target.outbox.is_several() => format!(
+                "{} OR j.pipeline = {}",
+                of_slot(target),
+                escape_literal(pipeline)
+            ),
             None => of_slot(target),
         };
         self.open_entries(target, &whose).await
@@ -136,7 +141,15 @@ impl Catalog {
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let condition = format!("({whose}) AND {}", open());
         let entries = self.entries(target, &condition).await?;
-        Ok(entries.into_iter().map(DroppedSlot::from).collect())
+        let is_several = target.outbox.is_several();
+        let entries = entries.into_iter().map(|entry| {
+            let table = entry.detail["table"].as_str().map(str::to_owned);
+            let dropped = DroppedSlot::from(entry);
+            // The pipeline can have been about one table then.
+            let table = dropped.table.clone().or(table.filter(|_| is_several));
+            DroppedSlot { table, ..dropped }
+        });
+        Ok(entries.collect())
     }
 
     /// Drops the slot of a pipeline, if nobody has it and it retains more than `max_bytes` of WAL: records that in the

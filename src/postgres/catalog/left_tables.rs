@@ -80,8 +80,9 @@ impl Catalog {
         }
         let sql = format!(
             "INSERT INTO walpost.table_state (slot, table_schema, table_name, version, system_id, database_oid, publication, relation, \
-             memberships, is_out, seen_lsn, seen_xid, out_lsn, at) SELECT {}, table_schema, table_name, version, system_id, \
-             database_oid, publication, relation, memberships, true, '{found}', NULL, '{found}', now() FROM ({}) AS recorded \
+             memberships, is_out, seen_lsn, seen_xid, out_lsn, at) SELECT DISTINCT ON (present_schema, present_name) {}::text, \
+             present_schema, present_name, version, system_id, database_oid, publication, relation, memberships, true, \
+             '{found}'::pg_lsn, NULL::text, '{found}'::pg_lsn, now() FROM ({}) AS recorded \
              WHERE system_id = {SYSTEM_ID} AND database_oid = {DATABASE_OID} \
              AND (present_schema, present_name) IN (SELECT * FROM unnest({}, {})) \
              ON CONFLICT (slot, table_schema, table_name) DO NOTHING",

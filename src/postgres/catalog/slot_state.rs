@@ -33,6 +33,15 @@ pub(crate) struct SlotOf {
     pub timeline: u32,
 }
 
+/// What the first start with a slot does about the rows that a single table has then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FirstStart {
+    /// It delivers them before it streams.
+    CopiesTable,
+    /// It only streams: `snapshot = "never"`.
+    StreamsOnly,
+}
+
 /// What the table says of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
@@ -249,6 +258,7 @@ impl Catalog {
         &self,
         pipeline: &str,
         target: &Target,
+        first_start: FirstStart,
     ) -> Result<(), CatalogError> {
         let Some(slot) = self.slot(&target.slot).await? else {
             return Ok(());
@@ -263,7 +273,7 @@ impl Catalog {
             );
             return Ok(());
         }
-        if !self.is_copied_at_first_start(&of).await? {
+        if !self.is_copied_at_first_start(&of, first_start).await? {
             let gap = match self.gap_before(&of, created, "true").await? {
                 None => self.gap_of_tables(&of).await?,
                 gap => gap,
@@ -285,9 +295,13 @@ impl Catalog {
         &self,
         of: &SlotOf,
         found: Lsn,
+        first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        match self.gap_of_other_history(of, found).await? {
-            Some(gap) if !self.is_copied_at_first_start(of).await? => {
+        match self.gap_of_other_history(of, found, first_start).await? {
+            Some(gap)
+                if gap.copied.is_some()
+                    || !self.is_copied_at_first_start(of, first_start).await? =>
+            {
                 self.write_gap(of, &gap, found).await
             }
             _ => Ok(()),
@@ -303,14 +317,17 @@ impl Catalog {
         &self,
         of: &SlotOf,
         found: Lsn,
+        first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
-        let begun = match self.found_state(of, Use::Read).await? {
+        let state = match self.found_state(of, Use::Read).await? {
             FoundState::Unusable(_) => return Ok(None),
-            FoundState::State(state) => state.is_some_and(|state| state.begun),
+            FoundState::State(state) => state,
         };
         let other = format!("version = {VERSION} AND NOT ({})", of_history(of));
         match self.gap_before(of, found, &other).await? {
-            None if !begun => self.gap_of_former_slot(of, found).await,
+            None if state.is_none_or(|state| !state.begun) => {
+                self.gap_of_former_slot(of, found, state, first_start).await
+            }
             gap => Ok(gap),
         }
     }
@@ -328,16 +345,15 @@ impl Catalog {
     }
 
     /// The events between the last position of the pipeline's former slot and `found`, where the slot begins that the definition names
-    /// now. The former slot can still exist, but nothing reads it. A single table has no such gap, because the first start with a slot
-    /// copies its rows.
+    /// now. The former slot can still exist, but nothing reads it. The first start with a slot copies the rows of a single table, and
+    /// then the gap is what it cannot copy.
     async fn gap_of_former_slot(
         &self,
         of: &SlotOf,
         found: Lsn,
+        state: Option<SlotState>,
+        first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
-        if matches!(of.target.outbox, Outbox::Table(_)) {
-            return Ok(None);
-        }
         let Some(former) = self.former_slot(of).await? else {
             return Ok(None);
         };
@@ -345,16 +361,37 @@ impl Catalog {
         if confirmed >= found || self.is_accounted_for(of, confirmed, found).await? {
             return Ok(None);
         }
-        Ok(Some(Gap {
+        let mut gap = Gap {
             from: Some(confirmed),
             reason: FORMER_SLOT,
             former: Some(former),
-        }))
+            copied: None,
+        };
+        if let Outbox::Table(table) = &of.target.outbox
+            && first_start == FirstStart::CopiesTable
+            // An entry says that the table was copied before, or that it had no rows when walpost init created the slot.
+            && (state.is_some() || self.snapshot_record(&of.target).await? != SnapshotRecord::Done)
+        {
+            let is_partitioned = self.is_partitioned(table).await?;
+            gap.copied = Some(match is_partitioned {
+                true => Copied::Partitions,
+                false => Copied::Table,
+            });
+            if self.gap_tables(of, &gap).await?.is_empty() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(gap))
     }
 
     /// Nothing was read from the slot yet, and the first start delivers all rows of the table.
-    async fn is_copied_at_first_start(&self, of: &SlotOf) -> Result<bool, CatalogError> {
+    async fn is_copied_at_first_start(
+        &self,
+        of: &SlotOf,
+        first_start: FirstStart,
+    ) -> Result<bool, CatalogError> {
         Ok(matches!(of.target.outbox, Outbox::Table(_))
+            && first_start == FirstStart::CopiesTable
             && self.slot_state_rows(of, "begun").await?.is_empty()
             && self.snapshot_record(&of.target).await? == SnapshotRecord::Nothing)
     }
@@ -377,6 +414,7 @@ impl Catalog {
         Ok((!published.is_empty()).then_some(Gap {
             from: None,
             former: None,
+            copied: None,
             reason: "tables added before the slot was complete",
         }))
     }
@@ -401,6 +439,7 @@ impl Catalog {
             return Ok(Some(Gap {
                 from: None,
                 former: Some(former),
+                copied: None,
                 reason: match is_same_cluster {
                     true => "slot created in another database",
                     false => "slot created on another cluster",
@@ -416,6 +455,7 @@ impl Catalog {
         Ok(Some(Gap {
             from: Some(before),
             former: Some(former),
+            copied: None,
             reason: match is_same_timeline {
                 true => "slot re-created",
                 false => "slot created on another timeline",
@@ -427,7 +467,8 @@ impl Catalog {
     /// written are not repeated.
     async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
         let (pipeline, target) = (&of.pipeline, &of.target);
-        let mut tables = self.gap_tables(of, gap, found).await?;
+        let mut tables = self.gap_tables(of, gap).await?;
+        self.remember_left_tables(of, gap, &tables, found).await?;
         for open in self.dropped_slots(pipeline, target).await? {
             if !open.left_publication && (open.from, open.to) == (gap.from, Some(found)) {
                 let key = |table: &GapTable| table.name.clone().filter(|_| table.is_named);
@@ -464,18 +505,17 @@ impl Catalog {
         Ok(())
     }
 
-    /// The tables that a gap is about: those of the outbox, and those of the former slot that are not published now. Of the latter,
-    /// the slot that is at `found` remembers that they are not.
-    async fn gap_tables(
-        &self,
-        of: &SlotOf,
-        gap: &Gap,
-        found: Lsn,
-    ) -> Result<Vec<GapTable>, CatalogError> {
+    /// The tables that a gap is about: those of the outbox, unless they are copied, and those of the former slot that are not
+    /// published now.
+    async fn gap_tables(&self, of: &SlotOf, gap: &Gap) -> Result<Vec<GapTable>, CatalogError> {
         let target = &of.target;
         let is_several = target.outbox.is_several();
-        let tables = self.outbox_tables(target).await?.into_iter();
-        let mut tables: Vec<_> = tables
+        let outbox = match gap.copied {
+            Some(Copied::Table) => Vec::new(),
+            Some(Copied::Partitions) | None => self.outbox_tables(target).await?,
+        };
+        let mut tables: Vec<_> = outbox
+            .into_iter()
             .map(|name| GapTable {
                 name,
                 is_named: is_several,
@@ -485,13 +525,13 @@ impl Catalog {
         if let Some(former) = gap.former.as_ref().filter(|_| !target.outbox.is_messages()) {
             let mut left = self.left_tables(target, former).await?;
             left.retain(|left| {
+                let is_own = matches!(&target.outbox, Outbox::Table(table) if table == left);
                 let left = left.to_string();
-                tables
-                    .iter()
-                    .all(|table| table.name.as_ref() != Some(&left))
+                !is_own
+                    && tables
+                        .iter()
+                        .all(|table| table.name.as_ref() != Some(&left))
             });
-            self.record_left_tables(target, former, &left, found)
-                .await?;
             tables.extend(left.into_iter().map(|table| GapTable {
                 name: Some(table.to_string()),
                 is_named: true,
@@ -499,6 +539,36 @@ impl Catalog {
             }));
         }
         Ok(tables)
+    }
+
+    /// Records for the slot, which is at `found`, that some tables of the gap are not published.
+    async fn remember_left_tables(
+        &self,
+        of: &SlotOf,
+        gap: &Gap,
+        tables: &[GapTable],
+        found: Lsn,
+    ) -> Result<(), CatalogError> {
+        let Some(former) = &gap.former else {
+            return Ok(());
+        };
+        let left = tables.iter().filter(|table| !table.is_published);
+        let left: Vec<TableName> = left
+            .filter_map(|table| table.name.as_ref()?.parse().ok())
+            .collect();
+        self.record_left_tables(&of.target, former, &left, found)
+            .await
+    }
+
+    /// Whether a table exists and is partitioned.
+    async fn is_partitioned(&self, table: &TableName) -> Result<bool, CatalogError> {
+        const SQL: &str = "SELECT c.relkind = 'p' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $1 AND c.relname = $2";
+        let found = self
+            .client()
+            .query_opt(SQL, &[&table.schema, &table.name])
+            .await?;
+        Ok(found.map(|row| row.try_get(0)).transpose()? == Some(true))
     }
 
     /// The tables of an outbox; `None` stands for messages, which are in no table. Tables that are published and match no pattern
@@ -600,6 +670,17 @@ pub(crate) struct Gap {
     reason: &'static str,
     /// The slot that may not have delivered them, if there was one.
     former: Option<FormerSlot>,
+    /// What the first start with the slot delivers of a single table, if it copies the table.
+    copied: Option<Copied>,
+}
+
+/// Rows that are not part of a gap because they are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    /// Every row that the outbox had.
+    Table,
+    /// Every row but those of partitions that were detached since, of which the catalog knows nothing.
+    Partitions,
 }
 
 /// A slot that another one has replaced.
@@ -678,8 +759,17 @@ impl Gap {
             None => String::new(),
         };
         format!(
-            "{}: events committed {after}before {found} may be missing in Kafka",
-            self.reason
+            "{}: events committed {after}before {found} may be missing in Kafka{}",
+            self.reason,
+            match self.copied {
+                Some(Copied::Partitions) => {
+                    ", if a partition was detached that has them: those that the table has are copied. Attach it first"
+                }
+                Some(Copied::Table) => {
+                    ", if they are in another table than the one that is copied"
+                }
+                None => "",
+            }
         )
     }
 }

@@ -56,7 +56,7 @@ impl<C: CatalogQueries> Planned<C> {
             if state.is_some_and(|state| state.is_none_or(|state| !state.begun)) {
                 // The first write of the state replaces the row that tells of the gap, or says that the slot was read.
                 self.catalog
-                    .record_gap_of_other_history(&self.of, resume)
+                    .record_gap_of_other_history(&self.of, resume, start.settings.first_start())
                     .await?;
             }
         }

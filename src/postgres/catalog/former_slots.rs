@@ -1,0 +1,173 @@
+//! Slots that Walpost has read and that no pipeline reads now.
+
+use std::fmt;
+
+use postgres_protocol::escape::escape_literal;
+
+use super::journal::DROP_SLOT_NAMES;
+use super::own_table::{OwnTable, Use};
+use super::slot_state::{FoundState, SlotOf};
+use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
+use super::{Catalog, CatalogError};
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// A slot that Walpost has read, that does not exist, and of which no entry of the journal says what it had not delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VanishedSlot {
+    slot: String,
+    pipeline: String,
+    confirmed: Lsn,
+}
+
+impl fmt::Display for VanishedSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            slot,
+            pipeline,
+            confirmed,
+        } = self;
+        write!(
+            f,
+            "slot {slot:?} of pipeline {pipeline:?} does not exist, and no pipeline of the configuration has it: events committed after \
+             {confirmed} may be missing in Kafka. If the pipeline was renamed, send them again: walpost replay --from TIME. If they are \
+             not needed: DELETE FROM walpost.slot_state WHERE slot = {}",
+            escape_literal(slot).trim_start()
+        )
+    }
+}
+
+impl Catalog {
+    /// The slots other than that of `target` that have delivered the table, and whose rows the slot of `target` may not have: those
+    /// of other pipelines, and of this one if its present slot was created later than they were left.
+    ///
+    /// # Errors
+    /// A query fails, or Walpost's tables may not be read or trusted.
+    pub(crate) async fn slots_of_table(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<Vec<String>, CatalogError> {
+        for own in [OwnTable::TableState, OwnTable::SlotState] {
+            if self.unusable(own, Use::Read).await?.is_some() {
+                return Ok(Vec::new());
+            }
+        }
+        let sql = format!(
+            "SELECT slot FROM walpost.table_state WHERE slot <> {} AND (table_schema, table_name) = ({}, {}) \
+             AND version = {VERSION} AND system_id = {SYSTEM_ID} AND database_oid = {DATABASE_OID}",
+            escape_literal(&target.slot),
+            escape_literal(&table.schema),
+            escape_literal(&table.name)
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::TableState, target, "", &sql)
+            .await
+            .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
+        let of = self.slot_of(pipeline, target).await?;
+        let mut slots = Vec::new();
+        for row in &rows {
+            let slot = row.get(0).unwrap_or_default();
+            if !self.has_taken_over(&of, slot).await? {
+                slots.push(slot.to_owned());
+            }
+        }
+        Ok(slots)
+    }
+
+    /// Whether the slot of `of` delivers what follows in WAL after the last position of the pipeline's former `slot`, or the journal
+    /// has what it does not deliver.
+    async fn has_taken_over(&self, of: &SlotOf, slot: &str) -> Result<bool, CatalogError> {
+        if self.pipeline_of(of, slot).await?.as_deref() != Some(&of.pipeline) {
+            return Ok(false);
+        }
+        let former = SlotOf {
+            target: Target {
+                slot: slot.to_owned(),
+                ..of.target.clone()
+            },
+            ..of.clone()
+        };
+        let state = async |of: &SlotOf| match self.slot_state(of).await? {
+            FoundState::State(state) => Ok::<_, CatalogError>(state),
+            FoundState::Unusable(_) => Ok(None),
+        };
+        let Some(former) = state(&former).await? else {
+            return Ok(false);
+        };
+        let created = state(of).await?.and_then(|state| state.created);
+        if created.is_some_and(|created| created <= former.confirmed) {
+            return Ok(true);
+        }
+        self.is_accounted_for(of, former.confirmed, Lsn(u64::MAX))
+            .await
+    }
+
+    /// The pipeline that has read a slot last.
+    async fn pipeline_of(&self, of: &SlotOf, slot: &str) -> Result<Option<String>, CatalogError> {
+        let sql = format!(
+            "SELECT pipeline FROM walpost.slot_state WHERE slot = {} AND system_id = {} AND database_oid = {DATABASE_OID}",
+            escape_literal(slot),
+            escape_literal(&of.system_id)
+        );
+        let rows = self.run_on_own_table(OwnTable::SlotState, &of.target, "", &sql);
+        let rows = rows.await?;
+        Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
+    }
+
+    /// The slots of this database that Walpost has read, that do not exist, that are not in `used`, and of which no entry of the
+    /// journal says what they had not delivered. `target` is one of the configuration's pipelines in this database.
+    ///
+    /// # Errors
+    /// A query fails, or Walpost's tables may not be read or trusted.
+    pub(crate) async fn vanished_slots(
+        &self,
+        target: &Target,
+        used: &[String],
+        pipelines: &[String],
+    ) -> Result<Vec<VanishedSlot>, CatalogError> {
+        if self
+            .unusable(OwnTable::SlotState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(Vec::new());
+        }
+        let list = |names: &[String]| {
+            let names: Vec<_> = names.iter().map(|name| escape_literal(name)).collect();
+            format!("ARRAY[{}]::text[]", names.join(", "))
+        };
+        let sql = format!(
+            "SELECT slot, pipeline, confirmed_lsn FROM walpost.slot_state WHERE begun AND system_id = {SYSTEM_ID} \
+             AND database_oid = {DATABASE_OID} AND slot <> ALL ({}) AND pipeline <> ALL ({}) \
+             AND slot NOT IN (SELECT slot_name::text FROM pg_replication_slots) ORDER BY 1",
+            list(used),
+            list(pipelines)
+        );
+        let rows = self
+            .run_on_own_table(OwnTable::SlotState, target, "", &sql)
+            .await?;
+        let mut vanished = Vec::new();
+        for row in &rows {
+            let confirmed: Lsn = row.get(2).and_then(|lsn| lsn.parse().ok()).ok_or_else(|| {
+                CatalogError::Unexpected("walpost.slot_state.confirmed_lsn".to_owned())
+            })?;
+            let slot = row.get(0).unwrap_or_default().to_owned();
+            let condition = format!(
+                "j.slot = {} AND j.action IN {DROP_SLOT_NAMES} AND j.from_lsn <= '{confirmed}' AND j.to_lsn >= '{confirmed}' \
+                 AND j.detail ->> 'system_id' = {SYSTEM_ID}",
+                escape_literal(&slot)
+            );
+            if self.entries(target, &condition).await?.is_empty() {
+                vanished.push(VanishedSlot {
+                    slot,
+                    pipeline: row.get(1).unwrap_or_default().to_owned(),
+                    confirmed,
+                });
+            }
+        }
+        Ok(vanished)
+    }
+}

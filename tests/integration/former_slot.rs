@@ -1,0 +1,193 @@
+//! The definition of a pipeline names another slot than before, and the former one has not delivered everything.
+
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Finished, Invocation};
+
+const PARTITIONED: &str = "CREATE TABLE outbox (id uuid NOT NULL, aggregatetype text NOT NULL, aggregateid text NOT NULL, \
+     type text NOT NULL, payload jsonb, created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)) \
+     PARTITION BY RANGE (created_at); \
+     CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM (MINVALUE) TO ('9000-01-01'); \
+     CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('9000-01-01') TO (MAXVALUE)";
+
+/// One event is delivered, and "between" is not.
+fn undelivered(scene: &mut Scene<'_>) -> String {
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "between");
+    aggregate
+}
+
+/// The definition names another slot, which `init` creates.
+fn use_next_slot(scene: &mut Scene<'_>, more: &str) -> Finished {
+    let settings = format!("slot = \"{}_2\"\n{more}", scene.slot());
+    scene.use_settings(&settings);
+    scene.init().finish().expect_code(0)
+}
+
+fn command(scene: &Scene<'_>) -> String {
+    format!("walpost replay --dropped-slots --pipeline {}", scene.name)
+}
+
+fn has_delivered(scene: &Scene<'_>, key: &str) -> bool {
+    scene.records().iter().any(|record| record.key() == key)
+}
+
+/// `check` and `run` name the events, before and after `run` has recorded the gap.
+fn expect_gap(scene: &Scene<'_>, command: &str) {
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["the pipeline had another slot before"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log(command);
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    scene
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_says(&[command]);
+}
+
+#[test]
+fn events_that_are_neither_streamed_nor_copied_are_named() {
+    let mut scene = Scene::new();
+    undelivered(&mut scene);
+    use_next_slot(&mut scene, "snapshot = \"never\"\n");
+    let command = command(&scene);
+    expect_gap(&scene, &command);
+    assert!(!has_delivered(&scene, "between"));
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    assert!(has_delivered(&scene, "between"));
+    scene.check().finish().expect_code(0);
+}
+
+#[test]
+fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
+    let mut scene = Scene::with_table(PARTITIONED);
+    undelivered(&mut scene);
+    scene
+        .db
+        .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
+    use_next_slot(&mut scene, "");
+    let command = command(&scene);
+    expect_gap(&scene, &command);
+    scene.db.run(
+        "ALTER TABLE outbox ATTACH PARTITION outbox_now FOR VALUES FROM (MINVALUE) TO ('9000-01-01')",
+    );
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    assert!(has_delivered(&scene, "between"));
+    scene.check().finish().expect_code(0);
+}
+
+/// The other partition has a row, so that there is something to copy.
+#[test]
+fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {
+    let mut scene = Scene::with_table(PARTITIONED);
+    let aggregate = undelivered(&mut scene);
+    scene
+        .db
+        .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
+    let event = scene.insert_sql(&aggregate, "copied");
+    let event = event.replace("payload)", "payload, created_at)");
+    let event = event.replace("\"}')", "\"}', '9000-01-02')");
+    scene.db.run(&event);
+    use_next_slot(&mut scene, "");
+    let command = command(&scene);
+    expect_gap(&scene, &command);
+    assert!(has_delivered(&scene, "copied"));
+}
+
+#[test]
+fn events_of_the_table_that_another_has_replaced_are_named() {
+    let mut scene = Scene::new();
+    undelivered(&mut scene);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} DROP TABLE outbox; ALTER TABLE outbox RENAME TO former; \
+         CREATE TABLE outbox (LIKE former INCLUDING ALL); ALTER PUBLICATION {publication} ADD TABLE outbox"
+    ));
+    use_next_slot(&mut scene, "");
+    let command = format!(
+        "walpost replay --dropped-slots --table public.former --pipeline {}",
+        scene.name
+    );
+    expect_gap(&scene, &command);
+    let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
+    replay.finish().expect_code(0);
+    assert!(has_delivered(&scene, "between"));
+    let check = scene.check().finish();
+    assert!(!check.stdout.contains(&command), "{}", check.stdout);
+}
+
+#[test]
+fn events_that_the_first_start_copies_are_not_named() {
+    let mut scene = Scene::new();
+    undelivered(&mut scene);
+    use_next_slot(&mut scene, "");
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("streaming");
+    scene.wait_for_records(3);
+    assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
+    walpost.terminate().expect_code(0);
+    assert!(has_delivered(&scene, "between"));
+    scene.check().finish().expect_code(0);
+}
+
+/// The present slot was created after the row was committed, and so it says nothing about it.
+#[test]
+fn retention_keeps_what_the_former_slot_has_not_delivered() {
+    let mut scene = Scene::new();
+    undelivered(&mut scene);
+    use_next_slot(&mut scene, "snapshot = \"never\"\n");
+    let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
+    let maintain = || {
+        let maintain = scene.invoke("maintain");
+        maintain
+            .args(["--retention", "1s", "--delete-rows"])
+            .finish()
+    };
+    for _ in 0..3 {
+        let finished = maintain().expect_code(3);
+        finished.expect_says(&["the pipeline had another slot before"]);
+        scene.write_other_wal(1);
+    }
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    let finished = maintain().expect_code(3);
+    finished.expect_says(&["walpost replay --dropped-slots"]);
+    assert!(scene.db.is_true(kept));
+}
+
+/// The pipeline was renamed as well, so nothing but the table connects the slots.
+#[test]
+fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
+    let mut scene = Scene::new();
+    let aggregate = undelivered(&mut scene);
+    scene
+        .db
+        .run("UPDATE walpost.slot_state SET pipeline = 'former'");
+    use_next_slot(&mut scene, "snapshot = \"never\"\n");
+    let walpost = scene.start();
+    scene.insert(&aggregate, "new");
+    scene.wait_for_records(2);
+    walpost.terminate().expect_code(0);
+    let waits = format!("waits until slot {:?}", scene.slot());
+    wait_until("retention to wait for the former slot", || {
+        scene.write_other_wal(1);
+        let maintain = scene.invoke("maintain");
+        let maintain = maintain.args(["--retention", "1s", "--delete-rows"]);
+        maintain.finish().expect_code(0).stdout.contains(&waits)
+    });
+    let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
+    assert!(scene.db.is_true(kept));
+    scene.drop_slot();
+    let file = scene.file(&format!("slot = \"{}_2\"\n", scene.slot()));
+    let check = Invocation::new(["check", "--config"]).arg(file).finish();
+    check.expect_says(&[
+        "of pipeline \"former\" does not exist, and no pipeline of the configuration has it",
+    ]);
+}
