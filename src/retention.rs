@@ -17,6 +17,7 @@ pub(crate) mod maintenance;
 pub(crate) mod mark;
 pub(crate) mod plan;
 
+mod ahead;
 mod look;
 mod rows;
 
@@ -33,7 +34,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::settings::{PipelineSettings, Retention};
 use crate::postgres::catalog::slot_state::Moved;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, Statement, examine_sql};
-use crate::postgres::sql::{Client, escape_identifier, escape_literal};
+use crate::postgres::sql::{Client, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -589,24 +590,6 @@ impl Pass<'_> {
         Ok(slots.into_iter().min_by_key(|(_, confirmed)| *confirmed))
     }
 
-    /// Makes the partitions that are missing.
-    async fn make(&mut self, found: &Found, ahead: u32, dry_run: bool) -> Result<(), CatalogError> {
-        let ranges = found.partitions.iter().any(Partition::is_range);
-        if !ranges {
-            let table = self.outbox.name.clone();
-            self.report.troubles.push(RetentionError::NoModel(table));
-        }
-        for step in plan::missing(&self.outbox.name, found, ahead) {
-            if dry_run {
-                let would = format!("would {}", step.intent());
-                self.report.done.push(would);
-            } else {
-                self.take(&step).await?;
-            }
-        }
-        Ok(())
-    }
-
     /// Removes the partitions that are delivered and old enough.
     async fn partitions(
         &mut self,
@@ -646,7 +629,7 @@ impl Pass<'_> {
             Step::Make(name, range) => (
                 name,
                 self.make_sql(name, *range),
-                Some(format!("partition {name} made for {range}")),
+                Some(ahead::made(name, *range)),
             ),
             Step::Close(Partition { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Closed);
@@ -791,25 +774,6 @@ impl Pass<'_> {
             (Step::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
             _ => failed.error.into(),
         }
-    }
-
-    /// CREATE TABLE ... PARTITION OF would have writers wait; ATTACH lets them through.
-    fn make_sql(&self, name: &TableName, range: Range) -> String {
-        let (root, name) = (self.outbox.name.quoted(), name.quoted());
-        let owner = match self.outbox.owner == self.outbox.user {
-            true => String::new(),
-            false => format!(
-                "ALTER TABLE {name} OWNER TO {}; ",
-                escape_identifier(&self.outbox.owner)
-            ),
-        };
-        let bound = |time: jiff::Timestamp| escape_literal(&time.to_string());
-        let (from, to) = (bound(range.lower), bound(range.upper));
-        format!(
-            "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED \
-             INCLUDING STORAGE); {owner}\
-             ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})"
-        )
     }
 
     /// CONCURRENTLY would let writers through while it waits for its lock, but cannot be part of the transaction that examines the

@@ -209,3 +209,23 @@ fn names_that_need_quotes_are_no_trouble() {
     assert_eq!(scene.db.number(made), 8);
     walpost.terminate().expect_code(0);
 }
+
+/// Each transaction examines the table with all its partitions.
+#[test]
+fn partitions_are_made_several_in_one_transaction() {
+    within_a_day();
+    let scene = Scene::bare();
+    scene.init().arg("--partitioned").finish().expect_code(0);
+    // In the way of one of the last twenty.
+    scene.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
+        'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
+    let finished = maintain(&scene, &["--partitions-ahead", "67"]).expect_code(3);
+    let finished = finished.expect_says(&["can't be made: there is something else of that name"]);
+    let made = finished.stdout.matches(" made for ").count();
+    assert_eq!(made, 59, "{finished:?}");
+    let transactions =
+        "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
+        AND relname ~ '^outbox_p[0-9]+$'";
+    // Those of init, two times twenty, and the others one by one.
+    assert_eq!(scene.db.number(transactions), 1 + 2 + 19);
+}

@@ -1,0 +1,100 @@
+//! Partitions that are made ahead.
+
+use std::fmt::Write as _;
+
+use super::plan::{self, Found, Partition, Range, Step};
+use super::{Pass, RetentionError, bounded};
+use crate::postgres::catalog::CatalogError;
+use crate::postgres::sql::{escape_identifier, escape_literal};
+use crate::postgres::table::TableName;
+
+/// How many partitions one transaction makes: each transaction examines the table with all partitions that it has by then.
+const PARTITIONS_PER_TRANSACTION: usize = 20;
+
+impl Pass<'_> {
+    /// Makes the partitions that are missing.
+    pub(super) async fn make(
+        &mut self,
+        found: &Found,
+        ahead: u32,
+        dry_run: bool,
+    ) -> Result<(), CatalogError> {
+        let ranges = found.partitions.iter().any(Partition::is_range);
+        if !ranges {
+            let table = self.outbox.name.clone();
+            self.report.troubles.push(RetentionError::NoModel(table));
+        }
+        let steps = plan::missing(&self.outbox.name, found, ahead);
+        if dry_run {
+            let would = steps.iter().map(|step| format!("would {}", step.intent()));
+            self.report.done.extend(would);
+            return Ok(());
+        }
+        for steps in steps.chunks(PARTITIONS_PER_TRANSACTION) {
+            if steps.len() == 1 || !self.make_together(steps).await? {
+                for step in steps {
+                    self.take(step).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes several partitions in one transaction, all or none. False if that fails, or takes too long.
+    async fn make_together(&mut self, steps: &[Step]) -> Result<bool, CatalogError> {
+        let (mut create, mut attach) = (Vec::new(), String::new());
+        let mut done = Vec::with_capacity(steps.len());
+        for step in steps {
+            if let Step::Make(name, range) = step {
+                create.push(self.create_sql(name));
+                let statement = escape_literal(&self.attach_sql(name, *range));
+                let _ = write!(attach, "EXECUTE {statement}; ");
+                done.push(made(name, *range));
+            }
+        }
+        // ATTACH locks the default partition, and who writes to that waits. So all of them are one statement, which is bounded.
+        let attach = escape_literal(&format!("BEGIN {attach}END"));
+        let sql = format!("{}; DO {attach}", create.join("; "));
+        if self.attempt(&bounded(&sql)).await?.is_some() {
+            return Ok(false);
+        }
+        self.commit().await?;
+        self.report.done.extend(done);
+        Ok(true)
+    }
+
+    /// CREATE TABLE ... PARTITION OF would have writers wait; ATTACH lets them through.
+    pub(super) fn make_sql(&self, name: &TableName, range: Range) -> String {
+        format!(
+            "{}; {}",
+            self.create_sql(name),
+            self.attach_sql(name, range)
+        )
+    }
+
+    fn create_sql(&self, name: &TableName) -> String {
+        let (root, name) = (self.outbox.name.quoted(), name.quoted());
+        let owner = match self.outbox.owner == self.outbox.user {
+            true => String::new(),
+            false => format!(
+                "; ALTER TABLE {name} OWNER TO {}",
+                escape_identifier(&self.outbox.owner)
+            ),
+        };
+        format!(
+            "CREATE TABLE {name} (LIKE {root} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED              INCLUDING STORAGE){owner}"
+        )
+    }
+
+    fn attach_sql(&self, name: &TableName, range: Range) -> String {
+        let (root, name) = (self.outbox.name.quoted(), name.quoted());
+        let bound = |time: jiff::Timestamp| escape_literal(&time.to_string());
+        let (from, to) = (bound(range.lower), bound(range.upper));
+        format!("ALTER TABLE {root} ATTACH PARTITION {name} FOR VALUES FROM ({from}) TO ({to})")
+    }
+}
+
+/// What the report says of a partition that was made.
+pub(super) fn made(name: &TableName, range: Range) -> String {
+    format!("partition {name} made for {range}")
+}
