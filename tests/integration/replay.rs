@@ -7,7 +7,7 @@ use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::walpost::Finished;
 
-mod already_delivered;
+pub(crate) mod already_delivered;
 mod entries;
 mod records;
 mod refused;

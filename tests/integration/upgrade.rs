@@ -1,6 +1,7 @@
 //! What Walpost has left at rest, in the database and in Kafka, and another version resumes from.
 //!
-//! `tests/golden/at_rest.jsonl` contains what version 0.1.0 leaves: checkpoints, journal entries and record headers.
+//! `tests/golden/at_rest.jsonl` contains what version 0.1.0 leaves: checkpoints, journal entries, states of slots and tables, and
+//! record headers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::budget;
+use crate::replay::already_delivered::settled;
 use crate::snapshot::{self, filled, start_and_copy_some};
 use crate::support::checker::Resends;
 use crate::support::scene::Scene;
@@ -94,7 +96,25 @@ fn left() -> Vec<(String, Value)> {
     left.extend(left_in_the_journal(&scene));
     // A table that is set aside.
     left.extend(left_in_the_journal(&set_aside_and_delivered_again()));
+    // Tables whose slot was replaced, one of which had left the publication, and a gap that was settled without sending.
+    let scene = settled();
+    left.extend(left_in_the_journal(&scene));
+    left.extend(left_in_states(&scene));
     left
+}
+
+/// The rows of the tables of states.
+fn left_in_states(scene: &Scene) -> Vec<(String, Value)> {
+    let rows = |table: &str| {
+        let rows = scene.db.value(&format!(
+            "SELECT jsonb_agg(row_to_json(s) ORDER BY s)::text FROM walpost.{table} s"
+        ));
+        let rows: Vec<Value> = serde_json::from_str(&named(scene, &rows.unwrap())).unwrap();
+        rows.into_iter()
+            .map(move |row| (table.to_owned(), row))
+            .collect::<Vec<_>>()
+    };
+    [rows("slot_state"), rows("table_state")].concat()
 }
 
 fn left_in_the_journal(scene: &Scene) -> Vec<(String, Value)> {

@@ -111,3 +111,17 @@ fn gap_of_a_table_that_was_dropped_can_be_settled() {
         check.stdout
     );
 }
+
+/// A gap of which one table was settled. The other one had left the publication.
+pub(crate) fn settled() -> Scene<'static> {
+    let scene = moved();
+    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE {}",
+        scene.slot(),
+        TABLES[1]
+    ));
+    let halted = scene.start();
+    halted.terminate().expect_code(0);
+    scene
+}
