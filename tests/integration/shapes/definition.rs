@@ -117,8 +117,10 @@ impl fmt::Display for Definition {
 
 impl Walk<'_> {
     pub(super) fn change_definition(&mut self) {
-        match self.dice.u32(..9) {
+        match self.dice.u32(..10) {
             0..=2 => self.toggle_tables(),
+            9 if self.is_alone() => return self.toggle_tables_during_copy(),
+            9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
             // What the checkpoint says is of another pipeline, slot or mode.
             other => {
@@ -161,6 +163,35 @@ impl Walk<'_> {
                 }
             }
         }
+    }
+
+    /// The definition can be about one table as well as about several.
+    fn is_alone(&self) -> bool {
+        self.tables == [TABLES[0]]
+    }
+
+    /// Has the first start with another slot copy the table, and makes the definition one of several tables before the copy is
+    /// complete.
+    pub(super) fn toggle_tables_during_copy(&mut self) {
+        self.may_repeat();
+        if !self.definition.is_single() {
+            self.toggle_tables();
+        }
+        self.stop();
+        self.insert_many();
+        self.definition.slot.increment();
+        // One record at a time takes long enough.
+        self.definition.window = "window_records = 1\n";
+        self.init(&[]);
+        self.start_run(None);
+        if let Some((walpost, _)) = &mut self.walpost {
+            poll_until(PATIENCE, || {
+                let has_begun = walpost.log().contains("starting a snapshot");
+                (has_begun || !walpost.is_running()).then_some(())
+            });
+        }
+        self.toggle_tables();
+        self.reload();
     }
 
     /// All tables, which the end of the walk compares.

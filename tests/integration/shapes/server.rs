@@ -38,13 +38,15 @@ pub(super) struct OlderCopy {
 impl Walk<'_> {
     pub(super) fn change_server(&mut self) {
         self.restore_access();
-        match self.dice.u32(..6) {
+        match self.dice.u32(..8) {
             0 => self.restart(Stop::Immediate),
             1 => self.restart(Stop::Fast),
             2..=3 if self.copy.is_none() => self.copy_server(),
             2..=3 => self.put_back(),
             4 if !self.servers.is_full() => self.fail_over(),
-            5 if !self.servers.is_full() && self.scene.server.major <= MAJOR => self.restore_dump(),
+            5..=7 if !self.servers.is_full() && self.scene.server.major <= MAJOR => {
+                self.restore_dump()
+            }
             _ => self.restart(Stop::Immediate),
         }
     }
@@ -146,7 +148,9 @@ impl Walk<'_> {
         self.background.write_to(Vec::new());
         self.collect_background();
         if self.dice.bool() {
+            // The dump has rows that are not delivered.
             self.stop();
+            self.insert();
         }
         let restored = self.servers.add(Server::private(MAJOR, ""));
         let name = self.scene.name.clone();

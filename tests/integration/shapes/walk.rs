@@ -139,6 +139,9 @@ impl<'s> Walk<'s> {
         if !self.definition.is_single() {
             self.add_table(TABLES[1]);
         }
+        if self.definition.is_single() && self.tables == [TABLES[0]] && self.dice.u32(..3) == 0 {
+            self.toggle_tables_during_copy();
+        }
         if self.definition.exactly_once && self.dice.bool() {
             self.adopt();
             self.repeatable.clear();
