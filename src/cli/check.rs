@@ -17,9 +17,9 @@ use super::{AT_ONCE, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given};
 use crate::kafka::probe::ProducerFinding;
-use crate::kafka::properties::Properties;
+use crate::kafka::properties::{Properties, missing_password};
 use crate::model::exit::Exit;
-use crate::pipeline::settings::PipelineSettings;
+use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::Catalog;
 use crate::retention::{self, RetentionError};
 
@@ -130,6 +130,11 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         }
         for open in settings.sink.warnings() {
             report.add("kafka encryption", Outcome::Warning, open);
+        }
+        if let SinkSettings::Kafka { properties, .. } = &settings.sink
+            && let Some(missing) = missing_password(|name| properties.get(name).map(String::as_str))
+        {
+            report.add("kafka login", Outcome::Warning, missing);
         }
         let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
         report.add("configuration", Outcome::Ok, message);

@@ -50,6 +50,8 @@ pub(crate) struct Context {
     cluster: Mutex<Outage>,
     /// Failures of single brokers, which can go on while others work.
     broker: Mutex<Outage>,
+    /// Why the connection to a broker failed last, since one has answered.
+    cause: Mutex<Option<String>>,
     /// Why a broker would not have us, if that is why there is no connection.
     refusal: Mutex<Option<String>>,
     /// Since when they would not, where they would before.
@@ -76,6 +78,7 @@ impl Context {
             abandoned: AtomicBool::new(false),
             cluster: Mutex::default(),
             broker: Mutex::default(),
+            cause: Mutex::default(),
             refusal: Mutex::default(),
             refused: Mutex::new(Outage::reminding(REFUSED)),
             credentials: Credentials::default(),
@@ -163,6 +166,12 @@ impl Context {
         lock(&self.refusal).clone()
     }
 
+    /// Why the connection to a broker failed last, if none has answered since.
+    #[must_use]
+    pub(super) fn cause(&self) -> Option<String> {
+        lock(&self.cause).clone()
+    }
+
     /// The topic that the brokers did not let into a transaction, if they did so.
     #[must_use]
     pub(crate) fn denied(&self) -> Option<String> {
@@ -179,6 +188,7 @@ impl Context {
         }
         lock(&self.broker).ended(Instant::now());
         lock(&self.refusal).take();
+        lock(&self.cause).take();
         self.credentials.accepted();
         if let Some(lasted) = lock(&self.refused).ended(Instant::now()) {
             info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka accepts the connection again");
@@ -282,7 +292,10 @@ impl Context {
     pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
         use RDKafkaErrorCode as Code;
         match code {
-            Code::AllBrokersDown => self.unreachable(reason),
+            Code::AllBrokersDown => match self.cause() {
+                Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
+                None => self.unreachable(reason),
+            },
             // That was told when the program had failed. It is no refusal: no broker was asked.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
@@ -419,6 +432,7 @@ impl Context {
 
     fn broker_failed(&self, reason: &str) {
         self.deliveries.stats().count(ErrorKind::KafkaBroker);
+        *lock(&self.cause) = Some(reason.to_owned());
         let pipeline = &self.pipeline;
         match lock(&self.broker).failed(Instant::now()) {
             Say::Begins => warn!(pipeline, reason, "Kafka broker connection failed"),

@@ -129,12 +129,14 @@ pub(crate) async fn look(
         biased;
         answer = asked => match answer {
             Ok(Ok(finding)) => finding,
+            // No broker was asked.
+            Ok(Err(KafkaError::ClientCreation(reason))) => BrokerFinding::Refused(SinkError::Configuration(reason)),
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
         trouble = trouble(config, credentials, METADATA) => match trouble {
             Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
-            Trouble::Down => unreachable("all of them are down".to_owned()),
+            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| "all of them are down".to_owned())),
         },
     }
 }
@@ -231,8 +233,8 @@ impl ProducerContext for Identity {
 enum Trouble {
     /// They don't accept who we are, or we not who they are.
     Refused(String),
-    /// No connection comes about.
-    Down,
+    /// No connection comes about, for the reason that a broker's connection failed last.
+    Down(Option<String>),
 }
 
 /// Why the brokers don't accept who we are, or we not who they are, if that is why they don't
@@ -240,7 +242,7 @@ enum Trouble {
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(REFUSAL, trouble(config, credentials, REFUSAL)).await {
         Ok(Trouble::Refused(reason)) => Some(reason),
-        Ok(Trouble::Down) | Err(_) => None,
+        Ok(Trouble::Down(_)) | Err(_) => None,
     }
 }
 
@@ -279,7 +281,7 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
     match context.refusal() {
         _ if answers => std::future::pending().await,
         Some(reason) => Trouble::Refused(reason),
-        None if context.is_down() => Trouble::Down,
+        None if context.is_down() => Trouble::Down(context.cause()),
         None => std::future::pending().await,
     }
 }

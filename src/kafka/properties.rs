@@ -298,12 +298,40 @@ impl FileError {
     }
 }
 
+/// What librdkafka would not say, or would say without the name of a file or a variable.
+fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
+    check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+    match missing_password(|name| config.get(name)) {
+        Some(missing) => Err(KafkaError::ClientCreation(missing)),
+        None => Ok(()),
+    }
+}
+
+/// Returns which login property the SASL mechanism requires and the configuration lacks, with the variable that sets it.
+pub(crate) fn missing_password<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option<String> {
+    let protocol = get("security.protocol")?.trim().to_lowercase();
+    let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"))?;
+    let mechanism = mechanism.trim().to_uppercase();
+    let has_password = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
+    if !protocol.starts_with("sasl_") || !has_password {
+        return None;
+    }
+    let missing = ["sasl.username", "sasl.password"]
+        .into_iter()
+        .find(|name| get(name).is_none_or(str::is_empty))?;
+    let variable = missing.to_uppercase().replace('.', "_");
+    Some(format!(
+        "{missing} is missing, which sasl.mechanisms = {mechanism:?} requires: set the variable WALPOST_KAFKA_{variable}, or {missing:?} \
+         in [kafka]"
+    ))
+}
+
 /// Creates a client. The files that its configuration names are checked immediately before librdkafka opens them.
 ///
 /// # Errors
 /// A file must not be used, or librdkafka does not accept the configuration.
 pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<T> {
-    check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+    check_before_creation(config)?;
     #[expect(clippy::disallowed_methods, reason = "the files were checked")]
     config.create()
 }
@@ -316,7 +344,7 @@ pub(super) fn create_with_context<C: ClientContext, T: FromClientConfigAndContex
     config: &ClientConfig,
     context: C,
 ) -> KafkaResult<T> {
-    check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
+    check_before_creation(config)?;
     #[expect(clippy::disallowed_methods, reason = "the files were checked")]
     config.create_with_context(context)
 }

@@ -97,6 +97,7 @@ mod injection;
 mod isolation;
 mod kafka_rights;
 mod kafka_security;
+mod kafka_setup;
 mod logging;
 mod mapping;
 mod matrix;

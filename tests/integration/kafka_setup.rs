@@ -1,0 +1,55 @@
+//! What `walpost check` says of mistakes in `[kafka]`: each has a message of its own.
+
+use std::net::TcpListener;
+
+use crate::support::scene::Scene;
+
+const SASL: [&str; 6] = [
+    "-X",
+    "security.protocol=sasl_plaintext",
+    "-X",
+    "sasl.mechanisms=SCRAM-SHA-256",
+    "-X",
+    "sasl.username=walpost",
+];
+
+#[test]
+fn missing_password_is_named_with_its_variable() {
+    let scene = Scene::new();
+    let missing = ["sasl.password is missing", "WALPOST_KAFKA_SASL_PASSWORD"];
+    scene
+        .check()
+        .args(SASL)
+        .finish()
+        .expect_code(3)
+        .expect_says(&missing);
+    let offline = scene.check().arg("--offline").args(SASL).finish();
+    offline.expect_code(0).expect_says(&missing);
+}
+
+#[test]
+fn missing_certificate_file_is_named() {
+    let scene = Scene::new();
+    let file = "/nowhere/kafka-ca.pem";
+    let location = format!("ssl.ca.location={file}");
+    let flags = ["-X", "security.protocol=ssl", "-X", &location];
+    let found = scene.check().args(flags).finish().expect_code(3);
+    found.expect_says(&["FAILED", "ssl.ca.location", file]);
+}
+
+#[test]
+fn closed_port_is_told_from_other_reasons() {
+    let scene = Scene::new();
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nowhere.local_addr().unwrap().to_string();
+    drop(nowhere);
+    let found = scene
+        .check()
+        .args(["--kafka", &address])
+        .finish()
+        .expect_code(1);
+    found.expect_says(&[
+        &format!("no broker at {address} answers"),
+        "Connection refused",
+    ]);
+}
