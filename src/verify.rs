@@ -23,6 +23,7 @@ use tracing::info;
 pub(crate) use self::report::{Counts, Finding};
 
 use self::context::{End, VerifyContext, Whole};
+use self::dead_letters::DeadLetters;
 use self::spill::{Journal, Spill};
 use crate::kafka::reader::{ReadError, TopicReader};
 use crate::model::lsn::Lsn;
@@ -36,6 +37,7 @@ use crate::postgres::target::Outbox;
 use crate::progress::Progress;
 
 mod context;
+mod dead_letters;
 mod entry;
 mod matching;
 mod order;
@@ -241,7 +243,16 @@ pub(crate) fn verify(
         VerifyError::Topics(error) => VerifyError::Topics(runtime.block_on(reader.explain(error))),
         error => error,
     })?;
+    let dead_letters = DeadLetters::read(
+        settings,
+        &reader,
+        &database.id,
+        usize::try_from(options.memory / 8).unwrap_or(usize::MAX),
+        plan.deadline,
+        &mut reporter,
+    );
     let context = VerifyContext {
+        dead_letters,
         topics: read.topics,
         places: read.places,
         is_range: options.range.is_bounded(),

@@ -226,6 +226,7 @@ fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
     let unexpected = if args.strict { counts.unexpected } else { 0 };
     let always = [
         counts.missing,
+        counts.dead_letters,
         counts.out_of_order,
         counts.gaps,
         counts.misplaced,
@@ -257,6 +258,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         say!("{finding}");
     }
     let told = counts.missing
+        + counts.dead_letters
         + counts.repeated
         + counts.out_of_order
         + counts.gaps
@@ -284,6 +286,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("pending", counts.pending),
         ("expired", counts.expired),
         ("missing", counts.missing),
+        ("dead letters", counts.dead_letters),
         ("repeated", counts.repeated),
         ("out of order", counts.out_of_order),
         ("gaps", counts.gaps),

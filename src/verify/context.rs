@@ -1,5 +1,6 @@
 //! What was known when rows and records were read: topics, partitions, how far the slot was.
 
+use super::dead_letters::DeadLetters;
 use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
@@ -7,6 +8,7 @@ use crate::model::lsn::Lsn;
 /// What rows and records are compared with.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
+    pub(super) dead_letters: DeadLetters,
     /// By the number that rows have.
     pub(super) topics: Vec<Topic>,
     /// By the number that records have.

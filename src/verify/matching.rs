@@ -194,6 +194,13 @@ impl<'e> Event<'e> {
         context: &VerifyContext,
         reporter: &mut Reporter<'_>,
     ) -> io::Result<()> {
+        if context.dead_letters.contains(self.id) {
+            reporter.counts.dead_letters += 1;
+            return reporter.found(Finding::DeadLetter {
+                id: self.name(),
+                topic: context.dead_letters.topic.clone(),
+            });
+        }
         let topic = context.topic(row.topic);
         match (&context.delivered, topic.is_hidden) {
             (End::NotReached, _) | (End::Reached, true) => {

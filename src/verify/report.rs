@@ -32,6 +32,13 @@ pub(crate) enum Finding {
         /// The topic it belongs to.
         topic: String,
     },
+    /// A row whose event became a dead letter, and was not sent again.
+    DeadLetter {
+        /// The event.
+        id: String,
+        /// The topic for dead letters.
+        topic: String,
+    },
     /// An event that is there more often than in the table.
     Repeated {
         /// The event.
@@ -103,6 +110,9 @@ impl fmt::Display for Finding {
             Self::Missing { id, topic } => {
                 write!(f, "MISSING      {id}: not in topic {topic:?}")
             }
+            Self::DeadLetter { id, topic } => {
+                write!(f, "DEAD LETTER  {id}: in topic {topic:?}")
+            }
             Self::Repeated { id, copies, at } => {
                 write!(f, "REPEATED     {id}: {copies} times: ")?;
                 for (number, location) in at.iter().enumerate() {
@@ -169,6 +179,8 @@ pub(crate) struct Counts {
     pub expired: u64,
     /// Rows that no topic has.
     pub missing: u64,
+    /// Rows whose events became dead letters, and were not sent again.
+    pub dead_letters: u64,
     /// Events that are there more often than in the table.
     pub repeated: u64,
     /// Records behind one that was committed after them.

@@ -49,6 +49,7 @@ impl Scene {
         let place = |(topic, partition)| Place { topic, partition };
         Self {
             context: VerifyContext {
+                dead_letters: DeadLetters::default(),
                 topics: ["orders", "bills"].map(topic).to_vec(),
                 places: [(ORDERS, 0), (ORDERS, 1), (BILLS, 0)].map(place).to_vec(),
                 is_range: false,
