@@ -4,7 +4,7 @@ use std::fmt;
 
 use postgres_protocol::escape::escape_literal;
 
-use super::journal::DROP_SLOT_NAMES;
+use super::journal::Action;
 use super::own_table::{OwnTable, Use};
 use super::slot_state::{FoundState, SlotOf};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
@@ -156,9 +156,10 @@ impl Catalog {
             })?;
             let slot = row.get(0).unwrap_or_default().to_owned();
             let condition = format!(
-                "j.slot = {} AND j.action IN {DROP_SLOT_NAMES} AND j.from_lsn <= '{confirmed}' AND j.to_lsn >= '{confirmed}' \
+                "j.slot = {} AND j.action = '{}' AND j.from_lsn <= '{confirmed}' AND j.to_lsn >= '{confirmed}' \
                  AND j.detail ->> 'system_id' = {SYSTEM_ID}",
-                escape_literal(&slot)
+                escape_literal(&slot),
+                Action::DropSlot.name()
             );
             if self.entries(target, &condition).await?.is_empty() {
                 vanished.push(VanishedSlot {
