@@ -275,6 +275,7 @@ async fn lock_holder(writer: &Catalog, name: &str) -> Result<LockHolder, Catalog
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::catalog::journal::ALREADY_DELIVERED;
 
     #[test]
     fn a_note_of_the_journal_is_read_as_it_was_written() {
@@ -322,6 +323,10 @@ mod tests {
         let mut notes = 0;
         for line in lines.filter(|line| line.kind == "journal replay") {
             let detail = &line.value["detail"];
+            // Written by --already-delivered, which sends nothing.
+            if detail.get(ALREADY_DELIVERED).is_some() {
+                continue;
+            }
             let note: Note = serde_json::from_value(detail.clone()).expect("a note");
             let written = serde_json::to_value(&note).expect("JSON");
             assert_eq!(&written, detail);
