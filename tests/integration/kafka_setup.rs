@@ -44,7 +44,7 @@ fn closed_port_is_told_from_other_reasons() {
     let address = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
     let found = scene
-        .check()
+        .invoke("check")
         .args(["--kafka", &address])
         .finish()
         .expect_code(1);
