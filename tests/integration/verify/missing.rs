@@ -219,34 +219,3 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
     assert_eq!(verify(&scene).counts(), "rows 4, expired 4");
     walpost.terminate().expect_code(0);
 }
-
-#[test]
-fn event_that_became_a_dead_letter_is_told_from_a_missing_one() {
-    let scene = Scene::new();
-    scene.accept_any_size("outbox");
-    let (aggregate, topic) = (scene.aggregate(1), format!("{}.dead", scene.name));
-    scene.topic(&topic, 1, &[]);
-    let flags = [
-        "--on-oversize",
-        "dead-letter",
-        "--dead-letter-topic",
-        &topic,
-    ];
-    let walpost = scene.start_with(&flags);
-    scene.insert(&aggregate, "small");
-    scene.db.run(&format!(
-        "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
-         VALUES ('{aggregate}', 'large', 't', to_jsonb(repeat('x', 2000000)))"
-    ));
-    scene.wait_until_confirmed();
-    walpost.terminate().expect_code(0);
-    // Otherwise an event without a record can still be pending.
-    advance_slot(&scene);
-    let found = scene.verify().args(flags).finish().expect_code(1).stdout;
-    assert!(found.contains("DEAD LETTER  "), "{found}");
-    assert!(found.contains(&format!("in topic {topic:?}")), "{found}");
-    assert!(!found.contains("MISSING"), "{found}");
-    // Without the setting the topic is not read.
-    let found = scene.verify().finish().expect_code(1).stdout;
-    assert!(found.contains("MISSING"), "{found}");
-}
