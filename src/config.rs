@@ -5,6 +5,7 @@
 mod answers;
 pub(crate) mod args;
 mod chosen;
+mod commands;
 mod error;
 pub(crate) mod file;
 mod kafka;

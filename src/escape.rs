@@ -69,11 +69,33 @@ pub(crate) fn shell_quoted(text: &str) -> String {
 /// in errors are pasted into a shell.
 #[must_use]
 pub(crate) fn shell_word(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,".contains(&byte);
     match !text.is_empty() && text.bytes().all(is_plain) {
         true => text.to_owned(),
         false => shell_quoted(text),
     }
+}
+
+/// As [`shell_word`], on one line of a log: control characters are written as bash and zsh read them, `$'...'`.
+#[must_use]
+pub(crate) fn shell_word_on_one_line(text: &str) -> String {
+    if !text.contains(char::is_control) {
+        return shell_word(text);
+    }
+    let mut word = "$'".to_owned();
+    for c in text.chars() {
+        match c {
+            '\'' | '\\' => word.extend(['\\', c]),
+            '\n' => word.push_str("\\n"),
+            c if c.is_control() => {
+                // It can't fail: the text is in memory.
+                let _ = write!(word, "\\u{:04x}", u32::from(c));
+            }
+            c => word.push(c),
+        }
+    }
+    word.push('\'');
+    word
 }
 
 /// JSON that means the same and holds nothing to be obeyed. A serializer escapes C0 alone. Line
@@ -214,5 +236,15 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&printed.stdout), text, "{word}");
         }
         assert_eq!(shell_word("/etc/walpost/a.toml"), "/etc/walpost/a.toml");
+    }
+
+    #[test]
+    fn a_word_for_a_shell_is_on_one_line() {
+        assert_eq!(shell_word_on_one_line("a = 'b'"), r"'a = '\''b'\'''");
+        assert_eq!(shell_word_on_one_line("a\\b"), r"'a\b'");
+        assert_eq!(
+            shell_word_on_one_line("(a\n)'\\\u{1b}"),
+            r"$'(a\n)\'\\\u001b'"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Values that every room speaks of, without logic and without a connection to anything. Imports nothing of ours.
 
+pub(crate) mod commands;
 pub(crate) mod dead_letters;
 pub(crate) mod dropped_slot;
 pub(crate) mod exit;

@@ -301,7 +301,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
 
 /// Writes down what has become of a session.
 fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
-    let (kind, message) = (recovery::kind(error), error.to_string());
+    let (kind, message) = (recovery::kind(error), error.message(&stats.about.commands));
     match remedy {
         Remedy::StandBy => return stats.entered(State::StandingBy),
         Remedy::Halt => stats.entered(State::Halted),

@@ -24,8 +24,6 @@
 //! nothing that the journal has is run as SQL: the selection is there in values, from which the
 //! condition is built anew, a person gives `--where` again, and the topic is the settings'.
 
-use std::fmt::Write as _;
-
 use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
@@ -599,6 +597,7 @@ impl<'s> Plan<'s> {
         let database = observed.database;
         let observed = observed.table.ok_or_else(|| Problem::NoTable {
             table: table.clone(),
+            init: settings.target.init_table(table),
             database,
         })?;
         let columns = observed.columns;
@@ -813,42 +812,22 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     }
 }
 
-/// The command that resumes a run. What it is asked to give again stands there quoted.
+/// The command that resumes a run, with everything that has to be given again.
 fn resumption(
     settings: &PipelineSettings,
     run: Uuid,
     condition: Option<&str>,
     topic: &str,
 ) -> String {
-    let mut command = format!("walpost replay --pipeline {} --resume {run}", settings.name);
+    let run = run.to_string();
+    let mut words = vec!["replay", "--resume", &run];
     if let Some(condition) = condition {
-        let _ = write!(command, " --where {}", quoted(condition));
+        words.extend(["--where", condition]);
     }
     if topic != OutboxSettings::default().topic.to_string() {
-        let _ = write!(command, " --topic {}", quoted(topic));
+        words.extend(["--topic", topic]);
     }
-    command
-}
-
-/// A word for a shell; on one line, so that it stands in a log as it is.
-fn quoted(text: &str) -> String {
-    const APOSTROPHE: &str = "'\\''";
-    if !text.contains(char::is_control) {
-        return format!("'{}'", text.replace('\'', APOSTROPHE));
-    }
-    let mut word = "$'".to_owned();
-    for c in text.chars() {
-        match c {
-            '\'' | '\\' => word.extend(['\\', c]),
-            '\n' => word.push_str("\\n"),
-            c if c.is_control() => {
-                let _ = write!(word, "\\u{:04x}", u32::from(c));
-            }
-            c => word.push(c),
-        }
-    }
-    word.push('\'');
-    word
+    settings.target.commands.print_words(&words)
 }
 
 /// The columns of a row, which are texts.
@@ -859,16 +838,4 @@ fn texts(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
         value.ok_or_else(|| CatalogError::Unexpected("null in a primary key".to_owned()))
     };
     (0..row.len()).map(value).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn a_word_for_a_shell_is_on_one_line() {
-        assert_eq!(quoted("a = 'b'"), r"'a = '\''b'\'''");
-        assert_eq!(quoted("a\\b"), r"'a\b'");
-        assert_eq!(quoted("(a\n)'\\\u{1b}"), r"$'(a\n)\'\\\u001b'");
-    }
 }

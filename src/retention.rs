@@ -28,8 +28,7 @@ use jiff::SignedDuration;
 use self::look::{Maintained, Partitioning};
 use self::mark::{MarkKind, end_of_comment, other_lines};
 use self::plan::{Detached, Found, Partition, Range, Step, Wait};
-use crate::escape::shell_word;
-use crate::model::dropped_slot::DroppedSlot;
+use crate::model::dropped_slot::{DroppedSlot, replay_command};
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::{PipelineSettings, Retention};
 use crate::postgres::catalog::slot_state::Moved;
@@ -68,10 +67,14 @@ pub(crate) enum RetentionError {
     Problem(Problem),
     /// The table has no partitions.
     #[error(
-        "table {0} is not partitioned. Have one that is, by day: walpost init --partitioned --table NAME; or have its rows \
+        "table {table} is not partitioned. Have one that is, by day: {init}; or have its rows \
          deleted one by one, which costs a vacuum and WAL: delete_rows = true, or --delete-rows"
     )]
-    NotPartitioned(TableName),
+    NotPartitioned {
+        table: TableName,
+        /// The command that makes one.
+        init: String,
+    },
     /// It has none, and nothing that says how old its rows are.
     #[error(
         "table {0} has no column created_at of type timestamptz, timestamp or date, so the age of its rows is not known. Delete \
@@ -153,11 +156,12 @@ pub(crate) enum RetentionError {
     },
     /// Events of the table may be in no slot, and were not sent again.
     #[error(
-        "nothing of table {table} is removed: {cause}, and {what} may be in the table only. Send them again: \
-         walpost replay --dropped-slots"
+        "nothing of table {table} is removed: {cause}, and {what} may be in the table only. Send them again: {replay}"
     )]
     DroppedSlots {
         table: TableName,
+        /// The command that sends them.
+        replay: String,
         /// Why they may be missing.
         cause: &'static str,
         /// What may be missing.
@@ -171,11 +175,12 @@ pub(crate) enum RetentionError {
     NotPublished { table: TableName },
     /// Events of the table are not delivered, and were not sent again.
     #[error(
-        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: walpost replay --set-aside --table {word}",
-        word = shell_word(&.table.to_string())
+        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: {replay}"
     )]
     SetAside {
         table: TableName,
+        /// The command that sends them.
+        replay: String,
         /// Where.
         what: String,
     },
@@ -298,7 +303,7 @@ async fn pass_of_table(
             return Ok(report);
         }
     };
-    if let Some(trouble) = maintained.trouble(retention) {
+    if let Some(trouble) = maintained.trouble(target, retention) {
         report.troubles.push(trouble);
         return Ok(report);
     }
@@ -391,12 +396,15 @@ impl Maintained {
     }
 
     /// What keeps us from making or dropping any partition.
-    fn trouble(&self, retention: Retention) -> Option<RetentionError> {
+    fn trouble(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
         let user = || identifier(&self.user);
         let partitioned = match self.partitioning {
             None if retention.delete_rows => false,
-            None => return Some(RetentionError::NotPartitioned(table)),
+            None => {
+                let init = target.init(&["--partitioned", "--table", "NAME"]);
+                return Some(RetentionError::NotPartitioned { table, init });
+            }
             Some(Partitioning::Other) => return Some(RetentionError::NotByTime(table)),
             Some(Partitioning::Time) => true,
         };
@@ -496,6 +504,7 @@ impl Pass<'_> {
         let what: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
         self.report.troubles.push(RetentionError::DroppedSlots {
             table: table.clone(),
+            replay: replay_command(&target.commands, target.table_of_several().as_deref()),
             cause: entries.first().map_or("", DroppedSlot::cause),
             what: what.join("; "),
         });
@@ -531,6 +540,7 @@ impl Pass<'_> {
         let trouble = match entries.await {
             Ok(entries) => entries.first().map(|entry| RetentionError::SetAside {
                 table: table.clone(),
+                replay: target.replay_set_aside(&name),
                 what: entry.describe(),
             }),
             Err(error @ CatalogError::Server(_)) => Some(error.into()),
@@ -571,7 +581,7 @@ impl Pass<'_> {
                     let error = RetentionError::OtherHistory {
                         slot: slot.clone(),
                         what: gap.describe(*confirmed),
-                        next_step: gap.next_step(target.outbox.init()),
+                        next_step: gap.next_step(&target),
                     };
                     self.report.troubles.push(error);
                     return Ok(None);

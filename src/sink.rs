@@ -250,6 +250,17 @@ pub(crate) fn needed_limit(bytes: usize) -> usize {
     bytes.saturating_add(ADDED)
 }
 
+impl SinkError {
+    /// The position that `walpost skip` is given to leave out the transaction of a record that was refused.
+    #[must_use]
+    pub(crate) fn skip_to(&self) -> Option<String> {
+        match self {
+            Self::RecordRefused { at, .. } => Some(at.to_string()),
+            _ => None,
+        }
+    }
+}
+
 impl From<&RefusedRecord> for SinkError {
     /// The error in the place of producing it again.
     fn from(refused: &RefusedRecord) -> Self {

@@ -261,7 +261,7 @@ async fn plan(
     let facts: HashMap<_, _> = facts.collect();
     let slot = observed.slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
-        init: target.outbox.init(),
+        init: target.init_slot(),
     })?;
     let confirmed = slot.confirmed;
     let slot_name = || target.slot.clone();
@@ -428,6 +428,7 @@ async fn checkpoint(
     };
     let found = checkpoints.look().await?;
     let found = found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
+        adopt: settings.adopt(),
         pipeline: settings.name.clone(),
         topic: place.topic.clone(),
         slot: slot.clone(),

@@ -218,7 +218,7 @@ impl<D: PartialEq> Supervisor<D> {
         let changes = self.pipelines.changes(&next);
         if let Some(doubtful) = changes.doubtful.as_ref().filter(|_| !is_accepted) {
             return Err(format!(
-                "{} pipelines would be removed ({}), and {} of {} would be left. If that is meant: walpost pipeline reload --accept",
+                "{} pipelines would be removed ({}), and {} of {} would be left. If that is meant, run pipeline reload --accept",
                 doubtful.removed.len(),
                 doubtful.removed.join(", "),
                 doubtful.left,

@@ -328,6 +328,7 @@ impl DatabaseReader<'_> {
         let Some(found) = &observed.table else {
             return Err(VerifyError::Problem(Problem::NoTable {
                 table: table.clone(),
+                init: settings.target.init_table(table),
                 database: observed.database,
             }));
         };

@@ -544,3 +544,138 @@ fn crates_with_an_owner_are_named_by_no_other_room() {
         "struct S { rdkafka: u8 } fn f(s: S) -> u8 { s.rdkafka } mod x { fn rdkafka() {} }";
     assert_eq!(check("pipeline.rs", fields), 0);
 }
+
+/// Subcommands that messages tell operators to run.
+const SUBCOMMANDS: &[&str] = &[
+    "check",
+    "checkpoint",
+    "init",
+    "maintain",
+    "pipeline",
+    "replay",
+    "run",
+    "skip",
+    "status",
+    "verify",
+];
+
+/// The string literals of tokens that are neither documentation nor a test.
+fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let mut at = 0;
+    while let Some(token) = tokens.get(at) {
+        at += 1;
+        match token {
+            TokenTree::Punct(punct) if punct.as_char() == '#' => {
+                let Some(TokenTree::Group(attribute)) = tokens.get(at) else {
+                    continue;
+                };
+                match attribute.stream().to_string().replace(' ', "").as_str() {
+                    text if text.starts_with("doc=") => at += 1,
+                    "cfg(test)" => {
+                        let is_body = |token: &TokenTree| {
+                            matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
+                                || matches!(token, TokenTree::Punct(punct) if punct.as_char() == ';')
+                        };
+                        let end = tokens[at..].iter().position(is_body);
+                        at += end.map_or(0, |end| end + 1);
+                    }
+                    _ => {}
+                }
+            }
+            TokenTree::Group(group) => literals(group.stream(), found),
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                if text.starts_with('"') {
+                    let mut lines = text.split("\\\n");
+                    let first = lines.next().unwrap_or_default().to_owned();
+                    let text = lines.fold(first, |text, line| text + line.trim_start());
+                    found.push((literal.span().start().line, text));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether the text gives a command of Walpost to run that does not say which configuration it is about: one that follows a
+/// colon, or has a flag. `walpost run` in a sentence is a name.
+fn gives_a_bare_command(text: &str) -> bool {
+    if ["--config", "--http"]
+        .iter()
+        .any(|flag| text.contains(flag))
+    {
+        return false;
+    }
+    text.match_indices("walpost ").any(|(at, name)| {
+        let rest = &text[at + name.len()..];
+        let is_command = SUBCOMMANDS.iter().any(|word| {
+            rest.strip_prefix(word)
+                .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
+        });
+        let mut words = rest.split_whitespace();
+        let has_flag = words.any(|word| word.starts_with("--"));
+        let second = rest.split_whitespace().nth(1).unwrap_or_default();
+        let is_given = text[..at].ends_with(": ")
+            || second.starts_with("--") && has_flag
+            || ["adopt", "show"].contains(&second);
+        is_command && is_given
+    })
+}
+
+#[test]
+fn messages_print_commands_with_the_options_that_they_need() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    files(&src, &mut found);
+    let mut bare = Vec::new();
+    for file in found {
+        let name = file.strip_prefix(&src).expect("below src/");
+        if name
+            .iter()
+            .any(|part| part == "tests" || part == "tests.rs")
+        {
+            continue;
+        }
+        let text = fs::read_to_string(&file).expect("a file");
+        let mut texts = Vec::new();
+        literals(
+            TokenStream::from_str(&text).expect("a Rust file"),
+            &mut texts,
+        );
+        let texts = texts
+            .into_iter()
+            .filter(|(_, text)| gives_a_bare_command(text));
+        bare.extend(texts.map(|(line, text)| format!("src/{}:{line}: {text}", name.display())));
+    }
+    assert!(
+        bare.is_empty(),
+        "have model::commands print these, so that they work when they are pasted:\n{}",
+        bare.join("\n")
+    );
+}
+
+#[test]
+fn bare_commands_are_told_from_names() {
+    for text in [
+        "leave it out: walpost skip --to {at}",
+        "Create it: walpost init",
+        "To accept it run walpost checkpoint adopt",
+        "Run walpost replay --set-aside again",
+    ] {
+        assert!(gives_a_bare_command(text), "{text}");
+    }
+    for text in [
+        "the slot that walpost run reads",
+        "walpost init creates it",
+        "     walpost check --config walpost.toml",
+        "leave it out: {skip}",
+    ] {
+        assert!(!gives_a_bare_command(text), "{text}");
+    }
+    let text = "/// a: walpost skip --to\nconst A: &str = \"x\"; #[cfg(test)] mod t { const B: &str = \"y\"; }";
+    let mut found = Vec::new();
+    literals(TokenStream::from_str(text).expect("tokens"), &mut found);
+    let found: Vec<_> = found.into_iter().map(|(_, text)| text).collect();
+    assert_eq!(found, ["\"x\""]);
+}

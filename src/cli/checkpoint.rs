@@ -9,6 +9,7 @@ use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
 use crate::kafka::producer::KafkaSink;
+use crate::model::dropped_slot::replay_command;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::pipeline::recovery;
@@ -185,7 +186,7 @@ async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>
     let slot = catalog.look(target).await?.slot;
     let slot = slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
-        init: target.outbox.init(),
+        init: target.init_slot(),
     })?;
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
     let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
@@ -266,8 +267,11 @@ async fn say_gaps(
     let gap = catalog.gap_of_other_history(of, confirmed, settings.first_start());
     if let Some(gap) = gap.await? {
         let resend = match settings.target.outbox.is_messages() {
-            true => settings.target.outbox.resend(),
-            false => "Send them again afterwards: walpost replay --dropped-slots",
+            true => settings.target.resend(),
+            false => {
+                let replay = replay_command(&settings.target.commands, None);
+                format!("Send them again afterwards: {replay}")
+            }
         };
         say!("{name}: {}. {resend}", gap.describe(confirmed));
     }
@@ -277,8 +281,11 @@ async fn say_gaps(
     };
     for entry in open {
         let resend = match settings.target.outbox.is_messages() {
-            true => settings.target.outbox.resend().to_owned(),
-            false => format!("Send them again: {}", entry.replay(name)),
+            true => settings.target.resend(),
+            false => format!(
+                "Send them again: {}",
+                entry.replay(&settings.target.commands)
+            ),
         };
         say!("{name}: {} may be missing. {resend}", entry.describe());
     }

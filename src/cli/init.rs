@@ -366,7 +366,7 @@ async fn hidden_rows(
         let publication = observed.publication;
         let tables = publication.map(|found| found.outbox_tables(&target.outbox));
         let hidden = catalog.hidden_rows(&tables.unwrap_or_default()).await?;
-        Ok::<_, CatalogError>(hidden_rows_warning(&hidden))
+        Ok::<_, CatalogError>(hidden_rows_warning(target, &hidden))
     };
     asked.await.map_err(|reason| ProvisionError {
         step: "tables that inherit from an outbox".to_owned(),

@@ -103,7 +103,7 @@ enum Failure {
     },
     #[error(
         "the table stays set aside: {0}. Run the same command again; it sends these rows alone. If rows arrive too fast for \
-         that, stop the pipeline meanwhile: walpost pipeline stop NAME"
+         that, stop the pipeline meanwhile"
     )]
     StillSetAside(String),
     #[error("signals can't be received: {0}")]

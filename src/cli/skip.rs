@@ -146,9 +146,7 @@ fn show(settings: &PipelineSettings, plan: &Plan) {
     }
     match &settings.target.outbox {
         Outbox::Tables(tables) => {
-            say!(
-                "{name}: the rows stay in their tables, {tables}, where walpost replay --table finds them"
-            )
+            say!("{name}: the rows stay in their tables, {tables}, where replay --table finds them")
         }
         Outbox::Table(table) | Outbox::OneOf { table, .. } => {
             say!("{name}: the rows stay in table {table}, where walpost replay finds them")

@@ -16,6 +16,7 @@ use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given};
 use crate::escape::Escaped;
+use crate::model::commands::Commands;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::exit::Exit;
 use crate::model::last_halt::LastHalt;
@@ -225,7 +226,7 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         pipelines.push(Found {
             name: settings.name.clone(),
             problems: problems(
-                &settings.name,
+                &settings.target.commands,
                 &connector,
                 of_connector.as_ref(),
                 Some(&database),
@@ -243,7 +244,12 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         let name = &of_connector.about.name;
         pipelines.push(Found {
             name: name.clone(),
-            problems: problems(name, &connector, Some(&of_connector), None),
+            problems: problems(
+                &Commands::of_pipeline(name),
+                &connector,
+                Some(&of_connector),
+                None,
+            ),
             connector: Some(of_connector),
             database: None,
         });
@@ -332,15 +338,21 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
     };
     let name = &settings.target.slot;
     let slot = vitals.slot.clone().unwrap_or_default();
+    let commands = &settings.target.commands;
     let mut problems = Vec::new();
     if error.is_none() {
-        problems.extend(problem::of_slot(name, &vitals));
+        problems.extend(problem::of_slot(name, &vitals, commands));
         let has_log = matches!(slot.wal_status.as_deref(), Some("reserved" | "extended"));
         if has_log && !slot.active {
             problems.push(problem::unread(name));
         }
         let outbox = settings.target.outbox.to_string();
-        problems.extend(problem::of_partitions(&outbox, &vitals, unix_micros()));
+        problems.extend(problem::of_partitions(
+            &outbox,
+            &vitals,
+            unix_micros(),
+            commands,
+        ));
     }
     let server = error.is_none().then_some(vitals.end);
     let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
@@ -365,7 +377,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
 }
 
 fn problems(
-    name: &str,
+    commands: &Commands,
     connector: &Connector,
     of_connector: Option<&PipelineStatus>,
     database: Option<&Database>,
@@ -411,10 +423,10 @@ fn problems(
         // A journal that may not be read is the connector's to know.
         let dropped = database.dropped_slots.as_ref();
         let dropped = dropped.or_else(|| of_connector?.dropped_slots.as_ref());
-        summary::add_dropped_slots(&mut reasons, name, dropped.map_or(&[], Vec::as_slice));
+        summary::add_dropped_slots(&mut reasons, commands, dropped.map_or(&[], Vec::as_slice));
         let set_aside = database.set_aside.as_ref();
         let set_aside = set_aside.or_else(|| of_connector?.set_aside.as_ref());
-        summary::add_set_aside(&mut reasons, name, set_aside.map_or(&[], Vec::as_slice));
+        summary::add_set_aside(&mut reasons, commands, set_aside.map_or(&[], Vec::as_slice));
         if let Some(held) = &database.held {
             summary::add(&mut reasons, own(held.clone()));
         }
@@ -525,8 +537,8 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
     if let Some((error, at)) = report.connector.failed_reload() {
         let age = rounded::age((report.now - at).max(0.0));
         notes.push(format!(
-            "configuration: not reloaded {age} ago, and the pipelines run with the previous one: {error}. Correct it, then: \
-             walpost pipeline reload"
+            "configuration: not reloaded {age} ago, and the pipelines run with the previous one: {error}. Correct it, and \
+             reload it"
         ));
     }
     for found in pipelines {

@@ -10,7 +10,7 @@ use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
 use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
 use super::{Env, Given};
-use super::{kafka, records, reserved, target};
+use super::{commands, kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
 use crate::kafka::settings::CheckpointSettings;
 use crate::outbox::reserved_topics::{DEFAULT_CHECKPOINT_TOPIC, ReservedTopics, TopicUse};
@@ -58,7 +58,9 @@ pub(super) fn settings(
         let with = postgres.with_password_command(program, &place);
         postgres = with.map_err(|reason| error(reason.to_owned()))?;
     }
-    let target = target::target(&reader, &file, given)?;
+    let has_postgres = file.postgres.is_some();
+    let commands = commands::commands(&name, path, has_postgres, from_env, given, env);
+    let target = target::target(&reader, &file, given, commands)?;
     let outbox = records::outbox(&reader, &file)?;
     let default_timeout = Duration::from_secs(60);
     let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), duration)?;

@@ -4,6 +4,7 @@ use super::Given;
 use super::error::ConfigError;
 use super::file::{FilePipeline, OutboxName};
 use super::reader::Reader;
+use crate::model::commands::Commands;
 use crate::pipeline::settings::SnapshotMode;
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -13,6 +14,7 @@ pub(super) fn target(
     reader: &Reader,
     file: &FilePipeline,
     given: &Given<'_>,
+    commands: Commands,
 ) -> Result<Target, ConfigError> {
     let default = format!("walpost_{}", reader.pipeline);
     let slot = file.slot.clone().unwrap_or_else(|| default.clone());
@@ -48,6 +50,7 @@ pub(super) fn target(
         outbox,
         publication,
         slot,
+        commands,
     })
 }
 

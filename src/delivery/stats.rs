@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
 use super::lifecycle::Lifecycle;
+use crate::model::commands::Commands;
 use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
 use crate::model::lsn::Lsn;
 use crate::model::statistics::Statistics;
@@ -43,6 +44,9 @@ pub struct About {
     pub wal_budget_warn_bytes: Option<u64>,
     /// `wal_budget.max`, if it is set.
     pub wal_budget_max_bytes: Option<u64>,
+    /// Commands that are about the pipeline.
+    #[serde(skip)]
+    pub(crate) commands: Commands,
 }
 
 /// Totals of one session and its watermark.

@@ -36,7 +36,7 @@ const COPY: Fate = Different(
     "is of Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends some again",
 );
 const SIGNALS: Fate = Different(
-    "is of Debezium's signals, which Walpost does not read: walpost replay sends rows of the table again",
+    "is of Debezium's signals, which Walpost does not read; walpost replay sends rows of the table again",
 );
 const TOPICS: Fate = ToDo(
     "is a setting of new topics, and Walpost sets their partitions and replicas alone: create the topics yourself, or set it with \

@@ -96,7 +96,7 @@ impl SeenTopics {
         for change in changes {
             warn!(
                 pipeline,
-                "{change}. Events that are still in the outbox table can be sent again: walpost replay"
+                "{change}. Events that are still in the outbox table can be sent again: see docs/replay.md"
             );
         }
         debug!(

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::commands::Commands;
 use super::lsn::Lsn;
-use crate::escape::shell_word;
 
 /// A slot that was dropped, or a table that was not published for a while, and what went with it was not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,26 +61,31 @@ impl DroppedSlot {
 
     /// The command that sends them again.
     #[must_use]
-    pub fn replay(&self, pipeline: &str) -> String {
-        replay_command(pipeline, self.table.as_deref())
+    pub(crate) fn replay(&self, commands: &Commands) -> String {
+        replay_command(commands, self.table.as_deref())
     }
 }
 
-/// The command that records, without sending anything, that the events of dropped slots were delivered, quoted for a shell.
+/// The command that records, without sending anything, that the events of dropped slots were delivered.
 #[must_use]
-pub(crate) fn settle_command(pipeline: &str, table: Option<&str>) -> String {
-    format!("{} --already-delivered", replay_command(pipeline, table))
+pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String {
+    match table {
+        Some(table) => commands.print([
+            "replay",
+            "--dropped-slots",
+            "--already-delivered",
+            "--table",
+            table,
+        ]),
+        None => commands.print(["replay", "--dropped-slots", "--already-delivered"]),
+    }
 }
 
-/// The command that sends the events of dropped slots again, quoted for a shell. `table` is `None` unless several tables shared the slot.
+/// The command that sends the events of dropped slots again. `table` is `None` unless several tables shared the slot.
 #[must_use]
-pub(crate) fn replay_command(pipeline: &str, table: Option<&str>) -> String {
-    let pipeline = shell_word(pipeline);
+pub(crate) fn replay_command(commands: &Commands, table: Option<&str>) -> String {
     match table {
-        Some(table) => format!(
-            "walpost replay --dropped-slots --table {word} --pipeline {pipeline}",
-            word = shell_word(table)
-        ),
-        None => format!("walpost replay --dropped-slots --pipeline {pipeline}"),
+        Some(table) => commands.print(["replay", "--dropped-slots", "--table", table]),
+        None => commands.print(["replay", "--dropped-slots"]),
     }
 }

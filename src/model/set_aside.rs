@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::commands::Commands;
 use super::lsn::{Lsn, Position};
 
 /// A table that was set aside, as the journal has it.
@@ -58,4 +59,10 @@ impl SetAside {
             self.table, self.position, self.id, self.at
         )
     }
+}
+
+/// The command that sends the rows of a table again that is set aside.
+#[must_use]
+pub(crate) fn replay_set_aside(commands: &Commands, table: &str) -> String {
+    commands.print(["replay", "--set-aside", "--table", table])
 }

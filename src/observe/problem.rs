@@ -6,6 +6,7 @@ use bytesize::ByteSize;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
 /// Below one in so many of its room a slot is in danger.
@@ -155,12 +156,12 @@ impl Problem {
 
 /// What is wrong with the slot by that name, by the word of the database.
 #[must_use]
-pub(crate) fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
+pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
         return Some(Problem::new(
             Kind::SlotMissing,
             format!("slot {slot:?} does not exist"),
-            "walpost init",
+            format!("Create it: {}", commands.print(["init"])),
         ));
     };
     match found.wal_status.as_deref() {
@@ -197,7 +198,12 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals) -> Option<Problem> {
 
 /// The last partition of the outbox is in use, and ends within a day.
 #[must_use]
-pub(crate) fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> Option<Problem> {
+pub(crate) fn of_partitions(
+    outbox: &str,
+    vitals: &Vitals,
+    now_micros: u64,
+    commands: &Commands,
+) -> Option<Problem> {
     let end = vitals.partitions_end?;
     let left = Duration::from_micros(end.at_micros.saturating_sub(now_micros));
     if end.ahead > 0 || left >= DAY {
@@ -212,7 +218,10 @@ pub(crate) fn of_partitions(outbox: &str, vitals: &Vitals, now_micros: u64) -> O
     Some(Problem::new(
         Kind::PartitionsRunOut,
         format!("the last partition of {outbox} ends at {at:.0}: {then}"),
-        "Have the next ones made: walpost maintain, or retention for walpost run",
+        format!(
+            "Have the next ones made: {}; or set retention",
+            commands.print(["maintain"])
+        ),
     ))
 }
 
@@ -252,7 +261,7 @@ mod tests {
             slot: Some(slot),
             ..Vitals::default()
         };
-        of_slot("s", &vitals).map(|problem| problem.kind)
+        of_slot("s", &vitals, &Commands::default()).map(|problem| problem.kind)
     }
 
     #[test]
@@ -263,10 +272,10 @@ mod tests {
         assert_eq!(found("reserved", Some(-5)), Some(Kind::SlotInDanger));
         assert_eq!(found("unreserved", Some(-5)), Some(Kind::SlotUnreserved));
         assert_eq!(found("lost", None), Some(Kind::SlotLost));
-        let problem = of_slot("s", &Vitals::default()).expect("a problem");
+        let problem = of_slot("s", &Vitals::default(), &Commands::default()).expect("a problem");
         assert_eq!(
             problem.line(),
-            "slot \"s\" does not exist. walpost init",
+            "slot \"s\" does not exist. Create it: walpost init",
             "{problem:?}"
         );
     }
@@ -283,7 +292,8 @@ mod tests {
                 }),
                 ..Vitals::default()
             };
-            of_partitions("table public.outbox", &vitals, now).map(|problem| problem.line())
+            of_partitions("table public.outbox", &vitals, now, &Commands::default())
+                .map(|problem| problem.line())
         };
         assert_eq!(says(24, 0, true), None, "a long one");
         assert_eq!(says(2, 1, true), None, "short ones");
@@ -297,7 +307,10 @@ mod tests {
         }
         let line = says(0, 0, false).expect("a problem");
         assert!(line.contains("inserts of a later time fail"), "{line}");
-        assert_eq!(of_partitions("t", &Vitals::default(), now), None);
+        assert_eq!(
+            of_partitions("t", &Vitals::default(), now, &Commands::default()),
+            None
+        );
     }
 
     #[test]

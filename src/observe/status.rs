@@ -295,7 +295,7 @@ impl PipelineStatus {
         Self {
             about: stats.about.clone(),
             summary: Summary::of(
-                &stats.about.name,
+                &stats.about.commands,
                 &lifecycle,
                 seconds(lifecycle.since_micros),
                 not_ready.as_ref().zip(not_ready_since),

@@ -7,10 +7,10 @@ use super::health::NotReady;
 use super::problem::{Kind, Problem, Severity};
 use super::watchdog::Lasting;
 use crate::delivery::stats::LifecycleSnapshot;
-use crate::escape::shell_word;
+use crate::model::commands::Commands;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
-use crate::model::set_aside::SetAside;
+use crate::model::set_aside::{SetAside, replay_set_aside};
 
 /// Who knows best whether something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ impl Summary {
     /// are set aside.
     #[must_use]
     pub fn of(
-        pipeline: &str,
+        commands: &Commands,
         lifecycle: &LifecycleSnapshot,
         since: f64,
         not_ready: Option<(&NotReady, f64)>,
@@ -107,8 +107,8 @@ impl Summary {
                 add(&mut reasons, Reason { since, ..reason });
             }
         }
-        add_dropped_slots(&mut reasons, pipeline, dropped);
-        add_set_aside(&mut reasons, pipeline, set_aside);
+        add_dropped_slots(&mut reasons, commands, dropped);
+        add_set_aside(&mut reasons, commands, set_aside);
         reasons.sort_by_key(|reason| std::cmp::Reverse(reason.severity));
         let worst = reasons.iter().map(|reason| reason.severity).max();
         let severity = worst.unwrap_or_default();
@@ -169,7 +169,7 @@ fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) 
 /// Adds what went with slots that were dropped, and was not sent again.
 pub(crate) fn add_dropped_slots(
     reasons: &mut Vec<Reason>,
-    pipeline: &str,
+    commands: &Commands,
     dropped: &[DroppedSlot],
 ) {
     for entry in dropped {
@@ -182,21 +182,25 @@ pub(crate) fn add_dropped_slots(
             severity: Severity::Critical,
             source: Source::Database,
             what: format!("{what} may be in the table only: {}", entry.cause()),
-            remedy: format!("Send them again: {}", entry.replay(pipeline)),
+            remedy: format!("Send them again: {}", entry.replay(commands)),
             since: None,
         });
     }
 }
 
 /// Adds the tables that are set aside.
-pub(crate) fn add_set_aside(reasons: &mut Vec<Reason>, pipeline: &str, set_aside: &[SetAside]) {
+pub(crate) fn add_set_aside(
+    reasons: &mut Vec<Reason>,
+    commands: &Commands,
+    set_aside: &[SetAside],
+) {
     reasons.extend(set_aside.iter().map(|entry| Reason {
         severity: Severity::Critical,
         source: Source::Database,
         what: format!("{}: {}", entry.describe(), entry.reason),
         remedy: format!(
-            "Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}",
-            word = shell_word(&entry.table)
+            "Fix the cause, then send its rows: {}",
+            replay_set_aside(commands, &entry.table)
         ),
         since: None,
     }));
@@ -235,7 +239,15 @@ mod tests {
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
         let not_ready = not_ready.map(|why| (why, 5.0));
-        Summary::of("p", &lifecycle, 1.0, not_ready, &problems, dropped, &[])
+        Summary::of(
+            &Commands::of_pipeline("p"),
+            &lifecycle,
+            1.0,
+            not_ready,
+            &problems,
+            dropped,
+            &[],
+        )
     }
 
     fn lines(summary: &Summary) -> Vec<String> {

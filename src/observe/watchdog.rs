@@ -405,13 +405,23 @@ fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
 
 fn slot(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
     let vitals = database(facts)?;
-    Ok(problem::of_slot(&facts.about.slot, vitals))
+    Ok(problem::of_slot(
+        &facts.about.slot,
+        vitals,
+        &facts.about.commands,
+    ))
 }
 
 fn partitions(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
     let vitals = database(facts)?;
     let outbox = &facts.about.outbox;
-    Ok(problem::of_partitions(outbox, vitals, facts.now_micros))
+    let commands = &facts.about.commands;
+    Ok(problem::of_partitions(
+        outbox,
+        vitals,
+        facts.now_micros,
+        commands,
+    ))
 }
 
 fn of_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Verdict {

@@ -182,8 +182,8 @@ pub enum MappingError {
     /// A table has another name than before, and records say which table they come from.
     #[error(
         "table {found} was called {before} when Walpost last saw it, and with {setting} its rows at {at} would be published as \
-         another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile: \
-         walpost skip --to {at}. If it is meant, restart the pipeline, which accepts the names that tables have then"
+         another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile. \
+         If it is meant, restart the pipeline, which accepts the names that tables have then"
     )]
     Renamed {
         /// The name that it had.

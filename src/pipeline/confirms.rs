@@ -231,6 +231,7 @@ mod tests {
                 outbox: Outbox::Table("public.outbox".parse().expect("table")),
                 publication: "p".to_owned(),
                 slot: "s".to_owned(),
+                commands: Default::default(),
             },
             system_id: "1".to_owned(),
             timeline: 1,

@@ -8,6 +8,7 @@ use super::exactly_once::error::ExactlyOnceError;
 use super::session::error::{SlotError, StreamError};
 use super::snapshot::error::SnapshotError;
 use super::wal_budget::error::WalBudgetError;
+use crate::model::commands::Commands;
 use crate::outbox::columns::MappingError;
 use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::ConnectionError;
@@ -129,6 +130,49 @@ pub(super) enum Cause<'e> {
 }
 
 impl PipelineError {
+    /// The error with the command that is a way out of it, if one is.
+    pub(crate) fn message(&self, commands: &Commands) -> String {
+        match self.way_out(commands) {
+            Some((why, command)) => format!("{self}. {why}: {command}"),
+            None => self.to_string(),
+        }
+    }
+
+    /// What the command does, and the command.
+    fn way_out(&self, commands: &Commands) -> Option<(&'static str, String)> {
+        const LEAVE_OUT: &str = "To leave out the transaction that has it";
+        const ACCEPT: &str = "To accept it";
+        let adopt = || commands.print(["checkpoint", "adopt"]);
+        let core = match self {
+            Self::Core(error) => error,
+            Self::Snapshot(error) => match error.as_ref() {
+                SnapshotError::Core(error) => error,
+                SnapshotError::NoJournal { .. }
+                | SnapshotError::Catalog(CatalogError::NoJournal) => {
+                    return Some(("To create it", commands.print(["init"])));
+                }
+                _ => return None,
+            },
+            Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some((ACCEPT, adopt())),
+            Self::Catalog(CatalogError::NoJournal)
+            | Self::WalBudget(WalBudgetError::Catalog(CatalogError::NoJournal)) => {
+                return Some(("To create it", commands.print(["init"])));
+            }
+            Self::Sink(error) => {
+                return error
+                    .skip_to()
+                    .map(|at| (LEAVE_OUT, commands.print(["skip", "--to", &at])));
+            }
+            _ => return None,
+        };
+        match core {
+            CoreError::History(_) => Some((ACCEPT, adopt())),
+            _ => core
+                .skip_to()
+                .map(|at| (LEAVE_OUT, commands.print(["skip", "--to", &at]))),
+        }
+    }
+
     pub(super) fn cause(&self) -> Cause<'_> {
         match self {
             Self::Connection(error) => Cause::Connection(error),

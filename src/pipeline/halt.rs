@@ -6,7 +6,6 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::database::Database;
-use super::error::PipelineError;
 use super::settings::PipelineSettings;
 use crate::model::last_halt::LastHalt;
 
@@ -14,8 +13,8 @@ use crate::model::last_halt::LastHalt;
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Records why the pipeline halts, if the database answers and lets us.
-pub(crate) async fn record_halt(settings: &PipelineSettings, error: &PipelineError) {
-    let halt = LastHalt::now(&error.to_string());
+pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
+    let halt = LastHalt::now(reason);
     let recorded = async {
         let catalog = settings.postgres.catalog().await?;
         catalog.record_halt(&settings.target, &halt).await

@@ -256,7 +256,7 @@ impl Session<'_> {
                         Ended::Refused(_, error) => return Err(error.into()),
                         Ended::Table(oid, facts) => core.describe_table(oid, facts),
                         Ended::Journal(note, opened) => {
-                            set_aside::log(&self.settings.name, note, opened.as_ref());
+                            set_aside::log(self.settings, note, opened.as_ref());
                             core.recorded(note, opened);
                         }
                     }
@@ -388,11 +388,12 @@ impl Session<'_> {
         }
         if !self.has_announced_restart && *orders.borrow() == Order::DrainAfterCopy {
             self.has_announced_restart = true;
+            let commands = &self.settings.target.commands;
+            let restart = commands.print(["pipeline", "restart", &self.settings.name]);
             info!(
                 pipeline = self.settings.name,
                 "the definition has changed: the pipeline restarts with the new one when the copy of older rows is complete. To \
-                 restart it now: walpost pipeline restart {}",
-                self.settings.name
+                 restart it now: {restart}"
             );
         }
         true

@@ -91,7 +91,14 @@ impl PipelineSettings {
             },
             wal_budget_warn_bytes: self.wal_budget.warn_bytes,
             wal_budget_max_bytes: self.wal_budget.max_bytes,
+            commands: self.target.commands.clone(),
         }
+    }
+
+    /// The command that accepts the slot as it is for exactly-once.
+    #[must_use]
+    pub(crate) fn adopt(&self) -> String {
+        self.target.commands.print(["checkpoint", "adopt"])
     }
 
     /// Logs what is open to those who share the network with Kafka.

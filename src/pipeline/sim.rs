@@ -400,6 +400,7 @@ pub(crate) fn settings(
             outbox: Outbox::Table("public.outbox".parse().expect("table")),
             publication: "sim".to_owned(),
             slot: "sim".to_owned(),
+            commands: Default::default(),
         },
         outbox: OutboxSettings::default(),
         sink: SinkSettings::Stdout,

@@ -144,7 +144,7 @@ pub(super) async fn plan(
         && settings.snapshot == SnapshotMode::Never
         && copied.is_none()
     {
-        return Ok(Planned::Settled(unfinished.leave_out(pipeline)));
+        return Ok(Planned::Settled(unfinished.leave_out(settings)));
     }
     if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
         return Err(unfinished.error(settings));
@@ -177,7 +177,7 @@ pub(super) async fn plan(
             resumed.ok_or_else(|| SnapshotError::Interrupted {
                 table: table.clone(),
                 rows: copied.rows,
-                pipeline: pipeline.clone(),
+                adopt: settings.adopt(),
             })?
         }
         None => {
@@ -266,12 +266,14 @@ impl Unfinished {
     }
 
     /// The copy is not completed because the configuration says so.
-    fn leave_out(&self, pipeline: &str) -> Settlement {
+    fn leave_out(&self, settings: &PipelineSettings) -> Settlement {
+        let pipeline = &settings.name;
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
         warn!(
             pipeline, table, %snapshot_lsn,
             "the copy of older rows was not complete, and snapshot = \"never\" leaves out the rest: rows committed before \
-             snapshot_lsn may be missing in Kafka. To send them: walpost replay"
+             snapshot_lsn may be missing in Kafka. To send them: {}",
+            settings.target.replay_from()
         );
         Settlement {
             table,
@@ -289,10 +291,7 @@ impl Unfinished {
             adopt: match settings.delivery {
                 Delivery::AtLeastOnce => String::new(),
                 Delivery::ExactlyOnce(_) => {
-                    format!(
-                        "walpost checkpoint adopt --pipeline {}, and then ",
-                        settings.name
-                    )
+                    format!("{}; and then ", settings.adopt())
                 }
             },
         }
@@ -335,7 +334,8 @@ fn settled(
             pipeline = settings.name,
             slot = settings.target.slot,
             "the slot delivered table {before} before: rows that {table} had when it took its place are not delivered, unless it \
-             was one of several tables until then. To send them: walpost replay"
+             was one of several tables until then. To send them: {}",
+            settings.target.replay_from()
         );
     }
     let table = Some(table.to_string());

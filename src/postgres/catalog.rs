@@ -92,7 +92,7 @@ pub enum CatalogError {
     #[error("connection to PostgreSQL lost: {0}")]
     Lost(tokio_postgres::Error),
     /// There is no journal.
-    #[error("table walpost.journal does not exist. Create it: walpost init, or sql/journal.sql")]
+    #[error("table walpost.journal does not exist. walpost init creates it, or sql/journal.sql")]
     NoJournal,
     /// What the journal says was written by a later version.
     #[error(

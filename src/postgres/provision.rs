@@ -138,6 +138,7 @@ impl Provision {
             outbox,
             publication,
             slot,
+            ..
         } = &self.target;
         let mut together = vec![Script {
             makes: format!("prerequisites of slot {slot}"),
@@ -460,6 +461,7 @@ mod tests {
                 outbox: Outbox::Table("\"My Shop\".\"out'box\"".parse().expect("table")),
                 publication: "pub".to_owned(),
                 slot: "slot".to_owned(),
+                commands: Default::default(),
             },
             partitioned: false,
             role: Some("carrier".to_owned()),

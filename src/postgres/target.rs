@@ -4,6 +4,8 @@ use std::fmt;
 
 use super::table::TableName;
 use super::table_pattern::TablePatterns;
+use crate::model::commands::Commands;
+use crate::model::set_aside::replay_set_aside;
 
 /// Schema and name of the table through which older rows of one of several outboxes come: `sql/tables.sql`.
 pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
@@ -17,6 +19,88 @@ pub(crate) struct Target {
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,
+    /// Commands that are about the same pipeline.
+    pub commands: Commands,
+}
+
+impl Target {
+    /// The command that makes what such an outbox needs, with these words.
+    #[must_use]
+    pub(crate) fn init(&self, words: &[&str]) -> String {
+        let outbox: &[&str] = match self.outbox {
+            Outbox::Messages { .. } => &["--outbox", "messages"],
+            Outbox::Table(_) | Outbox::Tables(_) | Outbox::OneOf { .. } => &[],
+        };
+        let words = [&["init"], outbox, words].concat();
+        self.commands.print_words(&words)
+    }
+
+    /// The command that makes this table.
+    #[must_use]
+    pub(crate) fn init_table(&self, table: &TableName) -> String {
+        self.init(&["--table", &table.to_string()])
+    }
+
+    /// The table, if it is one of several.
+    #[must_use]
+    pub(crate) fn table_of_several(&self) -> Option<String> {
+        match &self.outbox {
+            Outbox::OneOf { table, .. } => Some(table.to_string()),
+            Outbox::Table(_) | Outbox::Tables(_) | Outbox::Messages { .. } => None,
+        }
+    }
+
+    /// The command that sends rows of the table again from a time on.
+    #[must_use]
+    pub(crate) fn replay_from(&self) -> String {
+        let table = match &self.outbox {
+            Outbox::Tables(_) => Some("TABLE".to_owned()),
+            _ => self.table_of_several(),
+        };
+        match table {
+            Some(table) => {
+                let words = ["replay", "--table", &table, "--from", "TIME"];
+                self.commands.print(words)
+            }
+            None => self.commands.print(["replay", "--from", "TIME"]),
+        }
+    }
+
+    /// The command that leaves out what the slot has before a position.
+    #[must_use]
+    pub(crate) fn skip(&self, to: &str) -> String {
+        self.commands.print(["skip", "--to", to])
+    }
+
+    /// The command that sends the rows of a table again that was set aside.
+    #[must_use]
+    pub(crate) fn replay_set_aside(&self, table: &str) -> String {
+        replay_set_aside(&self.commands, table)
+    }
+
+    /// The command that makes a slot of this name.
+    #[must_use]
+    pub(crate) fn init_slot(&self) -> String {
+        self.init(&["--slot", &self.slot])
+    }
+
+    /// How an operator gets events delivered that the slot has passed or lost.
+    #[must_use]
+    pub(crate) fn resend(&self) -> String {
+        match &self.outbox {
+            Outbox::Table(_) => {
+                format!("Send them again from the table: {}", self.replay_from())
+            }
+            Outbox::Tables(_) | Outbox::OneOf { .. } => {
+                let words = ["replay", "--table", "TABLE", "--from", "TIME"];
+                let replay = self.commands.print(words);
+                format!("Send them again from each table: {replay}")
+            }
+            Outbox::Messages { .. } => {
+                "They are in no table: whoever published them has to publish them again".to_owned()
+            }
+        }
+    }
 }
 
 /// Where events are.
@@ -76,29 +160,6 @@ impl Outbox {
             Self::Table(table) => table.is(schema, name),
             Self::Tables(tables) | Self::OneOf { of: tables, .. } => tables.matches(schema, name),
             Self::Messages { .. } => false,
-        }
-    }
-
-    /// The command that makes what such an outbox needs.
-    #[must_use]
-    pub fn init(&self) -> &'static str {
-        match self {
-            Self::Table(_) | Self::Tables(_) | Self::OneOf { .. } => "walpost init",
-            Self::Messages { .. } => "walpost init --outbox messages",
-        }
-    }
-
-    /// How a person gets events delivered that the slot has passed or lost.
-    #[must_use]
-    pub fn resend(&self) -> &'static str {
-        match self {
-            Self::Table(_) => "Send them again from the table: walpost replay --from TIME",
-            Self::Tables(_) | Self::OneOf { .. } => {
-                "Send them again from each table: walpost replay --table TABLE --from TIME"
-            }
-            Self::Messages { .. } => {
-                "They are in no table: whoever published them has to publish them again"
-            }
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) async fn rows(
             return Err(ReplayError::TableGone {
                 table: table.clone(),
                 settle: settle_command(
-                    &settings.name,
+                    &target.commands,
                     target
                         .outbox
                         .is_several()
@@ -55,7 +55,7 @@ pub(super) async fn rows(
         }
         // What commits before there is a slot would be missing still.
         (problem, _) => {
-            let init = target.outbox.init();
+            let init = target.init_slot();
             let slot = target.slot.clone();
             return Err(problem.unwrap_or(Problem::NoSlot { slot, init }).into());
         }

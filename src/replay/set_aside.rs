@@ -53,7 +53,7 @@ pub(super) async fn open(
     }
     if observed.slot.is_none() {
         // What commits before there is a slot would be missing still.
-        let (slot, init) = (target.slot.clone(), target.outbox.init());
+        let (slot, init) = (target.slot.clone(), target.init_slot());
         return Err(Problem::NoSlot { slot, init }.into());
     }
     let condition = missing(catalog, &entries).await?;

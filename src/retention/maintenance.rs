@@ -40,7 +40,7 @@ pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     Some(Maintenance(tokio::spawn(async move {
         let mut outage = Outage::default();
         loop {
-            tell(&settings.name, &mut outage, pass(&settings).await);
+            tell(&settings, &mut outage, pass(&settings).await);
             sleep(every).await;
         }
     })))
@@ -99,7 +99,8 @@ fn told(pipeline: &str, report: Report) -> Vec<String> {
     troubles.iter().map(ToString::to_string).collect()
 }
 
-fn tell(pipeline: &str, outage: &mut Outage, mut troubles: Vec<String>) {
+fn tell(settings: &PipelineSettings, outage: &mut Outage, mut troubles: Vec<String>) {
+    let pipeline = &settings.name;
     if troubles.is_empty() {
         if let Some(lasted) = outage.ended(Instant::now()) {
             info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");
@@ -110,7 +111,8 @@ fn tell(pipeline: &str, outage: &mut Outage, mut troubles: Vec<String>) {
     if more > 0 {
         troubles.truncate(TROUBLES);
         troubles.push(format!(
-            "{more} more; walpost maintain --dry-run prints all"
+            "{more} more. To have all printed: {}",
+            settings.target.commands.print(["maintain", "--dry-run"])
         ));
     }
     let say = outage.failed(Instant::now());

@@ -461,6 +461,7 @@ fn spawn(
                 }
             }
             Err(reason) => {
+                let reason = reason.message(&settings.target.commands);
                 error!(pipeline = settings.name, "halted: {reason}");
                 // Before the report, after which the process may end.
                 if let Ok(runtime) = runtime() {

@@ -115,6 +115,7 @@ mod payload;
 mod planted;
 mod postgres_security;
 mod prerequisites;
+mod printed_commands;
 mod privileges;
 mod published;
 mod readme;

@@ -29,8 +29,10 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
         return report.add(EXACTLY_ONCE, Outcome::Ok, message);
     }
     if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
-        let message =
-            "the topic for checkpoints is missing and will be created by walpost checkpoint adopt";
+        let adopt = settings.adopt();
+        let message = format!(
+            "the topic for checkpoints is missing. Before the first start, create it: {adopt}"
+        );
         return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
     match found {
@@ -49,8 +51,8 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
             EXACTLY_ONCE,
             Outcome::Failure,
             format!(
-                "there is no checkpoint. Before the first start: walpost checkpoint adopt --pipeline {}",
-                settings.name
+                "there is no checkpoint. Before the first start: {}",
+                settings.adopt()
             ),
         ),
         Err(error) => report.add(EXACTLY_ONCE, of(recovery::of_sink(&error)), error),

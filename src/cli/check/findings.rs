@@ -138,7 +138,7 @@ fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
             print(first, &some_names(&names));
         }
     }
-    say!("each check of one pipeline: walpost check --pipeline NAME");
+    say!("--pipeline NAME prints each check of one pipeline");
 }
 
 fn some_names(names: &[&str]) -> String {

@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use tokio::sync::Mutex;
 
 use super::findings::{Finding, Outcome, Report, of};
-use crate::escape::shell_word;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::{self, Outlook};
@@ -17,7 +16,7 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
-use crate::postgres::target::Outbox;
+use crate::postgres::target::{Outbox, Target};
 
 /// Returns the limit of the table that accepts the largest events.
 pub(super) async fn postgres(
@@ -108,7 +107,7 @@ pub(super) async fn postgres(
         }
     }
     tables(settings, &observed, &catalog, report).await;
-    hidden_rows(&observed, &settings.target.outbox, &catalog, report).await;
+    hidden_rows(&observed, &settings.target, &catalog, report).await;
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
@@ -116,7 +115,7 @@ pub(super) async fn postgres(
     unrecorded_gaps(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
-            Ok(everybody) => forgery(&everybody, report),
+            Ok(everybody) => forgery(&settings.target, &everybody, report),
             Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
         }
     }
@@ -138,7 +137,7 @@ async fn largest_event(
 /// Rows that SELECT returns as those of an outbox, and that are not delivered.
 async fn hidden_rows(
     observed: &Observed,
-    outbox: &Outbox,
+    target: &Target,
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
@@ -146,11 +145,11 @@ async fn hidden_rows(
         return;
     };
     match catalog
-        .hidden_rows(&publication.outbox_tables(outbox))
+        .hidden_rows(&publication.outbox_tables(&target.outbox))
         .await
     {
         Ok(hidden) => {
-            if let Some((what, remedy)) = hidden_rows_warning(&hidden) {
+            if let Some((what, remedy)) = hidden_rows_warning(target, &hidden) {
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
             }
         }
@@ -174,12 +173,12 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
 }
 
 /// Who can write events that nobody meant.
-fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
-    const FIRST: &str =
-        "First let those that are to: walpost init --outbox messages --writer ROLE.";
+fn forgery(target: &Target, everybody: &Everybody, report: &mut Report<'_>) {
+    let init = target.init(&["--writer", "ROLE"]);
+    let first = format!("First let those that are to: {init}.");
     if everybody.publishes {
         let message = format!(
-            "every role of the database may publish events. {FIRST} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
+            "every role of the database may publish events. {first} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
              text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
              PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
         );
@@ -187,7 +186,7 @@ fn forgery(everybody: &Everybody, report: &mut Report<'_>) {
     }
     if let Some(functions) = &everybody.emits {
         let message = format!(
-            "every role of the database may write messages into WAL, and so forge events. {FIRST} Then, as a superuser: \
+            "every role of the database may write messages into WAL, and so forge events. {first} Then, as a superuser: \
              REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
         );
         report.add("messages", Outcome::Warning, message);
@@ -234,8 +233,8 @@ async fn writers(
         Err(error) => return report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
     };
     let owner = identifier(&writers.owner);
-    let word = shell_word(&table.to_string());
-    let grant = format!("walpost init --table {word} --writer ROLE");
+    let words = ["--table", &table.to_string(), "--writer", "ROLE"];
+    let grant = settings.target.init(&words);
     if writers.is_public {
         let message = format!(
             "every role may insert into {table}, and so send events. If only some should: grant it to each of them ({grant}), \
@@ -337,7 +336,7 @@ async fn budget(
             "{} may be in the table only: {}. Send them again: {}",
             entry.describe(),
             entry.cause(),
-            entry.replay(&settings.name)
+            entry.replay(&settings.target.commands)
         );
         report.add("dropped slots", Outcome::Failure, message);
     }
@@ -361,11 +360,10 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     };
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
         let message = format!(
-            "{}: {}. Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {}",
+            "{}: {}. Fix the cause, then send its rows: {}",
             entry.describe(),
             entry.reason,
-            settings.name,
-            word = shell_word(&entry.table)
+            settings.target.replay_set_aside(&entry.table)
         );
         // As the only table of the outbox it can't be left out.
         let is_alone = matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
@@ -392,8 +390,9 @@ async fn tables(
     if !publication.has_outbox_row {
         let name = identifier(&settings.target.publication);
         let message = format!(
-            "the publication lacks table walpost.outbox_row, so no table can be added with the rows that it has: walpost init, and \
-             then: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row"
+            "the publication lacks table walpost.outbox_row, so no table can be added with the rows that it has: {}; and then: \
+             ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row",
+            settings.target.init(&[])
         );
         report.add("tables", Outcome::Warning, message);
     }
@@ -409,20 +408,22 @@ async fn tables(
             return report.add("tables", of(recovery::of_catalog(&error)), error);
         }
     };
-    if let Some(warning) = unpublished_warning(&unpublished) {
+    if let Some(warning) = unpublished_warning(&settings.target, &unpublished) {
         report.add("tables", Outcome::Warning, warning);
     }
     let is_there = |table: &TableName| {
         unpublished.contains(table) || found.iter().any(|(name, _)| name == table)
     };
     for table in patterns.named().filter(|table| !is_there(table)) {
-        let word = shell_word(&table.to_string());
-        let message = format!("table {table} does not exist. Make it: walpost init --table {word}");
+        let init = settings.target.init_table(&table);
+        let message = format!("table {table} does not exist. Make it: {init}");
         report.add("tables", Outcome::Warning, message);
     }
     let several = |names: &[String]| match names {
-        [] => "no table is in the publication yet. Add each: walpost init --table SCHEMA.TABLE"
-            .to_owned(),
+        [] => format!(
+            "no table is in the publication yet. Add each: {}",
+            settings.target.init(&["--table", "SCHEMA.TABLE"])
+        ),
         [one] => format!("table {one} is in the publication"),
         names => format!(
             "{} tables are in the publication: {}",
@@ -500,7 +501,7 @@ async fn unrecorded_gaps(
                 let message = format!(
                     "{}. Run the pipeline, or {}, which records that and names the command that sends them",
                     gap.describe(),
-                    settings.target.outbox.init()
+                    settings.target.init(&[])
                 );
                 report.add(SUBJECT, Outcome::Failure, message);
             }
@@ -528,7 +529,7 @@ async fn moved(
             let message = format!(
                 "{}. {}",
                 gap.describe(slot.confirmed),
-                gap.next_step(settings.target.outbox.init())
+                gap.next_step(&settings.target)
             );
             report.add("slot", Outcome::Failure, message);
         }
@@ -584,8 +585,10 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             false => report.add(
                 "publish",
                 Outcome::Warning,
-                "function walpost.publish does not exist, so no role can write an event with it. Create it: walpost \
-                 init --outbox messages",
+                format!(
+                    "function walpost.publish does not exist, so no role can write an event with it. Create it: {}",
+                    target.init(&[])
+                ),
             ),
         }
     }
@@ -603,7 +606,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             format!(
                 "table walpost.journal does not exist, so nothing can be skipped or sent again: that is recorded in it. \
                  Create it: {}",
-                outbox.init()
+                target.init(&[])
             ),
         ),
     }
@@ -619,7 +622,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             format!(
                 "table walpost.slot_state does not exist, so a slot that is moved or re-created while no walpost run has \
                  it goes unnoticed. Create it: {}",
-                outbox.init()
+                target.init(&[])
             ),
         ),
     }
@@ -627,7 +630,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
         let message = format!(
             "table walpost.table_state does not exist, so a table that is taken out of the publication and added again goes \
              unnoticed, with the rows that are committed in between. Create it: {}",
-            outbox.init()
+            target.init(&[])
         );
         report.add("table state", Outcome::Warning, message);
     }

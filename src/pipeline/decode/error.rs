@@ -30,7 +30,7 @@ pub enum CoreError {
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
     /// The table lacks the columns that the settings expect.
-    #[error("{error}{hint}", hint = skip_hint(error, at))]
+    #[error("{error}{hint}", hint = form_hint(error, at))]
     Mapping {
         /// Position of the first row that has this form.
         at: String,
@@ -42,7 +42,7 @@ pub enum CoreError {
     #[error(
         "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
          with publish_via_partition_root = true if that is partitioned. The publication of the time decides about rows that were \
-         written before: to leave out the transaction, walpost skip --to {at}"
+         written before"
     )]
     ForeignTable {
         /// Position of the row.
@@ -55,8 +55,7 @@ pub enum CoreError {
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
         "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE {found}. To leave out the transaction, which was written before \
-         that: walpost skip --to {at}"
+         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
     )]
     RowBesideMessages {
         /// Position of the row.
@@ -68,7 +67,7 @@ pub enum CoreError {
     #[error(
         "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
          walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
-         topic for dead letters. To leave out the transaction that has it: walpost skip --to {at}"
+         topic for dead letters"
     )]
     Envelope {
         /// Position of the message.
@@ -81,7 +80,7 @@ pub enum CoreError {
     #[error(
         "the row at {at} comes in a message of {bytes} bytes, and max_row_bytes allows {max}. Raise \
          max_row_bytes, and message.max.bytes in [kafka] with it; keep such events out as \
-         sql/outbox.sql and sql/publish.sql do. To leave out the transaction that has it: walpost skip --to {at}"
+         sql/outbox.sql and sql/publish.sql do"
     )]
     RowTooLarge {
         /// Position of the row.
@@ -93,9 +92,8 @@ pub enum CoreError {
     },
     /// PostgreSQL can't convert a row.
     #[error(
-        "PostgreSQL can't send the row at {at}, because a value of it has no equivalent in UTF-8: {error}. {}To leave out the \
-         transaction that has it: walpost skip --to {at}. Correct what writes such values, or have the outbox in a database with the \
-         encoding UTF8",
+        "PostgreSQL can't send the row at {at}, because a value of it has no equivalent in UTF-8: {error}. {}Correct what writes \
+         such values, or have the outbox in a database with the encoding UTF8",
         table.as_ref().map(|table| format!("The row is of table {table}. ")).unwrap_or_default()
     )]
     Unconvertible {
@@ -135,7 +133,7 @@ pub enum CoreError {
     /// A row that can't become a record.
     #[error(
         "{row} at {at} can't become a record: {error}. on_unroutable = \"dead-letter\" sends such events to the topic for dead \
-         letters. To leave out the transaction that has it: walpost skip --to {at}"
+         letters"
     )]
     Route {
         /// Position of the row.
@@ -146,7 +144,7 @@ pub enum CoreError {
         error: RouteError,
     },
     /// A record that the sink doesn't take.
-    #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error, *at))]
+    #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error))]
     Produce {
         /// Position of the row.
         at: Position,
@@ -157,8 +155,7 @@ pub enum CoreError {
     },
     /// A dead letter that the sink doesn't take.
     #[error(
-        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}. To leave out the \
-         transaction that has it: walpost skip --to {at}"
+        "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
     )]
     DeadLetter {
         /// Position of the row.
@@ -173,6 +170,32 @@ pub enum CoreError {
 }
 
 impl CoreError {
+    /// The position that `walpost skip` is given to leave out the transaction, if that is a way out and nothing else is wrong.
+    pub(crate) fn skip_to(&self) -> Option<String> {
+        match self {
+            Self::Mapping { at, .. }
+            | Self::RowTooLarge { at, .. }
+            | Self::Unconvertible { at, .. } => Some(at.clone()),
+            Self::ForeignTable { at, .. }
+            | Self::RowBesideMessages { at, .. }
+            | Self::Envelope { at, .. }
+            | Self::Route { at, .. } => Some(at.to_string()),
+            Self::DeadLetter { at, .. } => Some(at.to_string()),
+            Self::Produce { at, error, .. } => match error.as_ref() {
+                SinkError::TooLarge { .. }
+                | SinkError::RecordRefused { .. }
+                | SinkError::NoPartition { .. } => Some(at.to_string()),
+                _ => None,
+            },
+            Self::Decode { .. }
+            | Self::Order(_)
+            | Self::History(_)
+            | Self::UnknownRelation { .. }
+            | Self::BadTuple { .. }
+            | Self::BadLine { .. } => None,
+        }
+    }
+
     /// Returns the error that a mapping error is for a row at this position.
     pub(crate) fn mapping(at: impl ToString) -> impl FnOnce(MappingError) -> Self {
         let at = at.to_string();
@@ -183,21 +206,20 @@ impl CoreError {
     }
 }
 
-/// How to leave out the row that has the form that `error` is about: WAL keeps that form, whatever is altered since.
-fn skip_hint(error: &MappingError, at: &str) -> String {
+/// Why altering the table does not change the row that `error` is about: WAL keeps its form.
+fn form_hint(error: &MappingError, at: &str) -> String {
     match error {
         // It says so itself.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
             ". The rows at {at} have the table's form of the time when they were written, and the publication's, which nothing \
-             changes afterwards. Where the settings cannot fit that form either, leave out the transaction that has them: walpost \
-             skip --to {at}"
+             changes afterwards"
         ),
     }
 }
 
 /// How to deliver the events after one whose record is refused; nothing if the record is not the reason.
-fn dead_letter_hint(error: &SinkError, at: Position) -> String {
+fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }
         | SinkError::RecordRefused {
@@ -212,7 +234,7 @@ fn dead_letter_hint(error: &SinkError, at: Position) -> String {
         }
         _ => return String::new(),
     };
-    format!(". {setting}. To leave out the transaction that has it: walpost skip --to {at}")
+    format!(". {setting}")
 }
 
 impl From<HistoryError> for CoreError {

@@ -8,9 +8,11 @@ pub(crate) enum ExactlyOnceError {
     /// Nobody knows what is in Kafka.
     #[error(
         "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
-         nothing is (a first start), or if it may be delivered again: walpost checkpoint adopt --pipeline {pipeline}"
+         nothing is (a first start), or if it may be delivered again: {adopt}"
     )]
     NoCheckpoint {
+        /// The command that accepts the slot as it is.
+        adopt: String,
         pipeline: String,
         /// The topic of checkpoints.
         topic: String,
@@ -33,6 +35,6 @@ impl From<HistoryError> for ExactlyOnceError {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0}. Since Walpost connected, nothing was delivered or confirmed. Find out which events Kafka has, send again what it lacks, \
-     and accept the slot as it is now: walpost checkpoint adopt"
+     and accept the slot as it is now"
 )]
 pub struct HistoryConflict(#[from] HistoryError);

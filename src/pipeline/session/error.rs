@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::delivery::failure::DeliveryFailure;
-use crate::escape::shell_word;
 use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
@@ -48,7 +47,7 @@ pub(crate) enum SlotError {
         /// What was confirmed last.
         confirmed: Lsn,
         /// How the events between are delivered.
-        resend: &'static str,
+        resend: String,
         /// What a person does then.
         then: String,
     },
@@ -69,15 +68,15 @@ pub(crate) enum SlotError {
     /// The table was set aside while it was one of several, and as the only one its rows could not be left out.
     #[error(
         "table {table} is set aside, and only an outbox of several tables can leave its rows out: {missing} are not delivered, and \
-         would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: walpost replay \
-         --set-aside --table {word} --pipeline {pipeline}; and then change the definition",
-        word = shell_word(table)
+         would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: \
+         {replay}; and then change the definition"
     )]
     TableSetAside {
         /// Which events.
         missing: String,
         table: String,
-        pipeline: String,
+        /// The command that sends them.
+        replay: String,
     },
 }
 

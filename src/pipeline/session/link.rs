@@ -66,7 +66,7 @@ impl Link {
         let slot = catalog.look(target).await?.slot;
         let slot = slot.ok_or_else(|| Problem::NoSlot {
             slot: target.slot.clone(),
-            init: target.outbox.init(),
+            init: target.init_slot(),
         })?;
         // An address can go over to another server between two connections, and what that one's slot has
         // confirmed says nothing of this one's.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
-use crate::escape::shell_word;
+use crate::model::dropped_slot::replay_command;
 use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::table_state::Refresh;
@@ -61,7 +61,7 @@ impl WatchedPublication {
         };
         let mut seen = self.seen();
         let found = seen.left_out(&watched.target, publication, &unpublished);
-        let found = found.or_else(|| hidden_rows_warning(&hidden));
+        let found = found.or_else(|| hidden_rows_warning(&watched.target, &hidden));
         watched.stats().record_left_out(found);
     }
 
@@ -118,7 +118,7 @@ impl Seen {
             .filter(|table| self.tables.contains(*table));
         let lost: Vec<_> = lost.map(TableName::to_string).collect();
         if let Some(first) = lost.first() {
-            let word = shell_word(first);
+            let replay = replay_command(&target.commands, Some(first));
             return Some((
                 format!(
                     "tables were taken out of publication {:?} while the pipeline ran, and their events are not delivered: {}",
@@ -126,8 +126,8 @@ impl Seen {
                     some_of(&lost)
                 ),
                 format!(
-                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; walpost replay \
-                     --dropped-slots --table {word}. If it is meant, restart the pipeline"
+                    "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; {replay}. \
+                     If it is meant, restart the pipeline"
                 ),
             ));
         }
@@ -174,6 +174,7 @@ mod tests {
             outbox,
             publication: "tenants".to_owned(),
             slot: "slot".to_owned(),
+            commands: Default::default(),
         }
     }
 

@@ -7,7 +7,6 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::error::SlotError;
-use crate::escape::shell_word;
 use crate::model::outage::{Outage, Say};
 use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -112,7 +111,8 @@ pub(super) fn record(
 }
 
 /// Logs what was recorded.
-pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
+pub(super) fn log(settings: &PipelineSettings, note: &TableNote, opened: Option<&SetAside>) {
+    let pipeline = &settings.name;
     let entry = opened.map(|entry| entry.id);
     let table_of = |entries: &[SetAside]| entries.first().map(|entry| entry.table.clone());
     match note {
@@ -122,11 +122,11 @@ pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
             reason,
             ..
         } => {
-            let word = shell_word(table);
+            let replay = settings.target.replay_set_aside(table);
             warn!(
                 pipeline, table, %position, entry, reason,
                 "table set aside: its events from this position on are not delivered, and the other tables continue. Fix the \
-                 cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}"
+                 cause, then send its rows: {replay}"
             );
         }
         TableNote::Resumed { entries, before } => {
@@ -137,12 +137,14 @@ pub(super) fn log(pipeline: &str, note: &TableNote, opened: Option<&SetAside>) {
             entries, reason, ..
         } => {
             let table = table_of(entries);
+            let name = table.as_deref().unwrap_or("TABLE");
+            let replay = settings.target.replay_set_aside(name);
             warn!(
                 pipeline,
                 table,
                 entry,
                 reason,
-                "the table stays set aside. Run walpost replay --set-aside again"
+                "the table stays set aside. Send its rows once more: {replay}"
             );
         }
     }
@@ -166,20 +168,21 @@ pub(super) fn check_single(
                 entry.position, entry.id, entry.at
             ),
             table: entry.table.clone(),
-            pipeline: settings.name.clone(),
+            replay: settings.target.replay_set_aside(&entry.table),
         }),
     }
 }
 
 /// Logs the tables that are set aside when a pipeline starts.
-pub(super) fn remind(pipeline: &str, entries: &[SetAside]) {
+pub(super) fn remind(settings: &PipelineSettings, entries: &[SetAside]) {
+    let pipeline = &settings.name;
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
         warn!(
             pipeline,
             reason = entry.reason,
-            "{}. Fix the cause, then send its rows: walpost replay --set-aside --table {word} --pipeline {pipeline}",
+            "{}. Fix the cause, then send its rows: {}",
             entry.describe(),
-            word = shell_word(&entry.table)
+            settings.target.replay_set_aside(&entry.table)
         );
     }
 }

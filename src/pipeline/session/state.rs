@@ -179,11 +179,11 @@ impl SessionState {
                 slot: of.target.slot.clone(),
                 found,
                 confirmed,
-                resend: of.target.outbox.resend(),
+                resend: of.target.resend(),
                 then: match written {
                     Some(_) => format!(
-                        "then say that this is known: walpost skip --pipeline {} --to {found}; and start walpost",
-                        of.pipeline
+                        "then say that this is known: {}; and start walpost",
+                        of.target.skip(&found.to_string())
                     ),
                     None => "then restart walpost".to_owned(),
                 },

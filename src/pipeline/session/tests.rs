@@ -116,5 +116,5 @@ fn what_is_written_down_counts_whoever_had_the_slot() {
     let Err(SlotError::SlotMoved { then, .. }) = moved else {
         panic!("{moved:?}");
     };
-    assert!(then.contains("walpost skip --pipeline"), "{then}");
+    assert!(then.contains("walpost skip --to"), "{then}");
 }

@@ -21,8 +21,8 @@ pub(crate) enum SnapshotError {
     /// Nobody knows whether they are already.
     #[error(
         "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
-         walpost.journal, which would say it, does not exist. To have them delivered before the stream: walpost init, \
-         which makes it. If they were, or are not to be: snapshot = \"never\""
+         walpost.journal, which would say it, does not exist. To have them delivered before the stream, create \
+         it with init. If they were, or are not to be: snapshot = \"never\""
     )]
     NoJournal {
         /// The outbox.
@@ -51,7 +51,7 @@ pub(crate) enum SnapshotError {
     #[error(
         "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
          in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
-         rows delivered again: walpost checkpoint adopt --pipeline {pipeline}. To leave the rest out: the same, and then \
+         rows delivered again: {adopt}. To leave the rest out: the same, and then \
          snapshot = \"never\""
     )]
     Interrupted {
@@ -59,7 +59,8 @@ pub(crate) enum SnapshotError {
         table: TableName,
         /// How many rows.
         rows: u64,
-        pipeline: String,
+        /// The command that accepts the slot as it is.
+        adopt: String,
     },
     /// A copy that was begun under another definition of the pipeline can't go on under this one.
     #[error(

@@ -2,7 +2,6 @@
 
 use bytesize::ByteSize;
 
-use crate::escape::shell_word;
 use crate::postgres::catalog::{CatalogError, SlotInUse};
 use crate::postgres::table::TableName;
 
@@ -35,13 +34,14 @@ pub(crate) enum WalBudgetError {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "slot {slot:?} was dropped{why}. Still in {outbox} only: {what}, and what is committed until there is a new slot. Create \
-     it: walpost init --pipeline {pipeline} --slot {word}; {adopt}start walpost again; then send what is missing: \
-     walpost replay --dropped-slots --pipeline {pipeline}",
-    word = shell_word(.slot)
+     it: {init}; {adopt}start walpost again; then send what is missing: {replay}"
 )]
 pub(crate) struct SlotDropped {
-    pub(super) pipeline: String,
     pub(super) slot: String,
+    /// The command that creates it.
+    pub(super) init: String,
+    /// The command that sends the events again.
+    pub(super) replay: String,
     /// For what reason, if it was just now.
     pub(super) why: String,
     /// What went with it.

@@ -12,7 +12,7 @@ use tracing::{debug, error, info, warn};
 use super::budget::{Budget, Finding, OnMax, WalBudget};
 use super::error::{SlotDropped, WalBudgetError};
 use crate::delivery::stats::PipelineStats;
-use crate::model::dropped_slot::DroppedSlot;
+use crate::model::dropped_slot::{DroppedSlot, replay_command};
 use crate::model::rounded::Elapsed;
 use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
@@ -138,6 +138,7 @@ impl Watched {
         let size = |limit: Option<u64>| ByteSize::b(limit.unwrap_or_default());
         let (warn, max) = (size(self.limits.warn_bytes), size(self.limits.max_bytes));
         let kept = ByteSize::b(kept);
+        let skip = self.target.skip("POSITION");
         match finding {
             Finding::Nothing | Finding::Drop => {}
             Finding::Warn(lasts) => warn!(
@@ -148,7 +149,7 @@ impl Watched {
             Finding::Held(lasts) => error!(
                 pipeline, slot, retained = %kept, wal_budget.max = %max, elapsed = %Elapsed(lasts),
                 "the slot retains more WAL than wal_budget.max, and it is held: the disk fills, and \
-                 nothing is lost. Fix the cause. What can't be delivered can be left out: walpost skip. To save the disk and \
+                 nothing is lost. Fix the cause. What can't be delivered can be left out: {skip}. To save the disk and \
                  send the events again from the table later: wal_budget.on_max = \"drop-slot\". To have PostgreSQL itself bound it, and \
                  lose the slot: max_slot_wal_keep_size"
             ),
@@ -217,20 +218,20 @@ fn slot_dropped(
     entries: &[DroppedSlot],
     why: String,
 ) -> WalBudgetError {
-    let pipeline = settings.name.clone();
     let described: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
     WalBudgetError::SlotDropped(Box::new(SlotDropped {
         slot: settings.target.slot.clone(),
+        init: settings.target.init_slot(),
+        replay: replay_command(&settings.target.commands, None),
         why,
         what: described.join("; "),
         outbox: settings.target.outbox.to_string(),
         adopt: match settings.delivery {
             Delivery::AtLeastOnce => String::new(),
             Delivery::ExactlyOnce(_) => {
-                format!("accept it with walpost checkpoint adopt --pipeline {pipeline}; ")
+                format!("accept it: {}; ", settings.adopt())
             }
         },
-        pipeline,
     }))
 }
 
@@ -281,7 +282,7 @@ pub(crate) async fn remind(
                         Some(table) => format!("table {table}"),
                         None => target.outbox.to_string(),
                     },
-                    entry.replay(pipeline)
+                    entry.replay(&target.commands)
                 );
             }
         }

@@ -5,6 +5,7 @@ use std::fmt;
 use super::observed::some_of;
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
 
 /// A table with rows that look like those of an outbox and are not delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,10 @@ impl fmt::Display for HiddenRows {
 
 /// Which rows are not delivered, and what to do about it; `None` if there are no such tables.
 #[must_use]
-pub(crate) fn hidden_rows_warning(hidden: &[HiddenRows]) -> Option<(String, String)> {
+pub(crate) fn hidden_rows_warning(
+    target: &Target,
+    hidden: &[HiddenRows],
+) -> Option<(String, String)> {
     let first = hidden.first()?;
     let names: Vec<_> = hidden.iter().map(HiddenRows::to_string).collect();
     let HiddenRows {
@@ -55,7 +59,10 @@ pub(crate) fn hidden_rows_warning(hidden: &[HiddenRows]) -> Option<(String, Stri
             "Insert its rows into {outbox} and end the inheritance: ALTER TABLE {table} NO INHERIT {outbox}"
         ),
         Kind::UnloggedPartition => {
-            format!("From now on: ALTER TABLE {table} SET LOGGED. Rows from before: walpost replay")
+            format!(
+                "From now on: ALTER TABLE {table} SET LOGGED. Rows from before: {}",
+                target.replay_from()
+            )
         }
         Kind::ForeignPartition => format!(
             "Insert its rows into {outbox} and end that: ALTER TABLE {outbox} DETACH PARTITION {table}"

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{TableVersion, UnsafeFilter, synchronous};
-use crate::escape::shell_word;
+use crate::model::dropped_slot::replay_command;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::ColumnFacts;
 use crate::postgres::table::{TableName, identifier};
@@ -249,10 +249,14 @@ pub(crate) enum Problem {
     },
     /// No such table.
     #[error(
-        "table {table} does not exist in database {database:?}. Create it: walpost init --table {word}; or name yours with --table",
-        word = shell_word(&.table.to_string())
+        "table {table} does not exist in database {database:?}. Create it: {init}; or name yours with --table"
     )]
-    NoTable { table: TableName, database: String },
+    NoTable {
+        table: TableName,
+        /// The command that makes it.
+        init: String,
+        database: String,
+    },
     /// Not a table.
     #[error(
         "{table} is not a table (relkind {kind:?}); expected an ordinary or a partitioned table"
@@ -270,24 +274,27 @@ pub(crate) enum Problem {
     Unlogged { table: TableName },
     /// No such publication.
     #[error(
-        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init} --publication {word}",
-        word = shell_word(.publication)
+        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init}"
     )]
     NoPublication {
         publication: String,
         /// The command that makes it.
-        init: &'static str,
+        init: String,
         database: String,
     },
     /// It has not our table.
     #[error(
         "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}. Rows \
-         that were committed while it was missing are not delivered by that: send them with walpost replay --dropped-slots once the \
-         pipeline runs, or with walpost replay --from TIME if the table was never in the publication",
+         that were committed while it was missing are not delivered by that. Send them once the pipeline runs: {dropped}; or, if the \
+         table was never in the publication: {from}",
         name = identifier(.publication)
     )]
     NotPublished {
         publication: String,
+        /// The command that sends the rows of a table that was in it before.
+        dropped: String,
+        /// The command that sends those of another one.
+        from: String,
         table: TableName,
     },
     /// One of its row filters could run code of its owner.
@@ -306,10 +313,14 @@ pub(crate) enum Problem {
     /// It leaves inserts out.
     #[error(
         "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert'). Rows \
-         that were committed meanwhile are not delivered by that: send them with walpost replay --dropped-slots once the pipeline runs",
+         that were committed meanwhile are not delivered by that. Send them once the pipeline runs: {dropped}",
         name = identifier(.publication)
     )]
-    NoInserts { publication: String },
+    NoInserts {
+        publication: String,
+        /// The command that sends them.
+        dropped: String,
+    },
     /// Rows would come under their partition's name.
     #[error(
         "publication {publication:?} publishes the partitions of {of} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
@@ -318,11 +329,13 @@ pub(crate) enum Problem {
     NotViaRoot { publication: String, of: String },
     /// It has tables besides ours.
     #[error(
-        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: walpost init --publication NAME; or take the others out: ALTER PUBLICATION {name} DROP TABLE {removed}",
+        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: {init}; or take the others out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     OtherTables {
         publication: String,
+        /// The command that makes another one.
+        init: String,
         /// Our table or tables.
         of: String,
         others: String,
@@ -331,33 +344,34 @@ pub(crate) enum Problem {
     },
     /// It has tables, and the outbox is none.
     #[error(
-        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: walpost init --outbox messages --publication NAME; or take them out: ALTER PUBLICATION {name} DROP TABLE {removed}",
+        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: {init}; or take them out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     NotEmpty {
         publication: String,
+        /// The command that makes another one.
+        init: String,
         tables: String,
         /// Those of them that the command takes out.
         removed: String,
     },
     /// No such slot.
     #[error(
-        "replication slot {slot:?} does not exist. Create it: {init} --slot {word}. If it was there before, events committed since it was dropped are not in the new one",
-        word = shell_word(.slot)
+        "replication slot {slot:?} does not exist. Create it: {init}. If it was there before, events committed since it was dropped are not in the new one"
     )]
     NoSlot {
         slot: String,
         /// The command that makes it.
-        init: &'static str,
+        init: String,
     },
     /// The slot is another kind.
     #[error(
-        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init} --slot NAME"
+        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init}"
     )]
     WrongPlugin {
         slot: String,
         /// The command that makes one.
-        init: &'static str,
+        init: String,
         /// Its plugin.
         found: String,
     },
@@ -374,21 +388,21 @@ pub(crate) enum Problem {
     },
     /// The slot would not survive.
     #[error(
-        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init} --slot NAME"
+        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init}"
     )]
     Temporary {
         slot: String,
         /// The command that makes one.
-        init: &'static str,
+        init: String,
     },
     /// The slot sends prepared transactions too early.
     #[error(
-        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init} --slot NAME"
+        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init}"
     )]
     TwoPhase {
         slot: String,
         /// The command that makes one.
-        init: &'static str,
+        init: String,
     },
     /// The slot is read by something else.
     #[error(
@@ -404,15 +418,14 @@ pub(crate) enum Problem {
     },
     /// What the slot needs is gone.
     #[error(
-        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init} --slot {word}. Events committed after {confirmed} and before that are not in the new one. {resend}",
-        word = shell_word(.slot)
+        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
         slot: String,
         /// The command that makes it.
-        init: &'static str,
+        init: String,
         /// How the events between are delivered.
-        resend: &'static str,
+        resend: String,
         /// What was confirmed last.
         confirmed: Lsn,
         /// Why, and what keeps that from coming again.
@@ -518,7 +531,7 @@ impl Observed {
         let Some(found) = &self.publication else {
             return Some(Problem::NoPublication {
                 publication,
-                init: target.outbox.init(),
+                init: target.init(&["--publication", &target.publication]),
                 database: self.database.clone(),
             });
         };
@@ -532,29 +545,40 @@ impl Observed {
         let table = match &target.outbox {
             Outbox::Table(table) | Outbox::OneOf { table, .. } => table.clone(),
             Outbox::Tables(tables) => {
-                return found.problem_of_several(publication, tables.to_string());
+                return found.problem_of_several(target, tables.to_string());
             }
             Outbox::Messages { .. } => {
                 return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
                     publication,
+                    init: target.init(&["--publication", "NAME"]),
                     tables: some_of(&found.other_tables),
                     removed: first_of(&found.other_tables),
                 });
             }
         };
         let partitioned = self.table.as_ref().is_some_and(|table| table.kind == "p");
+        let dropped = || replay_command(&target.commands, target.table_of_several().as_deref());
         if !found.inserts {
-            Some(Problem::NoInserts { publication })
+            Some(Problem::NoInserts {
+                publication,
+                dropped: dropped(),
+            })
         } else if partitioned && found.has_table && !found.via_root {
             Some(Problem::NotViaRoot {
                 publication,
                 of: table.to_string(),
             })
         } else if !found.has_table {
-            Some(Problem::NotPublished { publication, table })
+            Some(Problem::NotPublished {
+                publication,
+                dropped: dropped(),
+                from: target.replay_from(),
+                table,
+            })
         } else if !found.other_tables.is_empty() {
             Some(Problem::OtherTables {
                 publication,
+                init: target.init(&["--publication", "NAME"]),
                 of: table.to_string(),
                 others: some_of(&found.other_tables),
                 removed: first_of(&found.other_tables),
@@ -568,6 +592,7 @@ impl Observed {
         let table = target.outbox.table()?.clone();
         match &self.table {
             None => Some(Problem::NoTable {
+                init: target.init_table(&table),
                 table,
                 database: self.database.clone(),
             }),
@@ -582,15 +607,16 @@ impl Observed {
 
     fn slot_problem(&self, target: &Target) -> Option<Problem> {
         let slot = target.slot.clone();
-        let init = target.outbox.init();
         let Some(found) = &self.slot else {
+            let init = target.init_slot();
             return Some(Problem::NoSlot { slot, init });
         };
+        let other = || target.init(&["--slot", "NAME"]);
         let none = || "none (a physical slot)".to_owned();
         match (&found.plugin, &found.database) {
             (plugin, _) if plugin.as_deref() != Some("pgoutput") => Some(Problem::WrongPlugin {
                 slot,
-                init,
+                init: other(),
                 found: plugin.clone().unwrap_or_else(none),
             }),
             (_, database) if database.as_ref() != Some(&self.database) => {
@@ -601,12 +627,18 @@ impl Observed {
                     expected: self.database.clone(),
                 })
             }
-            _ if found.temporary => Some(Problem::Temporary { slot, init }),
-            _ if found.two_phase => Some(Problem::TwoPhase { slot, init }),
+            _ if found.temporary => Some(Problem::Temporary {
+                slot,
+                init: other(),
+            }),
+            _ if found.two_phase => Some(Problem::TwoPhase {
+                slot,
+                init: other(),
+            }),
             _ if found.wal_status.as_deref() == Some("lost") => Some(Problem::Lost {
                 slot,
-                init,
-                resend: target.outbox.resend(),
+                init: target.init_slot(),
+                resend: target.resend(),
                 confirmed: found.confirmed,
                 reason: lost(found.invalidation_reason.as_deref(), found.confirmed),
             }),
@@ -617,9 +649,13 @@ impl Observed {
 
 impl ObservedPublication {
     /// What keeps an outbox of several tables from being read by it. Those that it lacks may be none yet.
-    fn problem_of_several(&self, publication: String, of: String) -> Option<Problem> {
+    fn problem_of_several(&self, target: &Target, of: String) -> Option<Problem> {
+        let publication = target.publication.clone();
         if !self.inserts {
-            Some(Problem::NoInserts { publication })
+            Some(Problem::NoInserts {
+                publication,
+                dropped: replay_command(&target.commands, Some("TABLE")),
+            })
         } else if !self.via_root {
             // Any table that is added may have partitions.
             Some(Problem::NotViaRoot { publication, of })
@@ -627,6 +663,7 @@ impl ObservedPublication {
             // Last: a pipeline that sets tables aside runs in spite of it.
             Some(Problem::OtherTables {
                 publication,
+                init: target.init(&["--publication", "NAME"]),
                 of,
                 others: some_of(&self.other_tables),
                 removed: first_of(&self.other_tables),
@@ -652,13 +689,13 @@ impl ObservedSlot {
 
 /// What there is to say of `tables` that are outboxes by their names and are not published.
 #[must_use]
-pub(crate) fn unpublished_warning(tables: &[TableName]) -> Option<String> {
+pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
     let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
-    let word = shell_word(&first.to_string());
+    let init = target.init_table(first);
     Some(format!(
         "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
-         walpost init --table {word}; or leave it out of the patterns in tables",
+         {init}; or leave it out of the patterns in tables",
         some_of(&names)
     ))
 }
@@ -689,6 +726,7 @@ mod tests {
             outbox: Outbox::Table("public.outbox".parse().expect("table")),
             publication: "pub".to_owned(),
             slot: "slot".to_owned(),
+            commands: Default::default(),
         }
     }
 
@@ -990,12 +1028,12 @@ mod tests {
             |p| p.other_tables.push("shop.orders".to_owned()),
             "contains other tables than tenant_*.outbox: shop.orders",
         );
-        let warning = unpublished_warning(&["tenant_7.outbox".parse().expect("table")]);
+        let warning = unpublished_warning(&target, &["tenant_7.outbox".parse().expect("table")]);
         let warning = warning.expect("one is not published");
         assert!(
             warning.contains("walpost init --table tenant_7.outbox"),
             "{warning}"
         );
-        assert_eq!(unpublished_warning(&[]), None);
+        assert_eq!(unpublished_warning(&target, &[]), None);
     }
 }

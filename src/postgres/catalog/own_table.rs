@@ -69,7 +69,7 @@ impl Catalog {
             .await?;
         let Some(found) = found else {
             return Ok(Some(format!(
-                "table walpost.{name} does not exist. Create it: walpost init, or sql/journal.sql and sql/role.sql"
+                "table walpost.{name} does not exist. walpost init creates it, or sql/journal.sql and sql/role.sql"
             )));
         };
         if found.try_get(2)? {

@@ -72,7 +72,7 @@ impl SlotState {
 #[error(
     "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
      someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
-     is known: walpost skip --to {found}"
+     is known: {skip}"
 )]
 pub(crate) struct Moved {
     pub slot: String,
@@ -81,7 +81,9 @@ pub(crate) struct Moved {
     /// What was confirmed.
     pub confirmed: Lsn,
     /// How the events between are delivered.
-    pub resend: &'static str,
+    pub resend: String,
+    /// The command that accepts where it stands.
+    pub skip: String,
     /// Something was read from it before.
     pub begun: bool,
 }
@@ -127,7 +129,8 @@ impl Catalog {
             slot: of.target.slot.clone(),
             found,
             confirmed,
-            resend: of.target.outbox.resend(),
+            resend: of.target.resend(),
+            skip: of.target.skip(&found.to_string()),
             begun,
         }))
     }
@@ -493,7 +496,7 @@ impl Catalog {
             .collect();
         let ids = self.write_journal_entries(&entries).await?;
         for (table, id) in tables.iter().zip(ids) {
-            let remedy = table.remedy(pipeline, target, gap);
+            let remedy = table.remedy(target, gap);
             warn!(
                 pipeline,
                 slot = target.slot,
@@ -703,9 +706,9 @@ struct GapTable {
 
 impl GapTable {
     /// What an operator does about the events.
-    fn remedy(&self, pipeline: &str, target: &Target, gap: &Gap) -> String {
+    fn remedy(&self, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
-            return target.outbox.resend().to_owned();
+            return target.resend();
         };
         let published = match self.is_published {
             true => "is published",
@@ -723,12 +726,12 @@ impl GapTable {
             _ => format!("Table {table} {published}. "),
         };
         let table = self.is_named.then_some(table.as_str());
-        let command = replay_command(pipeline, table);
+        let command = replay_command(&target.commands, table);
         let settle = match gap.from {
             Some(_) => String::new(),
             None => format!(
                 ". If all of them were delivered before the database was moved: {}",
-                settle_command(pipeline, table)
+                settle_command(&target.commands, table)
             ),
         };
         format!("{first}Send them again: {command}{settle}")
@@ -741,12 +744,13 @@ const FORMER_SLOT: &str = "the pipeline had another slot before";
 impl Gap {
     /// How the gap gets into the journal.
     #[must_use]
-    pub(crate) fn next_step(&self, init: &str) -> String {
+    pub(crate) fn next_step(&self, target: &Target) -> String {
         match self.reason == FORMER_SLOT {
             true => "walpost run records it, and logs the command that sends these events again"
                 .to_owned(),
             false => format!(
-                "walpost.slot_state describes a slot in another history of the database. Record it: {init}"
+                "walpost.slot_state describes a slot in another history of the database. Record it: {}",
+                target.init(&[])
             ),
         }
     }

@@ -253,6 +253,7 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
         outbox: Outbox::Table(table.clone()),
         publication: String::new(),
         slot: String::new(),
+        commands: Default::default(),
     };
     let word = match statement {
         Statement::Select => "read",

@@ -534,7 +534,7 @@ impl Catalog {
                 journal = row.get(0).unwrap_or_default(),
                 "{}. Send them again: {}",
                 gap.describe(),
-                replay_command(pipeline, is_several.then_some(&table))
+                replay_command(&target.commands, is_several.then_some(&table))
             );
         }
         Ok(())

@@ -80,7 +80,7 @@ impl<C: CatalogQueries> Checked<C> {
                 (&target.outbox, &observed.publication)
             {
                 let tables = catalog.unpublished(patterns, &publication.tables).await?;
-                if let Some(warning) = unpublished_warning(&tables) {
+                if let Some(warning) = unpublished_warning(target, &tables) {
                     warn!(pipeline = settings.name, "{warning}");
                 }
             }
@@ -158,6 +158,7 @@ impl<C: CatalogQueries> Checked<C> {
                     error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
                 Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
+                    adopt: settings.adopt(),
                     pipeline: settings.name.clone(),
                     topic: checkpoint.topic.clone(),
                     slot: settings.target.slot.clone(),

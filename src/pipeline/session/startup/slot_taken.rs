@@ -140,7 +140,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             entries => entries?,
         };
         if !std::mem::replace(&mut start.session_state.has_listed_tables, true) {
-            set_aside::remind(&settings.name, &entries);
+            set_aside::remind(settings, &entries);
         }
         if !outbox.is_several() {
             set_aside::check_single(settings, &entries)?;

@@ -1,0 +1,215 @@
+//! The options that commands in messages have, so that they find the same configuration as this process.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use super::args::{ConnectionArgs, RecordArgs};
+use super::file::DeliveryName;
+use super::{Env, Given};
+use crate::kafka::credentials::Credentials;
+use crate::kafka::topics::CreateTopics;
+use crate::model::commands::{Commands, Options};
+use crate::postgres::connect::conninfo::Conninfo;
+
+/// What of the environment names a database, and the keyword of a connection string that says the same.
+const POSTGRES_VARIABLES: [(&str, &str); 7] = [
+    ("PGHOST", "host"),
+    ("PGHOSTADDR", "hostaddr"),
+    ("PGPORT", "port"),
+    ("PGDATABASE", "dbname"),
+    ("PGUSER", "user"),
+    ("PGSSLMODE", "sslmode"),
+    ("PGSSLROOTCERT", "sslrootcert"),
+];
+
+type Flags = Vec<(&'static str, String)>;
+
+/// Commands about the pipeline of this name. Its file says where its database is if `has_postgres`; `kafka` are the properties
+/// that variables set.
+pub(super) fn commands(
+    pipeline: &str,
+    path: Option<&Path>,
+    has_postgres: bool,
+    kafka: &BTreeMap<String, String>,
+    given: &Given<'_>,
+    env: Env<'_>,
+) -> Commands {
+    let mut common = vec![("--pipeline", pipeline.to_owned())];
+    common.extend(path.map(|path| ("--config", path.display().to_string())));
+    match &given.connection.postgres {
+        Some(url) => common.push(("--postgres", without_passwords(url))),
+        None if has_postgres => {}
+        None => common.push(("--postgres", of_variables(env))),
+    }
+    common.extend(of_connection(given.connection));
+    let of_variables = kafka
+        .iter()
+        .filter(|(name, _)| !Credentials::have(name))
+        .map(|(name, value)| ("--kafka-property", format!("{name}={value}")));
+    let mut records: Flags = of_variables.collect();
+    records.extend(given.records.into_iter().flat_map(of_records));
+    Commands::new(Options { common, records })
+}
+
+/// A connection string as it was given, unless a password is in it.
+fn without_passwords(url: &str) -> String {
+    match Conninfo::holds_password(url) {
+        false => url.to_owned(),
+        true => conninfo(Conninfo::without_passwords(url)),
+    }
+}
+
+fn of_variables(env: Env<'_>) -> String {
+    let pairs = POSTGRES_VARIABLES.iter();
+    conninfo(
+        pairs
+            .filter_map(|(variable, keyword)| Some(((*keyword).to_owned(), env(variable)?)))
+            .collect(),
+    )
+}
+
+/// A connection string of keywords and values.
+fn conninfo(pairs: Vec<(String, String)>) -> String {
+    let quoted = |value: &str| {
+        let is_plain = !value.is_empty() && !value.contains([' ', '\'', '\\', '\t', '\n']);
+        match is_plain {
+            true => value.to_owned(),
+            false => format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'")),
+        }
+    };
+    let pairs = pairs.iter();
+    let pairs: Vec<_> = pairs
+        .map(|(keyword, value)| format!("{keyword}={}", quoted(value)))
+        .collect();
+    pairs.join(" ")
+}
+
+fn of_connection(args: &ConnectionArgs) -> Flags {
+    let texts = [
+        ("--outbox", args.outbox.and_then(name_of)),
+        ("--table", args.table.clone()),
+        ("--prefix", args.prefix.clone()),
+        ("--publication", args.publication.clone()),
+        ("--slot", args.slot.clone()),
+    ];
+    given(texts)
+}
+
+fn of_records(args: &RecordArgs) -> Flags {
+    let delivery = match args.exactly_once {
+        true => name_of(DeliveryName::ExactlyOnce),
+        false => args.delivery.and_then(name_of),
+    };
+    let mut flags = given([
+        ("--kafka", args.kafka.clone()),
+        ("--create-topics", args.create_topics.map(create_topics)),
+        ("--delivery", delivery),
+        ("--on-oversize", args.on_oversize.and_then(name_of)),
+        ("--on-unroutable", args.on_unroutable.and_then(name_of)),
+        ("--on-malformed", args.on_malformed.and_then(name_of)),
+        ("--on-table-error", args.on_table_error.and_then(name_of)),
+        ("--dead-letter-topic", args.dead_letter_topic.clone()),
+        ("--topic", args.topic.clone()),
+        ("--key", args.key.clone()),
+        ("--payload", args.payload.clone()),
+        ("--null-payload", args.null_payload.and_then(name_of)),
+    ]);
+    let properties = args.kafka_property.iter();
+    let is_public = |text: &&String| {
+        let name = text.split_once('=').map_or(&***text, |(name, _)| name);
+        !Credentials::have(name)
+    };
+    flags.extend(
+        properties
+            .filter(is_public)
+            .map(|text| ("--kafka-property", text.clone())),
+    );
+    let headers = args.header.iter();
+    flags.extend(headers.map(|(name, template)| ("--header", format!("{name}={template}"))));
+    flags
+}
+
+fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
+    let flags = flags.into_iter();
+    flags
+        .filter_map(|(flag, value)| Some((flag, value?)))
+        .collect()
+}
+
+/// The name of a value as its flag has it.
+fn name_of(value: impl ValueEnum) -> Option<String> {
+    Some(value.to_possible_value()?.get_name().to_owned())
+}
+
+fn create_topics(topics: CreateTopics) -> String {
+    match topics.replication {
+        -1 => topics.partitions.to_string(),
+        replication => format!("{}:{replication}", topics.partitions),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skip(connection: &ConnectionArgs, records: &RecordArgs, env: Env<'_>) -> String {
+        let given = Given {
+            connection,
+            records: Some(records),
+            sink: None,
+            takes_one_of: false,
+        };
+        let properties = BTreeMap::from([
+            ("sasl.password".to_owned(), "hunter2".to_owned()),
+            ("security.protocol".to_owned(), "sasl_ssl".to_owned()),
+        ]);
+        let path = connection.config.as_deref();
+        commands("outbox", path, false, &properties, &given, env).print(["skip", "--to", "0/1"])
+    }
+
+    #[test]
+    fn commands_have_every_flag_and_no_password() {
+        let connection = ConnectionArgs {
+            postgres: Some("postgresql://shop:hunter2@db/shop".to_owned()),
+            table: Some("shop.outbox".to_owned()),
+            slot: Some("other".to_owned()),
+            ..ConnectionArgs::default()
+        };
+        let records = RecordArgs {
+            kafka: Some("a:9092,b:9092".to_owned()),
+            kafka_property: vec!["sasl.password=hunter2".to_owned(), "acks=all".to_owned()],
+            exactly_once: true,
+            ..RecordArgs::default()
+        };
+        let printed = skip(&connection, &records, &|_| None);
+        for text in [
+            "walpost skip --to 0/1 --pipeline outbox ",
+            "host=db",
+            "user=shop",
+            "dbname=shop",
+            " --table shop.outbox --slot other ",
+            " --kafka-property 'security.protocol=sasl_ssl' ",
+            " --kafka a:9092,b:9092 --delivery exactly-once ",
+            "'acks=all'",
+        ] {
+            assert!(printed.contains(text), "{text} in {printed}");
+        }
+        assert!(!printed.contains("hunter2"), "{printed}");
+    }
+
+    #[test]
+    fn commands_name_the_database_of_the_environment() {
+        let env = |name: &str| match name {
+            "PGHOST" => Some("/var/run/my socket".to_owned()),
+            "PGDATABASE" => Some("shop".to_owned()),
+            "PGPASSWORD" => Some("hunter2".to_owned()),
+            _ => None,
+        };
+        let printed = skip(&ConnectionArgs::default(), &RecordArgs::default(), &env);
+        let expected = r"--postgres 'host='\''/var/run/my socket'\'' dbname=shop'";
+        assert!(printed.contains(expected), "{printed}");
+        assert!(!printed.contains("hunter2"), "{printed}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The commands of Walpost that messages print, each with the options that lead to the same configuration.
+
+use std::sync::Arc;
+
+use crate::escape::shell_word_on_one_line;
+
+/// Prints commands that have the configuration of this process. Every message that prints a command has it from here, so that
+/// the command works when it is pasted into a shell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Commands(Arc<Options>);
+
+/// What leads to the configuration. None of it is a secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Flags that every command accepts, and their values.
+    pub common: Vec<(&'static str, String)>,
+    /// Flags of commands that make or read records.
+    pub records: Vec<(&'static str, String)>,
+}
+
+/// A flag whose occurrences add up.
+const REPEATED: [&str; 2] = ["--kafka-property", "--header"];
+/// Commands that make or read records.
+const WITH_RECORDS: [&str; 6] = ["run", "check", "checkpoint", "replay", "skip", "verify"];
+
+impl Commands {
+    /// Commands with these options.
+    #[must_use]
+    pub(crate) fn new(options: Options) -> Self {
+        Self(Arc::new(options))
+    }
+
+    /// Commands about a pipeline of which only the name is known.
+    #[must_use]
+    pub(crate) fn of_pipeline(name: &str) -> Self {
+        Self::new(Options {
+            common: vec![("--pipeline", name.to_owned())],
+            records: Vec::new(),
+        })
+    }
+
+    /// The command with these words, which begin with the subcommand, and after them the options that they do not give
+    /// themselves. Each word is quoted for a shell if it needs that.
+    #[must_use]
+    pub(crate) fn print<const N: usize>(&self, words: [&str; N]) -> String {
+        self.print_words(&words)
+    }
+
+    /// As [`Self::print`], for words whose number is not constant.
+    #[must_use]
+    pub(crate) fn print_words(&self, words: &[&str]) -> String {
+        let mut command = "walpost".to_owned();
+        let mut add = |word: &str| {
+            command.push(' ');
+            command.push_str(&shell_word_on_one_line(word));
+        };
+        words.iter().for_each(|word| add(word));
+        let has_records = words
+            .first()
+            .is_some_and(|word| WITH_RECORDS.contains(word));
+        let records = self.0.records.iter().filter(|_| has_records);
+        // It asks a process, and about pipelines that it names itself.
+        let is_control = words.first() == Some(&"pipeline");
+        for (flag, value) in self.0.common.iter().chain(records) {
+            if is_control && *flag != "--config" {
+                continue;
+            }
+            if REPEATED.contains(flag) || !words.contains(flag) {
+                add(flag);
+                add(value);
+            }
+        }
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn commands() -> Commands {
+        Commands::new(Options {
+            common: vec![
+                ("--pipeline", "orders".to_owned()),
+                ("--config", "/etc/it's here/walpost.toml".to_owned()),
+            ],
+            records: vec![("--kafka", "localhost:9092".to_owned())],
+        })
+    }
+
+    #[test]
+    fn commands_have_the_options_that_they_accept_quoted_for_a_shell() {
+        assert_eq!(
+            commands().print(["init", "--slot", "a b"]),
+            r"walpost init --slot 'a b' --pipeline orders --config '/etc/it'\''s here/walpost.toml'"
+        );
+        let skip = commands().print(["skip", "--to", "0/1"]);
+        assert!(skip.starts_with("walpost skip --to 0/1 --pipeline orders --config "));
+        assert!(skip.ends_with(" --kafka localhost:9092"), "{skip}");
+    }
+
+    #[test]
+    fn an_option_that_the_command_gives_itself_is_not_repeated() {
+        let check = commands().print(["init", "--pipeline", "other"]);
+        assert!(check.starts_with("walpost init --pipeline other --config "));
+        let restart = commands().print(["pipeline", "restart", "orders"]);
+        assert!(restart.starts_with("walpost pipeline restart orders --config "));
+        assert!(!restart.contains("--pipeline"), "{restart}");
+        assert_eq!(Commands::default().print(["init"]), "walpost init");
+    }
+}

@@ -1,0 +1,227 @@
+//! Commands that messages print work when they are pasted: each is run by a shell as it was printed, with no variable of Walpost or
+//! PostgreSQL set.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::budget::{drop_slot, expect_everything};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_for;
+use crate::support::walpost::Invocation;
+
+const TABLE: &str =
+    "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
+
+/// The first command with these words in `text`, up to the end of its sentence. No value in it has a space.
+fn printed<'t>(text: &'t str, words: &str) -> &'t str {
+    let from = text
+        .find(words)
+        .unwrap_or_else(|| panic!("no {words:?} in {text}"));
+    let line = text[from..].lines().next().unwrap_or_default();
+    let ends = ["; ", ". ", ", ", "\""].iter();
+    let end = ends.filter_map(|end| line.find(end)).min();
+    let command = line[..end.unwrap_or(line.len())].trim_end_matches(['.', '`']);
+    assert!(
+        command.contains("--config ") || command.contains("--postgres "),
+        "{command}"
+    );
+    command
+}
+
+/// Has a shell run the command, and these words after it.
+fn paste(command: &str, more: &str) -> Output {
+    let binary = Path::new(env!("CARGO_BIN_EXE_walpost"));
+    let folder = binary.parent().expect("a folder").display();
+    let mut shell = Command::new("/bin/sh");
+    for (name, _) in std::env::vars() {
+        if name.starts_with("PG") || name.starts_with("WALPOST_") {
+            shell.env_remove(name);
+        }
+    }
+    let line = format!("PATH={folder}:$PATH; exec {command} {more}");
+    shell.args(["-c", &line]).output().expect("a shell")
+}
+
+/// As [`paste`], and the command succeeds.
+fn paste_expecting_success(command: &str, more: &str) {
+    let output = paste(command, more);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command} {more}: {said}");
+}
+
+/// walpost.toml of the scene.
+fn with_file(scene: &Scene<'_>) -> String {
+    scene.file("").display().to_string()
+}
+
+fn run(file: &str) -> Invocation {
+    Invocation::new(["run", "--config", file])
+}
+
+fn status(file: &str) -> String {
+    let finished = Invocation::new(["status", "--config", file]).finish();
+    format!("{}\n{}", finished.stdout, finished.stderr)
+}
+
+fn check(file: &str) -> String {
+    let finished = Invocation::new(["check", "--config", file]).finish();
+    format!("{}\n{}", finished.stdout, finished.stderr)
+}
+
+fn drop_slot_of(scene: &Scene<'_>) -> String {
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "not delivered");
+    drop_slot(scene).stderr
+}
+
+#[test]
+fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let log = drop_slot_of(&scene);
+    let init = printed(&log, "walpost init --slot");
+    let replay = printed(&log, "walpost replay --dropped-slots");
+    // Kafka was away when it was printed.
+    let replay = replay.replace("127.0.0.1:9", scene.kafka());
+    paste_expecting_success(init, "");
+    let walpost = scene.start();
+    paste_expecting_success(&replay, "--yes");
+    walpost.terminate().expect_code(0);
+    expect_everything(&scene);
+}
+
+#[test]
+fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_them() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    drop_slot_of(&scene);
+    let file = with_file(&scene);
+    paste_expecting_success(printed(&check(&file), "walpost init"), "");
+    let remedies = [status(&file), check(&file)];
+    let mut walpost = run(&file).args(["--http", "127.0.0.1:0"]).start_streaming();
+    let log = walpost.wait_for_log("were not sent again yet");
+    let http = walpost.http();
+    let page = wait_for("the remedy", || {
+        let text = http.status().to_string();
+        text.contains("--dropped-slots").then_some(text)
+    });
+    let expected = printed(&log, "walpost replay --dropped-slots");
+    for text in [&remedies[0], &remedies[1], &page] {
+        assert_eq!(printed(text, "walpost replay --dropped-slots"), expected);
+    }
+    paste_expecting_success(expected, "--yes");
+    walpost.terminate().expect_code(0);
+    expect_everything(&scene);
+}
+
+#[test]
+fn init_works_as_status_and_the_log_print_it_where_the_slot_is_missing() {
+    for place in ["status", "run"] {
+        let scene = Scene::bare();
+        scene.init().finish().expect_code(0);
+        scene.drop_slot();
+        let file = with_file(&scene);
+        let text = match place {
+            "status" => status(&file),
+            _ => run(&file).finish().expect_code(3).stderr,
+        };
+        paste_expecting_success(printed(&text, "walpost init"), "");
+        run(&file).start_streaming().terminate().expect_code(0);
+    }
+}
+
+/// A pipeline that halts at a row whose topic is empty.
+fn halted(scene: &Scene<'_>, invocation: Invocation) -> String {
+    scene
+        .db
+        .run("INSERT INTO outbox VALUES (1, '', 'k', 'bad')");
+    invocation.finish().expect_code(3).stderr
+}
+
+#[test]
+fn skip_works_as_the_log_prints_it_when_a_row_halts_the_pipeline() {
+    let scene = Scene::with_table(TABLE);
+    let file = scene
+        .file("topic = \"{aggregatetype}\"\n")
+        .display()
+        .to_string();
+    let log = halted(&scene, run(&file));
+    let skip = printed(&log, "walpost skip --to");
+    paste_expecting_success(skip, "--yes");
+    run(&file).start_streaming().terminate().expect_code(0);
+}
+
+#[test]
+fn skip_works_as_printed_where_flags_alone_configure_the_pipeline() {
+    let scene = Scene::with_table(TABLE);
+    let log = halted(&scene, scene.run().args(["--topic", "{aggregatetype}"]));
+    paste_expecting_success(printed(&log, "walpost skip --to"), "--yes");
+    scene.start().terminate().expect_code(0);
+}
+
+#[test]
+fn adopt_works_as_check_and_the_log_print_it() {
+    for place in ["check", "run"] {
+        let scene = Scene::new();
+        // Something was read from the slot, so that a first start does not make the checkpoint itself.
+        let aggregate = scene.aggregate(1);
+        let plain = Invocation::new(["run", "--config", &with_file(&scene)]).start_streaming();
+        scene.insert(&aggregate, "k");
+        scene.wait_for_records(1);
+        scene.wait_until_confirmed();
+        plain.terminate().expect_code(0);
+        let file = scene.file(&settings_of_exactly_once(&scene));
+        let file = file.display().to_string();
+        let text = match place {
+            "check" => check(&file),
+            _ => run(&file).finish().expect_code(3).stderr,
+        };
+        paste_expecting_success(printed(&text, "walpost checkpoint adopt"), "--yes");
+        run(&file).start_streaming().terminate().expect_code(0);
+    }
+}
+
+fn settings_of_exactly_once(scene: &Scene<'_>) -> String {
+    format!(
+        "delivery = \"exactly-once\"\n[pipeline.checkpoint]\ntopic = \"checkpoints-{}\"\nreplication = 1\n",
+        scene.name
+    )
+}
+
+#[test]
+fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
+    let mut scene = Scene::bare();
+    scene.use_settings("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n");
+    scene.init().finish().expect_code(0);
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "CREATE SCHEMA tenant_1;
+         CREATE TABLE tenant_1.outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);
+         SELECT walpost.add_outbox('tenant_1.outbox', '{publication}')"
+    ));
+    let file = scene
+        .file("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n")
+        .display()
+        .to_string();
+    let mut walpost = run(&file).start_streaming();
+    scene
+        .db
+        .run("INSERT INTO tenant_1.outbox VALUES (1, '', 'k', 'bad')");
+    let log = walpost.wait_for_log("table set aside");
+    let aggregate = scene.aggregate(1);
+    scene.db.run(&format!(
+        "UPDATE tenant_1.outbox SET aggregatetype = '{aggregate}'"
+    ));
+    let replay = printed(&log, "walpost replay --set-aside");
+    assert_eq!(printed(&check(&file), "walpost replay --set-aside"), replay);
+    assert_eq!(
+        printed(&status(&file), "walpost replay --set-aside"),
+        replay
+    );
+    paste_expecting_success(replay, "--yes");
+    walpost.terminate().expect_code(0);
+}
