@@ -38,9 +38,19 @@ const AT_ONCE: usize = 8;
 /// With more pipelines than that a summary is printed before all else.
 const FEW: usize = 3;
 
+/// Below the help of the program.
+const EXAMPLES: &str = "\
+Examples:
+  Print events, without Kafka:
+    walpost run --init --sink stdout --postgres postgresql://postgres@localhost/shop
+  Deliver them to Kafka, as the file says:
+    walpost run --config /etc/walpost/walpost.toml
+
+Documentation: README.md and docs/; packages install them in /usr/share/doc/walpost";
+
 /// Delivers events from a PostgreSQL outbox table to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
-#[command(name = "walpost", version, max_term_width = 100)]
+#[command(name = "walpost", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     /// How to log.
     #[command(flatten)]

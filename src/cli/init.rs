@@ -1,8 +1,11 @@
 //! `walpost init`
 
+mod made;
+
 use clap::Args;
 use tracing::{error, info, warn};
 
+use self::made::made;
 use super::out::{self, say};
 use super::{load_to_administer, runtime};
 use crate::config::Given;
@@ -160,6 +163,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             true => print(settings, &provision, several),
             false => apply(settings, &provision, columns).and_then(|readiness| {
                 add_tables(settings, &provision, columns)?;
+                log_next(settings);
                 readiness.exit()
             }),
         };
@@ -168,6 +172,17 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         }
     }
     exit
+}
+
+/// Logs the commands that come after this one.
+fn log_next(settings: &PipelineSettings) {
+    let commands = settings.target.commands.without_administrator();
+    info!(
+        pipeline = settings.name,
+        "next: {}; and then: {}",
+        commands.print(["check"]),
+        commands.print(["run"])
+    );
 }
 
 /// Prints for psql what would be run, also for each table that would be added.
@@ -245,6 +260,7 @@ pub(super) fn apply(
 ) -> Result<Readiness, Exit> {
     let database = settings.postgres.describe();
     let pipeline = &settings.name;
+    let mut unfit = None;
     let applied = runtime()?.block_on(async {
         let catalog = Catalog::open(&settings.postgres)
             .await
@@ -260,7 +276,16 @@ pub(super) fn apply(
                 .map_err(|error| error.to_string()),
             Columns::Unknown => Ok(()),
         };
+        let before = catalog.look(&provision.target).await;
         let applied = provision.apply(&catalog, fits).await;
+        if applied.is_ok()
+            && let (Ok(before), Ok(after)) = (before, catalog.look(&provision.target).await)
+        {
+            info!(pipeline, "{}", made(&provision.target, &before, &after));
+            if columns == Columns::Unknown {
+                unfit = settings.check_columns(&after).err();
+            }
+        }
         let mut applied = match applied {
             Ok(()) => {
                 warn_of_kept_limit(provision, &catalog).await;
@@ -279,6 +304,13 @@ pub(super) fn apply(
     });
     let error = match applied {
         Ok(None) => {
+            if let Some(error) = unfit {
+                warn!(
+                    pipeline, %database,
+                    "not ready yet: {error}. To use the table as it is, name its columns: --payload, --topic, --key and --header of run"
+                );
+                return Ok(Readiness::Ready);
+            }
             let target = &settings.target;
             info!(pipeline, %database, outbox = %target.outbox, publication = target.publication, slot = target.slot, "ready");
             return Ok(Readiness::Ready);

@@ -39,6 +39,17 @@ impl Commands {
         })
     }
 
+    /// Commands that connect as the configuration file says, if there is one, and not as the administrator whom `init` is given.
+    #[must_use]
+    pub(crate) fn without_administrator(&self) -> Self {
+        let has_file = self.0.common.iter().any(|(flag, _)| *flag == "--config");
+        let mut options = Options::clone(&self.0);
+        options
+            .common
+            .retain(|(flag, _)| !has_file || *flag != "--postgres");
+        Self::new(options)
+    }
+
     /// The command with these words, which begin with the subcommand, and after them the options that they do not give
     /// themselves. Each word is quoted for a shell if it needs that.
     #[must_use]
