@@ -613,11 +613,9 @@ fn gives_a_bare_command(text: &str) -> bool {
             rest.strip_prefix(word)
                 .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
         });
-        let mut words = rest.split_whitespace();
-        let has_flag = words.any(|word| word.starts_with("--"));
         let second = rest.split_whitespace().nth(1).unwrap_or_default();
         let is_given = text[..at].ends_with(": ")
-            || second.starts_with("--") && has_flag
+            || second.starts_with("--")
             || ["adopt", "show"].contains(&second);
         is_command && is_given
     })
