@@ -14,13 +14,13 @@ use crate::support::walpost::Invocation;
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// The first command with these words in `text`, up to the end of its sentence. No value in it has a space.
+/// The first command with these words in `text`, up to the end of its sentence or the fields of the log line.
 fn printed<'t>(text: &'t str, words: &str) -> &'t str {
     let from = text
         .find(words)
         .unwrap_or_else(|| panic!("no {words:?} in {text}"));
     let line = text[from..].lines().next().unwrap_or_default();
-    let ends = ["; ", ". ", ", ", "\""].iter();
+    let ends = ["; ", ". ", ", ", " pipeline=\"", "\""].iter();
     let end = ends.filter_map(|end| line.find(end)).min();
     let command = line[..end.unwrap_or(line.len())].trim_end_matches(['.', '`']);
     assert!(

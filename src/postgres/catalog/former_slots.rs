@@ -19,6 +19,8 @@ pub(crate) struct VanishedSlot {
     slot: String,
     pipeline: String,
     confirmed: Lsn,
+    /// The command that sends its events again.
+    replay: String,
 }
 
 impl fmt::Display for VanishedSlot {
@@ -27,11 +29,12 @@ impl fmt::Display for VanishedSlot {
             slot,
             pipeline,
             confirmed,
+            replay,
         } = self;
         write!(
             f,
             "slot {slot:?} of pipeline {pipeline:?} does not exist, and no pipeline of the configuration has it: events committed after \
-             {confirmed} may be missing in Kafka. If the pipeline was renamed, send them again: walpost replay --from TIME. If they are \
+             {confirmed} may be missing in Kafka. If the pipeline was renamed, send them again: {replay}. If they are \
              not needed: DELETE FROM walpost.slot_state WHERE slot = {}",
             escape_literal(slot).trim_start()
         )
@@ -166,6 +169,7 @@ impl Catalog {
                     slot,
                     pipeline: row.get(1).unwrap_or_default().to_owned(),
                     confirmed,
+                    replay: target.replay_from(),
                 });
             }
         }

@@ -3,7 +3,7 @@
 //! Rows that are committed while a table is not in the publication are never sent, even if it is added again before anybody
 //! notices. So what publishes the table is recorded: the OID of its row in `pg_publication_rel`, which another
 //! `ALTER PUBLICATION ... ADD TABLE` does not bring back, or of the row or publication that has its schema or all tables. If none of
-//! the recorded OIDs publishes the table any longer, the journal gets an entry that `walpost replay --dropped-slots` settles.
+//! the recorded OIDs publishes the table any longer, the journal gets an entry, which a replay of the events of dropped slots settles.
 //!
 //! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
 

@@ -41,7 +41,7 @@ fn moved() -> Scene<'static> {
         .run("UPDATE walpost.slot_state SET system_id = '1'");
     let init = scene.init().finish().expect_code(0);
     let settle = format!(
-        "walpost replay --dropped-slots --table {} --pipeline {} --already-delivered",
+        "walpost replay --dropped-slots --already-delivered --table {} --pipeline {} ",
         TABLES[0], scene.name
     );
     init.expect_says(&["slot created on another cluster", &settle]);
