@@ -213,6 +213,7 @@ fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
         .run("INSERT INTO tenant_1.outbox VALUES (1, '', 'k', 'bad')");
     let log = walpost.wait_for_log("table set aside");
     let aggregate = scene.aggregate(1);
+    scene.topic(&aggregate, 1, &[]);
     scene.db.run(&format!(
         "UPDATE tenant_1.outbox SET aggregatetype = '{aggregate}'"
     ));

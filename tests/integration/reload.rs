@@ -154,7 +154,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
     for word in [
         "configuration: not reloaded",
         "did you mean `retention`",
-        "walpost pipeline reload",
+        "Correct it, and reload it",
     ] {
         assert!(
             failed.stdout.contains(word),

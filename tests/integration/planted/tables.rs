@@ -83,7 +83,7 @@ fn names_in_commands_are_not_evaluated_by_a_shell() {
     let (word, _) = command.split_once("; or leave it out").expect("the end");
     let folder = reaper::folder("planted");
     let shell = Command::new("sh")
-        .args(["-c", &format!("printf %s {word}")])
+        .args(["-c", &format!("set -- {word}; printf %s \"$1\"")])
         .current_dir(&folder)
         .output()
         .expect("sh runs");
