@@ -25,4 +25,5 @@ pub(crate) mod token_endpoint;
 mod topic_lookup;
 pub(crate) mod topics;
 pub(crate) mod transaction;
+pub(crate) mod unknown_codes;
 mod unusable;

@@ -155,6 +155,7 @@ pub mod facade {
     pub use crate::kafka::credentials::Credentials;
     pub use crate::kafka::producer::KafkaSink;
     pub use crate::kafka::properties::{Properties, PropertyError, check, client_config};
+    pub use crate::kafka::unknown_codes::replace_unknown;
     pub use crate::model::lsn::{Lsn, Position};
     pub use crate::model::time::unix_micros;
     pub use crate::model::window::Window;

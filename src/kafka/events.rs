@@ -32,6 +32,7 @@ use super::credentials::Login;
 use super::native::BROKER_TEXT_CHARS_MAX;
 use super::oauthbearer;
 use super::token::Tokens;
+use super::unknown_codes;
 use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
 use crate::outbox::headers::POSITION_HEADER;
@@ -100,6 +101,8 @@ impl Event {
                     (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
                 };
                 let code = code.into();
+                // `reason` has the number.
+                let _ = unknown_codes::take_last();
                 context.error(code, reason.trim());
                 if is_refusal(code) {
                     if let Some(login) = context.new_login() {
@@ -228,8 +231,13 @@ fn refused(message: &RDKafkaMessage) -> Refused {
             bytes(message.payload, message.len),
         )
     };
-    // SAFETY: the message is valid for the call, and the text as long as the message.
-    let reason = unsafe { text(rd_kafka_message_produce_errstr(message)) };
+    let reason = match unknown_codes::take_last() {
+        Some(code) => {
+            format!("the broker returned error code {code}, which librdkafka does not know")
+        }
+        // SAFETY: the message is valid for the call, and the text as long as the message.
+        None => unsafe { text(rd_kafka_message_produce_errstr(message)) },
+    };
     Refused {
         topic,
         partition: message.partition,

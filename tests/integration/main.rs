@@ -95,6 +95,7 @@ mod idle;
 mod init;
 mod injection;
 mod isolation;
+mod kafka_codes;
 mod kafka_rights;
 mod kafka_security;
 mod kafka_setup;

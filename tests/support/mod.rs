@@ -22,6 +22,7 @@ pub(crate) mod clerk;
 pub(crate) mod cluster;
 pub(crate) mod departure;
 pub(crate) mod disk;
+pub(crate) mod error_codes;
 pub(crate) mod event;
 pub(crate) mod http;
 pub(crate) mod kafka;

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::departure::Departure;
+use super::error_codes::ErrorCodes;
 use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
 use super::wait::{PATIENCE, poll_until, wait_for, wait_until};
@@ -73,6 +74,8 @@ struct State {
     lag: Option<Arc<Lag>>,
     /// Kafka's brokers seem to be no more.
     departure: Option<Arc<Departure>>,
+    /// Kafka's answers have other error codes.
+    error_codes: Option<Arc<ErrorCodes>>,
     is_over: bool,
 }
 
@@ -93,6 +96,7 @@ impl Proxy {
                 hidden: None,
                 lag: None,
                 departure: None,
+                error_codes: None,
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -169,6 +173,13 @@ impl Proxy {
         let departure = Arc::new(Departure::default());
         self.shared.lock().departure = Some(Arc::clone(&departure));
         departure
+    }
+
+    /// Kafka's answers can have other error codes on connections that come from now on, which have no other troubles.
+    pub(crate) fn error_codes(&self) -> Arc<ErrorCodes> {
+        let codes = Arc::new(ErrorCodes::default());
+        self.shared.lock().error_codes = Some(Arc::clone(&codes));
+        codes
     }
 
     /// Passes on to another port after so many connections more.
@@ -292,9 +303,13 @@ impl Shared {
             stream.set_nodelay(true)?;
             self.lock().streams.push(Arc::downgrade(stream));
         }
-        let (lag, departure) = {
+        let (lag, departure, codes) = {
             let state = self.lock();
-            (state.lag.clone(), state.departure.clone())
+            (
+                state.lag.clone(),
+                state.departure.clone(),
+                state.error_codes.clone(),
+            )
         };
         let fetches = Arc::new(Fetches::default());
         let ways = [
@@ -304,14 +319,16 @@ impl Shared {
         for (is_asking, from, to) in ways {
             let shared = Arc::clone(self);
             let (lag, fetches) = (lag.clone(), Arc::clone(&fetches));
-            let departure = departure.clone();
+            let (departure, codes) = (departure.clone(), codes.clone());
             thread::spawn(move || {
-                let _ = match (lag, departure) {
-                    (Some(lag), _) if is_asking => lag.ask(&from, &to, &fetches),
-                    (Some(lag), _) => lag.answer(&from, &to, &fetches),
-                    (None, Some(departure)) if is_asking => departure.ask(&from, &to),
-                    (None, Some(departure)) => departure.answer(&from, &to),
-                    (None, None) => shared.carry(&from, &to),
+                let _ = match (lag, departure, codes) {
+                    (Some(lag), ..) if is_asking => lag.ask(&from, &to, &fetches),
+                    (Some(lag), ..) => lag.answer(&from, &to, &fetches),
+                    (None, Some(departure), _) if is_asking => departure.ask(&from, &to),
+                    (None, Some(departure), _) => departure.answer(&from, &to),
+                    (None, None, Some(codes)) if is_asking => codes.ask(&from, &to),
+                    (None, None, Some(codes)) => codes.answer(&from, &to),
+                    (None, None, None) => shared.carry(&from, &to),
                 };
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);

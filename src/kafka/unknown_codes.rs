@@ -1,0 +1,67 @@
+//! Error codes of brokers that librdkafka's enumeration lacks.
+//!
+//! rdkafka reads librdkafka's codes as a Rust enum, for which any other number is undefined behaviour. Brokers return what they
+//! like: newer ones have codes that librdkafka does not list, and a hostile one can return any of 16 bits. So the binary has
+//! every code pass through [`replace_unknown`] before anything in Rust reads it: see `error_codes` in src/main.rs.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
+
+use rdkafka::types::RDKafkaRespErr;
+use tracing::warn;
+
+/// `UNKNOWN_SERVER_ERROR` of Apache Kafka, which stands in for the others.
+const UNKNOWN: c_int = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN as c_int;
+/// The number of codes that are logged, each once.
+const LOGGED_CODES_MAX: usize = 100;
+
+static LOGGED_CODES: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
+
+thread_local! {
+    static LAST: Cell<Option<c_int>> = const { Cell::new(None) };
+}
+
+/// Returns `code` if librdkafka's enumeration has it, and otherwise the code of an unknown error.
+#[must_use]
+pub fn replace_unknown(code: c_int) -> c_int {
+    if code == 0 || RDKafkaRespErr::try_from(code).is_ok() {
+        return code;
+    }
+    // It fails only while the thread ends.
+    let _ = LAST.try_with(|last| last.set(Some(code)));
+    let mut logged = LOGGED_CODES.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_new = logged.len() < LOGGED_CODES_MAX && logged.insert(code);
+    drop(logged);
+    if is_new {
+        warn!(
+            code,
+            "a broker returned an error code that librdkafka does not know; it is handled as UNKNOWN_SERVER_ERROR"
+        );
+    }
+    UNKNOWN
+}
+
+/// Returns the last code that was replaced on this thread, once.
+pub(super) fn take_last() -> Option<c_int> {
+    LAST.take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_the_enumeration_lacks_become_unknown() {
+        for code in [0, -1, 3, 87, -195] {
+            assert_eq!(replace_unknown(code), code);
+        }
+        assert_eq!(take_last(), None);
+        for code in [98, 120, 500, 9999, i32::from(i16::MIN), i32::MAX] {
+            assert_eq!(replace_unknown(code), UNKNOWN);
+            assert_eq!(take_last(), Some(code));
+            assert_eq!(take_last(), None);
+        }
+    }
+}

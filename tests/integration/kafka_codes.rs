@@ -1,0 +1,114 @@
+//! Brokers that answer with error codes that librdkafka does not know: newer ones, and hostile ones.
+
+use crate::support::error_codes::Answer;
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+use crate::support::walpost::{Invocation, Walpost, config_file};
+
+/// None of them is in librdkafka's enumeration. The first is `TRANSACTION_ABORTABLE` of Apache Kafka 4.
+const CODES: [i16; 4] = [120, 500, 9999, i16::MIN];
+
+fn survives(walpost: &mut Walpost, what: impl std::fmt::Debug) {
+    assert!(walpost.is_running(), "{what:?}: {}", walpost.log());
+}
+
+in_both_modes! { error_codes_that_librdkafka_does_not_know_do_not_end_the_process }
+
+fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once: bool) {
+    let broker = Broker::lent();
+    let kafka = broker.proxy();
+    let codes = kafka.error_codes();
+    let scene = Scene::on(Server::shared(MAJOR), &broker)
+        .behind(&kafka)
+        .in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let mut answers = vec![Answer::Produce, Answer::Metadata];
+    if exactly_once {
+        answers.extend([
+            Answer::InitProducerId,
+            Answer::EndTxn,
+            Answer::DescribeConfigs,
+            Answer::ListOffsets,
+            Answer::Fetch,
+        ]);
+    }
+    for answer in answers {
+        for code in CODES {
+            codes.replace(answer, code);
+            scene.insert(&aggregate, "k");
+            // Has the pipeline start again, with all of its questions.
+            kafka.cut();
+            scene.end_walsender();
+            wait_until("an answer with another code", || {
+                survives(&mut walpost, (answer, code));
+                codes.answers() > 0
+            });
+            codes.pass();
+            scene.wait_until_confirmed();
+            survives(&mut walpost, (answer, code));
+        }
+    }
+    assert!(
+        walpost.log().contains("code=9999"),
+        "the number is not logged: {}",
+        walpost.log()
+    );
+    walpost.terminate().expect_code(0);
+    scene.wait_for_ids(&scene.history());
+}
+
+/// A fleet has pipelines of several owners, each with brokers of his own.
+#[test]
+fn brokers_of_one_pipeline_do_not_end_the_others() {
+    let broker = Broker::lent();
+    let kafka = broker.proxy();
+    let codes = kafka.error_codes();
+    let hostile = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let other = Scene::new();
+    let (attacked, aggregate) = (hostile.aggregate(1), other.aggregate(1));
+    let pipeline = |scene: &Scene| {
+        format!(
+            "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\nkafka = {{ \"bootstrap.servers\" = \"{}\" }}\n",
+            scene.name,
+            scene.conninfo(),
+            scene.kafka()
+        )
+    };
+    let file = config_file(pipeline(&hostile) + &pipeline(&other));
+    let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
+    walpost.wait_for_logs("streaming", 2);
+    codes.replace(Answer::Produce, 9999);
+    hostile.insert(&attacked, "k");
+    wait_until("an answer with another code", || {
+        survives(&mut walpost, "produce");
+        codes.answers() > 1
+    });
+    walpost.wait_for_log("error code 9999");
+    other.insert(&aggregate, "k");
+    other.wait_for_records(1);
+    other.wait_until_confirmed();
+    codes.pass();
+    hostile.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+}
+
+/// A broker that refuses to make a topic with such a code, and one that has it for the topic's settings.
+#[test]
+fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_process() {
+    let broker = Broker::lent();
+    let kafka = broker.proxy();
+    let codes = kafka.error_codes();
+    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    codes.replace(Answer::CreateTopics, 9999);
+    let mut walpost = scene.start_with(&["--create-topics", "1:1"]);
+    scene.insert("new", "k");
+    wait_until("an answer with another code", || codes.answers() > 0);
+    walpost.wait_for_log("9999");
+    // It halts, as it does with any other refusal that is not known to heal.
+    let finished = walpost.terminate();
+    assert!(finished.says("9999"), "{finished:?}");
+    assert_ne!(finished.code, None, "{finished:?}");
+}
