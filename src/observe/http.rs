@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +58,9 @@ const LIFE: Duration = Duration::from_secs(120);
 const HEAD_BYTES: usize = 16 << 10;
 /// A host's name is cut there, where it is told.
 const HOST_CHARS: usize = 100;
+/// Connections that are accepted before those that are open have their turn. Fewer than one address may have, so that one that
+/// has sent its request is answered before it would have to give way.
+const ACCEPTED_AT_ONCE: usize = 32;
 /// Until the next try, where the process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -168,6 +172,7 @@ impl Listener {
 
 async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: Arc<Registry>) {
     let room = Arc::<Room>::default();
+    let mut accepted = 0;
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -179,9 +184,11 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
                     registry: Arc::clone(&registry),
                 };
                 tokio::spawn(conversation.hold(stream, end));
-                // Who has asked already is answered before so many others are let in that it would
-                // have to give way.
-                yield_now().await;
+                // A flood waits to be accepted too: one at a time, it would keep others in the queue behind it.
+                accepted += 1;
+                if accepted % ACCEPTED_AT_ONCE == 0 {
+                    yield_now().await;
+                }
             }
             Err(error) if is_of_the_client(&error) => {}
             Err(error) => {
@@ -215,9 +222,18 @@ impl Conversation {
     async fn hold(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
         let from = self.from;
         let stream = Stream::new(stream, Arc::clone(&self.seat));
+        let conversation = Arc::new(self);
+        let has_asked = AtomicBool::new(false);
         let service = service_fn(move |request: Request<Incoming>| {
-            let response = self.answer(&request);
-            async move { Ok::<_, Infallible>(response) }
+            let conversation = Arc::clone(&conversation);
+            let is_first = !has_asked.swap(true, Ordering::Relaxed);
+            async move {
+                // hyper would answer all requests that were sent without waiting for answers, while nobody else has a turn.
+                if !is_first {
+                    yield_now().await;
+                }
+                Ok::<_, Infallible>(conversation.answer(&request))
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -48,6 +48,8 @@ enum Rudeness {
     IdleKeepAlive,
     /// It asks for far more than the sockets hold, and reads none of it.
     NeverReads,
+    /// It sends many requests at once, again and again, and reads no answer.
+    Pipelines,
 }
 
 /// 400 connections from one address, each of which is made again as soon as it is ended.
@@ -115,7 +117,7 @@ impl Flood {
 fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
     let address: SocketAddr = http.address().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    if rudeness == Rudeness::NeverReads {
+    if matches!(rudeness, Rudeness::NeverReads | Rudeness::Pipelines) {
         socket.set_recv_buffer_size(4096).unwrap();
     }
     socket
@@ -125,7 +127,7 @@ fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
     let host = http.address();
     let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
     match rudeness {
-        Rudeness::Silent => {}
+        Rudeness::Silent | Rudeness::Pipelines => {}
         Rudeness::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
         Rudeness::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
         // Of 17 KiB each: more than a socket of Linux takes by itself.
@@ -140,6 +142,11 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -
     let Some(client) = client else { return true };
     match rudeness {
         Rudeness::NeverReads => client.take_error().unwrap().is_some(),
+        Rudeness::Pipelines => {
+            let requests = "GET /history HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
+            let written = client.write(requests.as_bytes());
+            written.is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
+        }
         _ => {
             if speaks && rudeness == Rudeness::SlowHead && client.write(b"x").is_err() {
                 return true;
@@ -198,6 +205,12 @@ fn health_is_answered_in_a_flood_of_idle_connections() {
 #[test]
 fn health_is_answered_in_a_flood_of_answers_that_nobody_reads() {
     health_is_answered_in_a_flood(Rudeness::NeverReads);
+}
+
+/// Answers to requests that come together take turns with those of others.
+#[test]
+fn health_is_answered_in_a_flood_of_pipelined_requests() {
+    health_is_answered_in_a_flood(Rudeness::Pipelines);
 }
 
 /// A scraper keeps its connection. It does not give way to those of another address.
