@@ -10,7 +10,8 @@
 //! `/dev/fd/N` to the interpreter of a script. They are examined immediately before they are used. In between, only the
 //! users who were found to be trusted can change any component of the path, so there is no window for others.
 //!
-//! Three exceptions apply. In a sticky folder, others can create files but not replace those of root or of this user. What is
+//! Three exceptions apply. In a sticky folder, others can create files but not replace those of root or of this user; so it may be
+//! on the way to a file, and not be the folder whose files are used. What is
 //! mounted read-only was put there by whoever administers the machine, as Kubernetes mounts ConfigMaps and Secrets, whose
 //! owner is often another one; a FUSE file system does not qualify, since its content may come from the user who mounted it.
 //! And the owner of a symbolic link matters only in a sticky folder, since elsewhere nobody else can replace it.
@@ -167,7 +168,8 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_file()
 }
 
-/// Checks a file, or a folder with all files in it, that a library opens by its path.
+/// Checks a file, or a folder with all files in it, that a library opens by its path. The library may look for a file at any time
+/// afterwards, so nobody else may create one either.
 ///
 /// # Errors
 /// [`PathError`].
@@ -176,24 +178,26 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     if resolved.kind() != FileType::Directory {
         return resolved.expect_file();
     }
+    resolved.expect_unshared()?;
     for entry in path.read_dir()? {
-        match resolve(&entry?.path()) {
-            // A link that leads nowhere has nothing to read.
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error),
-            Ok(found) if found.kind() == FileType::Directory => {}
-            Ok(found) => found.expect_file()?,
+        match walk(&entry?.path())? {
+            // A link that leads nowhere has nothing to read, unless others can create its target.
+            Walked::Missing(folder) => folder.expect_unshared()?,
+            Walked::Found(found) if found.kind() == FileType::Directory => {}
+            Walked::Found(found) => found.expect_file()?,
         }
     }
     Ok(())
 }
 
-/// Checks a folder whose files are about to be listed.
+/// Checks a folder whose files are about to be listed: nobody else may add one, not even in a sticky folder.
 ///
 /// # Errors
 /// [`PathError`].
 pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
-    resolve(path)?.expect_folder()
+    let resolved = resolve(path)?;
+    resolved.expect_folder()?;
+    resolved.expect_unshared()
 }
 
 /// Checks a folder in which a file of this user is about to be created: nobody else may create files there, not even in a
@@ -204,13 +208,9 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
 pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     let resolved = resolve(path)?;
     resolved.expect_folder()?;
-    let mode = resolved.stat.st_mode & 0o7777;
-    match mode & WRITABLE_BY_OTHERS {
-        0 => Ok(()),
-        _ => Err(PathError::Shared {
-            place: resolved.place.display().to_string(),
-            mode,
-        }),
+    match resolved.is_shared() {
+        true => Err(resolved.shared()),
+        false => Ok(()),
     }
 }
 
@@ -296,6 +296,16 @@ struct Resolved {
 }
 
 impl Resolved {
+    /// A folder itself.
+    fn folder(folder: OwnedFd, stat: Stat, place: PathBuf) -> Self {
+        Self {
+            folder,
+            name: ".".into(),
+            stat,
+            place,
+        }
+    }
+
     fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.stat.st_mode)
     }
@@ -316,6 +326,26 @@ impl Resolved {
                 found: name_of(self.kind()),
                 expected,
             }),
+        }
+    }
+
+    /// Others can create files in the folder, which is sticky.
+    fn is_shared(&self) -> bool {
+        self.stat.st_mode & WRITABLE_BY_OTHERS != 0
+    }
+
+    fn shared(&self) -> PathError {
+        PathError::Shared {
+            place: self.place.display().to_string(),
+            mode: self.stat.st_mode & 0o7777,
+        }
+    }
+
+    /// Nobody else can create a file in the folder: Kubernetes mounts read-only ones with the mode 1777.
+    fn expect_unshared(&self) -> Result<(), PathError> {
+        match self.is_shared() && !is_fixed(&self.folder)? {
+            true => Err(self.shared()),
+            false => Ok(()),
         }
     }
 
@@ -352,8 +382,22 @@ fn name_of(kind: FileType) -> &'static str {
     }
 }
 
+/// Where a path leads to.
+enum Walked {
+    Found(Resolved),
+    /// The next component does not exist in this folder.
+    Missing(Resolved),
+}
+
 /// Resolves the path, following each link by hand, and examines every component.
 fn resolve(path: &Path) -> Result<Resolved, PathError> {
+    match walk(path)? {
+        Walked::Found(resolved) => Ok(resolved),
+        Walked::Missing(_) => Err(Errno::NOENT.into()),
+    }
+}
+
+fn walk(path: &Path) -> Result<Walked, PathError> {
     let absolute = std::path::absolute(path)?;
     let mut pending = Vec::new();
     push_components(&mut pending, &absolute);
@@ -362,10 +406,14 @@ fn resolve(path: &Path) -> Result<Resolved, PathError> {
     examine(&place, &folder, &stat)?;
     let mut links = 0;
     while let Some(name) = pending.pop() {
-        let (entry, found) = open_component(&folder, &name).map_err(|error| match error {
-            Errno::ACCESS => denied("enter", &place, &stat),
-            error => error.into(),
-        })?;
+        let (entry, found) = match open_component(&folder, &name) {
+            Ok(opened) => opened,
+            Err(Errno::NOENT) => {
+                return Ok(Walked::Missing(Resolved::folder(folder, stat, place)));
+            }
+            Err(Errno::ACCESS) => return Err(denied("enter", &place, &stat)),
+            Err(error) => return Err(error.into()),
+        };
         let at = match name.as_bytes() {
             b".." => place.parent().unwrap_or(&place).to_owned(),
             _ => place.join(&name),
@@ -392,21 +440,16 @@ fn resolve(path: &Path) -> Result<Resolved, PathError> {
             _ if !pending.is_empty() => return Err(Errno::NOTDIR.into()),
             _ => {
                 examine(&at, &entry, &found)?;
-                return Ok(Resolved {
+                return Ok(Walked::Found(Resolved {
                     folder,
                     name,
                     stat: found,
                     place: at,
-                });
+                }));
             }
         }
     }
-    Ok(Resolved {
-        folder,
-        name: ".".into(),
-        stat,
-        place,
-    })
+    Ok(Walked::Found(Resolved::folder(folder, stat, place)))
 }
 
 /// Puts the components on the stack, the first one on top. The root is not one of them.

@@ -272,6 +272,36 @@ fn checks_every_file_of_a_folder() {
     }
 }
 
+/// A library looks for the file of an authority at each handshake, and a reload lists the files of a folder again.
+#[test]
+fn rejects_a_folder_in_which_others_can_create_a_file_later() {
+    let fixture = Fixture::new();
+    let folder = fixture.folder("certificates");
+    set_mode(&folder, 0o1777);
+    for found in [check_all(&folder), check_folder(&folder)] {
+        assert!(
+            matches!(found, Err(PathError::Shared { mode: 0o1777, .. })),
+            "{found:?}"
+        );
+    }
+    set_mode(&folder, 0o755);
+    assert_eq!(check_all(&folder), Ok(()));
+    let shared = fixture.folder("shared");
+    set_mode(&shared, 0o1777);
+    let file = fixture.file("shared/there.pem", "");
+    fixture.link(&file, "certificates/0f3a.0");
+    assert_eq!(check_all(&folder), Ok(()));
+    for target in ["later.pem", "folder/later.pem"] {
+        let link = fixture.link(shared.join(target), "certificates/0f3b.0");
+        let found = check_all(&folder);
+        assert!(
+            matches!(found, Err(PathError::Shared { .. })),
+            "{target}: {found:?}"
+        );
+        fs::remove_file(link).expect("a link");
+    }
+}
+
 #[test]
 fn requires_a_folder_of_this_user_for_new_files() {
     let fixture = Fixture::new();
