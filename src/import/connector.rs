@@ -182,7 +182,6 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
         };
         let is_reference = super::source::reference(source.kind, &taken.value);
         let what = match is_reference {
-            // It has a path or a variable, and no secret.
             Some(reference) => format!("is {reference}, which Walpost does not look up"),
             None => "is a secret, which is not written here".to_owned(),
         };

@@ -2,31 +2,101 @@
 
 /// The value of an option of a JAAS configuration.
 pub(super) fn option(jaas: &str, name: &str) -> Option<String> {
-    let mut rest = jaas;
-    loop {
-        let at = rest.find(name)?;
-        let is_whole = rest[..at]
-            .chars()
-            .next_back()
-            .is_none_or(char::is_whitespace);
-        rest = &rest[at + name.len()..];
-        let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
-        let (true, Some(value)) = (is_whole, value) else {
-            continue;
-        };
-        let Some(quote @ ('"' | '\'')) = value.chars().next() else {
-            let end = value.find(|c: char| c.is_whitespace() || c == ';');
-            return Some(value[..end.unwrap_or(value.len())].to_owned());
+    Options(jaas).find_map(|(found, value)| (found == name).then_some(value))
+}
+
+/// The options whose names begin with `prefix`, without it.
+pub(super) fn options_of<'j>(
+    jaas: &'j str,
+    prefix: &str,
+) -> impl Iterator<Item = (&'j str, String)> {
+    Options(jaas).filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?, value)))
+}
+
+/// Reads names and values of options, in one pass.
+struct Options<'j>(&'j str);
+
+impl<'j> Iterator for Options<'j> {
+    type Item = (&'j str, String);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let rest = self.0.trim_start();
+            let end = rest.find(|c: char| c.is_whitespace() || c == '=')?;
+            let (name, rest) = rest.split_at(end);
+            let rest = rest.trim_start();
+            // The module and its flag have no value.
+            let Some(value) = rest.strip_prefix('=') else {
+                self.0 = rest;
+                continue;
+            };
+            return Some((name, self.value(value.trim_start())?));
+        }
+    }
+}
+
+impl<'j> Options<'j> {
+    /// Reads a value, in quotes or up to a blank; none where a quote is missing.
+    fn value(&mut self, text: &'j str) -> Option<String> {
+        let Some(quote @ ('"' | '\'')) = text.chars().next() else {
+            let end = text.find(|c: char| c.is_whitespace() || c == ';');
+            let (value, rest) = text.split_at(end.unwrap_or(text.len()));
+            self.0 = rest;
+            return Some(value.to_owned());
         };
         let mut found = String::new();
-        let mut chars = value[1..].chars();
+        let mut chars = text[1..].chars();
         while let Some(c) = chars.next() {
             match c {
                 '\\' => found.extend(chars.next()),
-                c if c == quote => return Some(found),
+                c if c == quote => {
+                    self.0 = chars.as_str();
+                    return Some(found);
+                }
                 c => found.push(c),
             }
         }
-        return None;
+        self.0 = "";
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JAAS: &str =
+        "org.apache.X required clientId=a scope = 'b c'\textension_x=\"1\\\"2\" extension_y=z;";
+
+    #[test]
+    fn options_are_found_by_their_names() {
+        for (name, value) in [
+            ("clientId", Some("a")),
+            ("scope", Some("b c")),
+            ("extension_x", Some("1\"2")),
+            ("extension_y", Some("z")),
+            ("Id", None),
+            ("required", None),
+        ] {
+            assert_eq!(option(JAAS, name).as_deref(), value, "{name}");
+        }
+        let found: Vec<_> = options_of(JAAS, "extension_").collect();
+        assert_eq!(found, [("x", "1\"2".to_owned()), ("y", "z".to_owned())]);
+        for text in ["", "a", "a=", "a='b", "=", "= b=c", "a=\"b\\"] {
+            let _ = Options(text).count();
+            let _ = option(text, "a");
+        }
+        assert_eq!(option("a=\"x b=y\" b=z", "b").as_deref(), Some("z"));
+    }
+
+    #[test]
+    fn a_text_of_many_names_is_read_in_one_pass() {
+        for text in ["extension_ ", "extension_a='' ", "extension_a= "] {
+            let jaas = text.repeat(360_000);
+            let began = std::time::Instant::now();
+            let _ = options_of(&jaas, "extension_").count();
+            let _ = option(&jaas, "clientId");
+            assert!(began.elapsed().as_secs() < 10, "{text}");
+        }
     }
 }

@@ -11,6 +11,9 @@ use std::str::Chars;
 
 use regex::Regex;
 
+/// Character classes are inside one another up to this depth.
+const CLASS_DEPTH_MAX: usize = 100;
+
 /// A pattern that means in Rust what it meant in Java.
 #[derive(Debug)]
 pub(super) struct Pattern {
@@ -95,7 +98,7 @@ impl Translator<'_> {
         while let Some(c) = self.rest.next() {
             match c {
                 '\\' => self.escape(false)?,
-                '[' => self.class()?,
+                '[' => self.class(1)?,
                 '(' => self.group()?,
                 '*' | '+' | '?' | '}' => {
                     self.rust.push(c);
@@ -115,14 +118,11 @@ impl Translator<'_> {
 
     /// The brace that was just written ends a `{2}`, `{2,}` or `{2,3}`.
     fn ends_with_repetition(&self) -> bool {
-        let inner = self
-            .rust
-            .strip_suffix('}')
-            .and_then(|rust| rust.rfind('{').map(|at| &rust[at + 1..]));
-        inner.is_some_and(|inner| {
-            inner.starts_with(|c: char| c.is_ascii_digit())
-                && inner.chars().all(|c| c.is_ascii_digit() || c == ',')
-        })
+        let Some(rust) = self.rust.strip_suffix('}') else {
+            return false;
+        };
+        let before = rust.trim_end_matches(|c: char| c.is_ascii_digit() || c == ',');
+        before.ends_with('{') && rust[before.len()..].starts_with(|c: char| c.is_ascii_digit())
     }
 
     /// What follows an opening parenthesis.
@@ -162,7 +162,12 @@ impl Translator<'_> {
     }
 
     /// A character class, after its first bracket.
-    fn class(&mut self) -> Result<(), String> {
+    fn class(&mut self, depth: usize) -> Result<(), String> {
+        if depth > CLASS_DEPTH_MAX {
+            return Err(format!(
+                "more than {CLASS_DEPTH_MAX} character classes inside one another are not supported"
+            ));
+        }
         self.rust.push('[');
         if self.rest.next_if_eq(&'^').is_some() {
             self.rust.push('^');
@@ -178,7 +183,7 @@ impl Translator<'_> {
                     self.rust.push(']');
                     return Ok(());
                 }
-                '[' => self.class()?,
+                '[' => self.class(depth + 1)?,
                 '\\' => self.escape(true)?,
                 '-' if is_first || was_range || self.rest.peek() == Some(&']') => {
                     self.rust.push_str("\\-");
@@ -398,6 +403,19 @@ mod tests {
                 pattern.text
             );
         }
+    }
+
+    #[test]
+    fn pattern_of_any_length_and_depth_is_answered() {
+        let began = std::time::Instant::now();
+        for part in [
+            "[", "[^", "[a[", "}", "1}", "{1", "(", "\\", "a{1,", "[]", "&&",
+        ] {
+            let _ = pattern(&part.repeat(1 << 20));
+        }
+        assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+        assert!(refused(&"[".repeat(101)).contains("more than 100 character classes"));
+        check("[a[b[c]]]{2}", &["ab", "cc"], &["a", "ad"]);
     }
 
     #[test]

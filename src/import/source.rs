@@ -241,7 +241,9 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
     properties::parse(text).map_err(|error| ImportError::Escape(error.line))
 }
 
-/// What a value refers to, if it does: a config provider of Kafka Connect, or a property or variable of Quarkus.
+/// What a value refers to, if it does: a config provider of Kafka Connect, or a property or variable of Quarkus. Of the value, only
+/// the name of a property or variable is in the text: what follows it is a default, which can be a secret, and what looks like
+/// another provider's key can be a part of a password.
 pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     let mut rest = value;
     let mut before = None;
@@ -254,13 +256,30 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
             Kind::Server => !matches!(escaped, Some('$' | '\\')),
         };
         if refers {
-            let kind = match (kind, inner.split(':').next()) {
-                (Kind::Server, _) => "a property expression of Quarkus",
-                (_, Some("env")) => "an environment variable of the Connect worker",
-                (_, Some("file" | "dir" | "directory")) => "a file of the Connect worker",
-                _ => "a secret of a config provider of the Connect worker",
-            };
-            return Some(format!("a reference to {kind}, ${{{inner}}}"));
+            let name = inner.split(':').next().unwrap_or_default();
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+            return Some(match (kind, name) {
+                (Kind::Server, name) if name.chars().all(is_plain) => {
+                    format!("a reference to a property expression of Quarkus, {name}")
+                }
+                (Kind::Server, _) => "a reference to a property expression of Quarkus".to_owned(),
+                (_, "env") => {
+                    let variable = inner.split_once(':').map_or("", |(_, variable)| variable);
+                    match variable.chars().all(is_plain) {
+                        true => format!(
+                            "a reference to an environment variable of the Connect worker, ${{env:{variable}}}"
+                        ),
+                        false => "a reference to an environment variable of the Connect worker"
+                            .to_owned(),
+                    }
+                }
+                (_, "file" | "dir" | "directory") => {
+                    "a reference to a file of the Connect worker".to_owned()
+                }
+                _ => {
+                    "a reference to a secret of a config provider of the Connect worker".to_owned()
+                }
+            });
         }
         before = Some('}');
         rest = after;
@@ -557,6 +576,28 @@ mod tests {
             assert_eq!(server(value), None, "{value}");
         }
         assert_eq!(unescaped(Kind::Server, "a.$${b}"), "a.${b}");
+    }
+
+    #[test]
+    fn reference_is_named_without_its_default() {
+        for value in [
+            "${DB_PASSWORD:hunter2}",
+            "x ${KAFKA_PW:${OTHER:hunter2}}",
+            "${a:hunter2}",
+            "hunter2${a:b}",
+            "pass${hunter2:x}",
+            "${env:PW:-hunter2}",
+            "${file:/run/secrets:hunter2}",
+            "${pass hunter2}",
+        ] {
+            for kind in [Kind::Connect, Kind::Server] {
+                let found = reference(kind, value).unwrap_or_default();
+                let is_name = kind == Kind::Server && value.contains("${hunter2");
+                assert!(!found.contains("hunter2") || is_name, "{value}: {found}");
+            }
+        }
+        let found = reference(Kind::Server, "${DB_PASSWORD:hunter2}");
+        assert!(found.is_some_and(|found| found.ends_with("Quarkus, DB_PASSWORD")));
     }
 
     #[test]

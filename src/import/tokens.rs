@@ -1,7 +1,7 @@
 //! A login with tokens by Kafka's own classes (KIP-768, KIP-1139) as `sasl.oauthbearer.method = oidc`.
 
 use super::document::{Section, text};
-use super::jaas::option;
+use super::jaas::{option, options_of};
 use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
@@ -126,12 +126,7 @@ pub(super) fn need_program(
 
 /// `extension_NAME="VALUE"` of a JAAS configuration as `NAME=VALUE`.
 fn extensions(jaas: &str) -> Vec<String> {
-    const PREFIX: &str = "extension_";
-    let starts = jaas.match_indices(PREFIX).map(|(at, _)| &jaas[at..]);
-    let named = starts.filter_map(|rest| {
-        let name = rest.split(['=', ' ']).next()?;
-        let value = option(jaas, name)?;
-        Some(format!("{}={value}", &name[PREFIX.len()..]))
-    });
-    named.collect()
+    options_of(jaas, "extension_")
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect()
 }
