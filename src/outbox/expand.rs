@@ -22,12 +22,13 @@ const TEXTS_KEPT_BYTES: usize = 1 << 20;
 /// members of all of them: of a text of some megabytes it could be terabytes.
 const WORK_PER_BYTE: usize = 16;
 const WORK_LEAST: usize = 2 << 20;
-const WORK_MAX: usize = 128 << 20;
+const WORK_MAX: usize = 32 << 20;
 /// What the nodes of a text may take, in bytes: for each byte of the text, for a text of none, and for any text. The densest
-/// text, `[1],[1],...`, takes twelve for each of its bytes.
+/// text, `[1],[1],...`, takes twelve for each of its bytes. With the largest row, what is written and what is in flight, a process
+/// with the memory that deploy/ gives it has to have room for the most.
 const NODE_BYTES_PER_BYTE: usize = 16;
 const NODE_BYTES_LEAST: usize = 4 << 20;
-const NODE_BYTES_MAX: usize = 256 << 20;
+const NODE_BYTES_MAX: usize = 32 << 20;
 /// An array with so many items grows by a quarter and not to twice its length.
 const ITEMS_MANY: usize = 1 << 10;
 
@@ -927,10 +928,11 @@ mod tests {
             |megabytes: usize| format!("{{\"a\":[{}[1]]}}", "[1],".repeat(megabytes << 18));
         let digits = |megabytes: usize| format!("{{\"a\":[{}1]}}", "1,".repeat(megabytes << 19));
         for (text, is_expanded) in [
-            (arrays(16), true),
-            (digits(16), true),
-            (arrays(60), false),
-            (digits(60), false),
+            (arrays(2), true),
+            (digits(2), true),
+            (arrays(4), false),
+            (digits(4), false),
+            (arrays(16), false),
         ] {
             assert_eq!(
                 expand(&text, Keep::default()).is_some(),

@@ -389,3 +389,35 @@ fn parts_of_a_published_event_are_bounded() {
         }
     }
 }
+
+/// What is expanded takes many times its bytes. The manifests in deploy/ give a process 256 MiB.
+#[test]
+fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
+    let scene = Scene::with_table(
+        "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload jsonb)",
+    );
+    let dead = dead_letter_topic(&scene);
+    let aggregate = scene.aggregate(1);
+    let session = attacker(&scene);
+    session.run(&format!(
+        "INSERT INTO outbox SELECT 1, '{aggregate}', 'k', jsonb_object_agg('k' || i, jsonb_build_array(jsonb_build_object('a', i)))
+         FROM generate_series(1, 550000) i;
+         INSERT INTO outbox VALUES (2, '{aggregate}', 'k', '{{\"a\": 1}}')"
+    ));
+    let walpost = start(
+        &scene,
+        &dead,
+        "expand_payload = true\nvalue_format = 'json-schema'\n",
+    );
+    scene.wait_until_confirmed();
+    let records = scene.records();
+    let delivered = records.iter().filter(|record| record.topic != dead);
+    let texts: Vec<_> = delivered.map(Record::text).collect();
+    assert_eq!(texts.len(), 1);
+    assert!(texts[0].ends_with("\"payload\":{\"a\":1}}"), "{texts:?}");
+    // Of a build for tests, which takes more than a release.
+    let most = walpost.peak_memory();
+    assert!(most < 200 << 20, "it took {most} bytes");
+    walpost.terminate().expect_code(0);
+    drop_attacker(&scene, session);
+}

@@ -349,6 +349,11 @@ impl Walpost {
         most
     }
 
+    /// The most resident memory that it has had so far, in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        self.memory("VmHWM:").expect("a running process")
+    }
+
     /// A line of /proc/PID/status, in bytes; a process that ends has none.
     fn memory(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
