@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::values::{Bytes, bytes, duration};
 use super::*;
 use crate::kafka::properties;
-use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::headers::is_reserved;
 use crate::outbox::route::is_topic_name;
 use crate::pipeline::settings::SinkSettings;
 
@@ -101,7 +101,7 @@ fn hold(settings: &PipelineSettings) {
         assert_eq!(table.to_string().parse().as_ref(), Ok(table));
     }
     for (name, template) in &settings.outbox.headers {
-        assert!(!name.is_empty() && name != POSITION_HEADER);
+        assert!(!name.is_empty() && !is_reserved(name.as_bytes()));
         assert_eq!(template.to_string().parse().as_ref(), Ok(template));
     }
     if let SinkSettings::Kafka { properties, .. } = &settings.sink {

@@ -3,7 +3,7 @@
 use super::error::ConfigError;
 use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
 use super::reader::Reader;
-use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::headers::is_reserved;
 use crate::outbox::reserved_topics::ReservedTopics;
 use crate::outbox::settings::{
     DebeziumHeaders, Expansion, Format, HeadersColumn, OutboxSettings, Route, Topic, Untyped,
@@ -17,7 +17,7 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         Some(FileHeaders(given)) => given
             .iter()
             .map(|(name, template)| {
-                if name.is_empty() || name.contains('\0') || name == POSITION_HEADER {
+                if name.is_empty() || name.contains('\0') || is_reserved(name.as_bytes()) {
                     let reason = format!("{name:?} can't be the name of a header of yours");
                     return Err(reader.error("headers", reason));
                 }

@@ -7,7 +7,7 @@ use super::java_regex::{self, Part};
 use super::known::nearest;
 use super::report::Report;
 use super::source::{Source, Taken, reference, unescaped};
-use crate::outbox::headers::POSITION_HEADER;
+use crate::outbox::headers::is_reserved;
 use crate::outbox::template::{self, Template};
 
 /// The router's properties.
@@ -378,7 +378,7 @@ impl Router<'_> {
         alias: &str,
         headers: &mut Vec<(String, String)>,
     ) {
-        let is_fit = !alias.is_empty() && alias != POSITION_HEADER && !alias.contains('\0');
+        let is_fit = !alias.is_empty() && !is_reserved(alias.as_bytes()) && !alias.contains('\0');
         let Some(template) = column(column_name) else {
             let says = format!(
                 "places the column {column_name:?}, whose name no template can have: give it another name"

@@ -1,7 +1,7 @@
 //! Templates, and rows whose values anyone may have written.
 
 use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
-use super::headers::POSITION_HEADER;
+use super::headers::{self, POSITION_HEADER};
 use super::route::{RouteError, Router};
 use super::settings::OutboxSettings;
 use super::template::{Part, Template};
@@ -146,7 +146,8 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
         RouteError::Headers(_) => {
             let json = values[HEADERS].expect("null has no headers");
             let object = serde_json::from_slice::<serde_json::Map<_, _>>(json);
-            let is_reserved = |name: &String| name == POSITION_HEADER || name.contains('\0');
+            let is_reserved =
+                |name: &String| headers::is_reserved(name.as_bytes()) || name.contains('\0');
             assert!(object.is_err() || object.is_ok_and(|object| object.keys().any(is_reserved)));
         }
         RouteError::Bytea => assert_eq!(value("raw", values), Err(())),
@@ -234,7 +235,7 @@ fn millis(text: &[u8]) -> Option<i64> {
 
 /// The headers are the members of the object.
 fn hold_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
-    let is_reserved = |name: &str| name == POSITION_HEADER || name.contains('\0');
+    let is_reserved = |name: &str| headers::is_reserved(name.as_bytes()) || name.contains('\0');
     assert!(!headers.iter().any(|(name, _)| is_reserved(name)));
     let Some(json) = json else {
         return assert!(headers.is_empty());

@@ -16,6 +16,15 @@ pub(crate) const POSITION_HEADER: &str = "walpost-position";
 /// The header of a record that somebody sent again on purpose.
 pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
+/// Names of headers that say what Walpost knows of a record begin with this.
+const RESERVED_PREFIX: &str = "walpost-";
+
+/// Whether no header of a row, or of the configuration, may have this name: consumers and `walpost verify` believe what such a
+/// header says.
+pub(crate) fn is_reserved(name: &[u8]) -> bool {
+    name.starts_with(RESERVED_PREFIX.as_bytes())
+}
+
 /// A record's headers, in order.
 #[derive(Clone, Copy, Default)]
 pub struct Headers<'r> {
@@ -153,9 +162,9 @@ impl<'de> Visitor<'de> for Members<'_> {
             if bytes.contains(&0) {
                 return Err(A::Error::custom("a name has a NUL character"));
             }
-            if bytes == POSITION_HEADER.as_bytes() {
+            if is_reserved(bytes) {
                 return Err(A::Error::custom(
-                    "a member has the name of Walpost's own header",
+                    "a member's name begins with walpost-, as those of Walpost's own headers do",
                 ));
             }
             let json = map.next_value::<&RawValue>()?.get();
@@ -250,6 +259,8 @@ mod tests {
             "nul",
             "{\"\\u0000\": 1}",
             "{\"walpost-position\": 1}",
+            "{\"walpost-replay\": \"1\"}",
+            "{\"a\": 1, \"walpost-\\u0065rror\": null}",
         ] {
             let error = headers(json).expect_err(json);
             assert!(

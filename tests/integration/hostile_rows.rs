@@ -421,3 +421,31 @@ fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
     walpost.terminate().expect_code(0);
     drop_attacker(&scene, session);
 }
+
+/// `walpost verify` takes a record with that header for one that a person has sent again.
+#[test]
+fn row_does_not_pass_for_one_that_was_sent_again() {
+    let scene = Scene::with_table(TABLE);
+    let dead = dead_letter_topic(&scene);
+    let aggregate = scene.aggregate(1);
+    let session = attacker(&scene);
+    let walpost = start(&scene, &dead, "");
+    for header in ["walpost-replay", "walpost-error"] {
+        session.run(&format!(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, payload, headers)
+             VALUES ('{header}', '{aggregate}', 'k', 'x', '{{\"{header}\": \"1\"}}')"
+        ));
+    }
+    scene.wait_until_confirmed();
+    let records = scene.records();
+    assert_eq!(records.len(), 2, "{records:?}");
+    for record in &records {
+        assert_eq!(record.topic, dead);
+        assert!(
+            !record.header_names().contains(&"walpost-replay"),
+            "{record:?}"
+        );
+    }
+    walpost.terminate().expect_code(0);
+    drop_attacker(&scene, session);
+}
