@@ -562,3 +562,33 @@ fn comment_of_100_megabytes_takes_no_memory() {
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
     assert!(most < 150 << 20, "it took {most} bytes");
 }
+
+/// Another user of the host can listen on PostgreSQL's port while that is down.
+#[test]
+fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
+    let guarded = Guarded::new();
+    let warning = "asks for the password in clear text";
+    let root = root();
+    for (role, parameters, is_warned) in [
+        ("plain_user", "sslmode=disable".to_owned(), true),
+        ("plain_user", "sslmode=require".to_owned(), true),
+        (
+            "plain_user",
+            "sslmode=disable require_auth=password".to_owned(),
+            false,
+        ),
+        (
+            "plain_user",
+            format!("sslmode=verify-full sslrootcert={root}"),
+            false,
+        ),
+        ("scram_user", "sslmode=disable".to_owned(), false),
+    ] {
+        let password = quoted(&password_of(role));
+        let conninfo = guarded.tcp(role, &format!("password={password} {parameters}"));
+        let check = guarded.scene.at(&conninfo).check().finish();
+        assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
+        let found = check.stdout.contains(warning);
+        assert_eq!(found, is_warned, "{role} {parameters}: {}", check.stdout);
+    }
+}

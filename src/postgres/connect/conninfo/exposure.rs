@@ -66,17 +66,32 @@ impl Exposures {
                  server"
             }
         };
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.iter().any(|(kind, _)| *kind == exposure) {
-            return;
-        }
         let fault = exposure.fault();
         let text = format!(
             "the connection to PostgreSQL at {host} {fault} (sslmode={mode}): {consequence}. Set \
              sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, or channel_binding=require"
         );
+        self.warn_once(exposure, text);
+    }
+
+    /// Warns that the password itself is sent over the loopback interface, where no network is between, but whoever has the
+    /// port.
+    pub(crate) fn note_clear_password(&self, host: &str) {
+        let text = format!(
+            "the server at {host} asks for the password in clear text, and the connection has no TLS that checks who asks: while \
+             PostgreSQL is down, another user of this machine can listen on its port and is sent the password. Have the server ask \
+             for scram-sha-256 (pg_hba.conf), and set require_auth=scram-sha-256; if that is meant: require_auth=password"
+        );
+        self.warn_once(Exposure::Local, text);
+    }
+
+    fn warn_once(&self, kind: Exposure, text: String) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.iter().any(|(known, _)| *known == kind) {
+            return;
+        }
         tracing::warn!("{text}");
-        told.push((exposure, text));
+        told.push((kind, text));
     }
 
     /// What was told.

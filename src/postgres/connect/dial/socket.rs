@@ -45,6 +45,11 @@ impl Socket {
         }
     }
 
+    /// With TLS or without.
+    pub(super) fn is_tcp(&self) -> bool {
+        matches!(self, Socket::Tcp(_) | Socket::Tls(_))
+    }
+
     /// Bytes that the buffer of a unix-domain socket takes, of either end: the kernel gives all as many.
     pub(in crate::postgres) fn unix_buffer(&self) -> Option<usize> {
         match self {

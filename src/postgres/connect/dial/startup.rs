@@ -169,6 +169,10 @@ impl<'a> Wire<'a> {
             Message::AuthenticationCleartextPassword => {
                 self.may_send(conninfo, AuthMethod::Password)?;
                 let Secret(password) = self.password(conninfo, host).await?;
+                let is_wanted = conninfo.require_auth.names(AuthMethod::Password);
+                if self.exposure == Exposure::Local && self.socket.is_tcp() && !is_wanted {
+                    conninfo.exposures.note_clear_password(self.host);
+                }
                 self.send(|buffer| frontend::password_message(&password, buffer))
                     .await?;
                 self.expect_ok().await
