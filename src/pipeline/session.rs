@@ -116,7 +116,7 @@ type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogE
 
 impl Session<'_> {
     /// Streams until told to drain: then goes on to the end of a transaction that is open, so that
-    /// none is sent twice without need. Gives the time by which the drain has to be over.
+    /// none is sent twice without need, unless the server shuts down. Gives the time by which the drain has to be over.
     ///
     /// # Errors
     /// Whatever keeps the stream from going on.
@@ -180,9 +180,13 @@ impl Session<'_> {
                 return Ok(until);
             }
             let has_more = !matches!(wait, Wait::Nothing);
-            let (confirmed, mut next) = self
-                .keep_in_touch(core, session_state, now, has_more)
-                .await?;
+            let (confirmed, mut next) =
+                match self.keep_in_touch(core, session_state, now, has_more).await {
+                    Err(PipelineError::Stream(error)) if error.is_server_stopping() => {
+                        return drain_until.ok_or(error.into());
+                    }
+                    kept => kept?,
+                };
             let waits =
                 has_more || self.is_committing() || core.delivery.watermark.in_flight().records > 0;
             let stats = core.delivery.watermark.stats();

@@ -129,3 +129,13 @@ pub(crate) enum StreamError {
         until: Position,
     },
 }
+
+impl StreamError {
+    /// The connection closes because the server shuts down.
+    pub(super) fn is_server_stopping(&self) -> bool {
+        matches!(
+            self,
+            Self::ServerStopping | Self::ServerStoppingUnacknowledged
+        )
+    }
+}
