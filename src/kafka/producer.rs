@@ -165,6 +165,8 @@ const FLUSH: Duration = Duration::from_millis(250);
 /// librdkafka's property for the records of a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
 const ANSWER: Duration = Duration::from_secs(5);
+/// Batches of fewer bytes give a warning: those for all topics of the producer are as small.
+const NARROW_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
     /// One that takes over from every other of the pipeline and writes its checkpoint, and nothing else.
@@ -336,10 +338,21 @@ impl KafkaSink {
         fit.unusable = self.unusable.take();
         fit.comparison = Comparison::new(self.comparison.seen.clone());
         *self = fit;
-        info!(
-            pipeline = self.producer.context().pipeline(),
-            topic, bytes, "batches are kept within max.message.bytes of the topic"
-        );
+        let pipeline = self.producer.context().pipeline();
+        if bytes < NARROW_BYTES {
+            warn!(
+                pipeline,
+                topic,
+                bytes,
+                "max.message.bytes of the topic is so small that batches within it slow down delivery to all topics of the \
+                 pipeline: raise it, and restart Walpost"
+            );
+        } else {
+            info!(
+                pipeline,
+                topic, bytes, "batches are kept within max.message.bytes of the topic"
+            );
+        }
         Ok(true)
     }
 }

@@ -449,3 +449,30 @@ fn row_does_not_pass_for_one_that_was_sent_again() {
     walpost.terminate().expect_code(0);
     drop_attacker(&scene, session);
 }
+
+/// All batches are as small from then on, so whoever wonders why has to find the topic.
+#[test]
+fn topic_that_takes_next_to_nothing_is_warned_of() {
+    let scene = Scene::with_table(TABLE);
+    let dead = dead_letter_topic(&scene);
+    let narrow = format!("{}-narrow", scene.name);
+    let topic = format!("outbox.event.{narrow}");
+    scene.topic(&topic, 1, &[("max.message.bytes", "300")]);
+    let mut walpost = start(&scene, &dead, "");
+    scene.db.run(&format!(
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, payload)
+         SELECT i, '{narrow}', 'k', repeat('x', 100) FROM generate_series(1, 20) i"
+    ));
+    let line = walpost.wait_for_log("slow down delivery to all topics");
+    assert!(line.contains("WARN") && line.contains(&topic), "{line}");
+    scene.wait_until_confirmed();
+    let records = scene.records();
+    assert_eq!(
+        records
+            .iter()
+            .filter(|record| record.topic == topic)
+            .count(),
+        20
+    );
+    walpost.terminate().expect_code(0);
+}
