@@ -25,9 +25,10 @@ pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Holder, Observed, ObservedPublication, ObservedSlot, ObservedTable, Problem, ServerStarts,
-    SlotInUse, some_of, unpublished_warning,
+    Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts, some_of,
+    unpublished_warning,
 };
+pub(crate) use self::problem::{Holder, Problem, SlotInUse};
 use self::published::RowFilter;
 pub(crate) use self::published::UnsafeFilter;
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
@@ -55,6 +56,7 @@ mod limits;
 mod move_slot;
 mod observed;
 mod own_table;
+mod problem;
 mod published;
 mod refusal;
 pub(crate) mod set_aside;

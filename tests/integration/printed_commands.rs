@@ -8,6 +8,7 @@ use crate::budget::{drop_slot, expect_everything};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
+use crate::support::secrets::{self, Stream};
 use crate::support::wait::wait_for;
 use crate::support::walpost::Invocation;
 
@@ -41,7 +42,10 @@ fn paste(command: &str, more: &str) -> Output {
         }
     }
     let line = format!("PATH={folder}:$PATH; exec {command} {more}");
-    shell.args(["-c", &line]).output().expect("a shell")
+    let output = shell.args(["-c", &line]).output().expect("a shell");
+    secrets::expect_none(Stream::Output, &String::from_utf8_lossy(&output.stdout));
+    secrets::expect_none(Stream::Error, &String::from_utf8_lossy(&output.stderr));
+    output
 }
 
 /// As [`paste`], and the command succeeds.

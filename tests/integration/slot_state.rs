@@ -48,7 +48,8 @@ pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
 fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_says(&[
         "moved or dropped and re-created by someone else",
-        &format!("walpost skip --pipeline {} --to", scene.name),
+        "walpost skip --to",
+        &format!("--pipeline {}", scene.name),
     ]);
     assert_eq!(scene.records().len(), delivered);
 }

@@ -44,7 +44,7 @@ fn topic_that_is_created_again_is_delivered_to_and_the_loss_is_logged(exactly_on
     scene.insert(&aggregate, "after");
     let line = walpost.wait_for_log("was deleted and created again");
     assert!(
-        line.contains(&topic) && line.contains("walpost replay"),
+        line.contains(&topic) && line.contains("docs/replay.md"),
         "{line}"
     );
     scene.wait_until_confirmed();
@@ -116,7 +116,7 @@ fn another_cluster_at_the_same_address_is_named() {
     broker.create_topic(&format!("outbox.event.{aggregate}"), 1, &[]);
     scene.insert(&aggregate, "after");
     let line = walpost.wait_for_log("belong to another Kafka cluster");
-    assert!(line.contains("walpost replay"), "{line}");
+    assert!(line.contains("docs/replay.md"), "{line}");
     scene.wait_until_confirmed();
     assert_eq!(keys(&scene), ["after"]);
     walpost.terminate().expect_code(0);

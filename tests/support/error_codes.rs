@@ -154,13 +154,18 @@ impl Cursor<'_> {
     }
 }
 
+/// The client's port and the correlation id.
+type Request = (u16, [u8; 4]);
+/// Its API key and version.
+type Asked = (i16, i16);
+
 /// Replaces the first error code in answers of one kind.
 #[derive(Default)]
 pub(crate) struct ErrorCodes {
     replaced: Mutex<Option<(Answer, i16)>>,
     answers: AtomicUsize,
-    /// API key and version of the requests, by correlation id; of all connections, as a mistake only spares an answer.
-    asked: Mutex<HashMap<(u16, [u8; 4]), (i16, i16)>>,
+    /// Of all connections, as a mistake only spares an answer.
+    asked: Mutex<HashMap<Request, Asked>>,
 }
 
 impl ErrorCodes {
