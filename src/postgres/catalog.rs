@@ -25,8 +25,8 @@ pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts, some_of,
-    unpublished_warning,
+    Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts,
+    left_publication_error, some_of, unpublished_warning,
 };
 pub(crate) use self::problem::{Holder, Problem, SlotInUse};
 use self::published::RowFilter;

@@ -12,7 +12,7 @@ use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, Everybody, Limit, Observed, Problem, Statement,
-    hidden_rows_warning, some_of, unpublished_warning,
+    hidden_rows_warning, left_publication_error, some_of, unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
@@ -107,7 +107,7 @@ pub(super) async fn postgres(
         }
     }
     tables(settings, &observed, &catalog, report).await;
-    hidden_rows(&observed, &settings.target, &catalog, report).await;
+    hidden_rows(settings, &observed, &catalog, report).await;
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
@@ -136,18 +136,21 @@ async fn largest_event(
 
 /// Rows that SELECT returns as those of an outbox, and that are not delivered.
 async fn hidden_rows(
+    settings: &PipelineSettings,
     observed: &Observed,
-    target: &Target,
     catalog: &Catalog,
     report: &mut Report<'_>,
 ) {
+    let target = &settings.target;
     let Some(publication) = &observed.publication else {
         return;
     };
-    match catalog
-        .hidden_rows(&publication.outbox_tables(&target.outbox))
-        .await
-    {
+    let asked = async {
+        let mut outboxes = publication.outbox_tables(&target.outbox);
+        outboxes.extend(left_publication(settings, observed, catalog).await?);
+        catalog.hidden_rows(&outboxes).await
+    };
+    match asked.await {
         Ok(hidden) => {
             if let Some((what, remedy)) = hidden_rows_warning(target, &hidden) {
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
@@ -375,6 +378,22 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
 }
 
+/// Tables that the slot delivered and that are no longer published.
+async fn left_publication(
+    settings: &PipelineSettings,
+    observed: &Observed,
+    catalog: &Catalog,
+) -> Result<Vec<TableName>, CatalogError> {
+    if !observed.has_table_state || !matches!(settings.target.outbox, Outbox::Tables(_)) {
+        return Ok(Vec::new());
+    }
+    match catalog.left_publication(&settings.target).await {
+        // The check of the table state reports it.
+        Err(CatalogError::Server(_)) => Ok(Vec::new()),
+        left => left,
+    }
+}
+
 /// Several tables that share the slot.
 async fn tables(
     settings: &PipelineSettings,
@@ -400,19 +419,25 @@ async fn tables(
         let found = catalog.tables(&publication.tables, &settings.target.publication);
         let found = found.await?;
         let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
-        Ok::<_, CatalogError>((found, unpublished))
+        let left = left_publication(settings, observed, catalog).await?;
+        Ok::<_, CatalogError>((found, unpublished, left))
     };
-    let (found, unpublished) = match asked.await {
+    let (found, mut unpublished, left) = match asked.await {
         Ok(asked) => asked,
         Err(error) => {
             return report.add("tables", of(recovery::of_catalog(&error)), error);
         }
     };
+    if let Some(error) = left_publication_error(&settings.target, &left) {
+        report.add("tables", Outcome::Failure, error);
+    }
+    unpublished.retain(|table| !left.contains(table));
     if let Some(warning) = unpublished_warning(&settings.target, &unpublished) {
         report.add("tables", Outcome::Warning, warning);
     }
     let is_there = |table: &TableName| {
-        unpublished.contains(table) || found.iter().any(|(name, _)| name == table)
+        let is_found = found.iter().any(|(name, _)| name == table);
+        is_found || unpublished.contains(table) || left.contains(table)
     };
     for table in patterns.named().filter(|table| !is_there(table)) {
         let init = settings.target.init_table(&table);

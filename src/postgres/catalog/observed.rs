@@ -425,6 +425,18 @@ pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Opti
     ))
 }
 
+/// What there is to say of `tables` that were delivered and are no longer published.
+#[must_use]
+pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> Option<String> {
+    let first = tables.first()?;
+    let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
+    Some(format!(
+        "tables that were in the publication before are no longer in it, so their events are not delivered: {}. Add each: {}; or,          if its events are not wanted any more, rename it or leave it out of the patterns in tables",
+        some_of(&names),
+        target.init_table(first)
+    ))
+}
+
 /// The first few of a list that can be as long as the database has tables.
 pub(crate) fn some_of(names: &[String]) -> String {
     match names.len().saturating_sub(SHOWN) {

@@ -260,6 +260,30 @@ impl Catalog {
         Ok(looks.iter().filter_map(gap).collect())
     }
 
+    /// The tables of this outbox that exist, were delivered by this slot, and are no longer published. Nothing if it can't be known.
+    ///
+    /// # Errors
+    /// See [`Catalog::unrecorded_gaps`].
+    pub(crate) async fn left_publication(
+        &self,
+        target: &Target,
+    ) -> Result<Vec<TableName>, CatalogError> {
+        if self
+            .unusable(OwnTable::TableState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(Vec::new());
+        }
+        let [schema, name] = OUTBOX_ROW;
+        let mut looks = self.look_at_tables(target).await?;
+        looks.retain(|look| {
+            let is_left = look.stored.is_some() && look.memberships.is_empty();
+            is_left && look.relation != 0 && !look.table.is(schema, name)
+        });
+        Ok(looks.into_iter().map(|look| look.table).collect())
+    }
+
     /// A table of this outbox is recorded as not published, or differs from what was recorded.
     ///
     /// # Errors

@@ -166,3 +166,50 @@ fn table_that_another_publication_lacks_is_named() {
     );
     expect_gap(&scene, TABLES[0], "between");
 }
+
+fn expect_left(scene: &Scene<'_>, also: &[&str]) {
+    let check = scene.check().finish().expect_code(3);
+    let mut lines = check.stdout.lines();
+    let line = lines.find(|line| line.contains("that were in the publication before"));
+    let line = line.unwrap_or_else(|| panic!("{}", check.stdout));
+    assert!(line.starts_with("FAILED"), "{line}");
+    assert!(
+        line.contains("walpost init --table tenant_1.outbox"),
+        "{line}"
+    );
+    assert!(!line.contains(TABLES[1]), "{line}");
+    for text in also {
+        assert!(check.stdout.contains(text), "{}", check.stdout);
+    }
+}
+
+#[test]
+fn table_that_left_the_publication_fails_check_until_it_is_added_again_or_renamed() {
+    let (scene, _) = delivered(|scene| scene.aggregate(1));
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"
+    ));
+    expect_left(&scene, &[]);
+    // Also when the pipeline has recorded it.
+    let walpost = scene.start();
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    expect_left(&scene, &[]);
+    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    scene.check().finish().expect_code(0);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 143740483105104.
+#[test]
+fn table_that_took_the_place_of_a_published_one_fails_check() {
+    let (scene, _) = delivered(|scene| scene.aggregate(1));
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER TABLE tenant_1.outbox RENAME TO former;
+         CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
+         ALTER PUBLICATION {publication} DROP TABLE tenant_1.former;
+         CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)"
+    ));
+    expect_left(&scene, &["those of table tenant_1.child"]);
+}
