@@ -4,9 +4,8 @@ use std::fmt;
 
 use postgres_protocol::escape::escape_literal;
 
-use super::journal::Action;
 use super::own_table::{OwnTable, Use};
-use super::slot_state::{FoundState, SlotOf};
+use super::slot_state::{FoundState, SlotOf, is_given_up_at};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
@@ -159,10 +158,9 @@ impl Catalog {
             })?;
             let slot = row.get(0).unwrap_or_default().to_owned();
             let condition = format!(
-                "j.slot = {} AND j.action = '{}' AND j.from_lsn <= '{confirmed}' AND j.to_lsn >= '{confirmed}' \
-                 AND j.detail ->> 'system_id' = {SYSTEM_ID}",
+                "j.slot = {} AND {} AND j.detail ->> 'system_id' = {SYSTEM_ID}",
                 escape_literal(&slot),
-                Action::DropSlot.name()
+                is_given_up_at(confirmed)
             );
             if self.entries(target, &condition).await?.is_empty() {
                 vanished.push(VanishedSlot {

@@ -649,13 +649,12 @@ impl Catalog {
         found: Lsn,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
-            "j.slot = {} AND j.detail ->> 'system_id' = {} AND NOT j.detail ? '{LEFT_PUBLICATION}' \
-             AND j.from_lsn <= '{confirmed}' AND (j.action = '{}' AND j.to_lsn >= '{found}' \
-             OR j.action = '{}' AND j.to_lsn >= '{confirmed}')",
+            "j.slot = {} AND j.detail ->> 'system_id' = {} AND ({} OR j.action = '{}' AND j.from_lsn <= '{confirmed}' \
+             AND j.to_lsn >= '{found}')",
             escape_literal(&of.target.slot),
             escape_literal(&of.system_id),
+            is_given_up_at(confirmed),
             Action::Skip.name(),
-            Action::DropSlot.name(),
         );
         match self.entries(&of.target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),
@@ -663,6 +662,16 @@ impl Catalog {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The condition for journal entries by which what follows `confirmed` was given up with the slot. One that ends there is about a
+/// slot before that.
+pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
+    format!(
+        "(j.action = '{}' AND NOT j.detail ? '{LEFT_PUBLICATION}' AND j.from_lsn <= '{confirmed}' \
+         AND (j.to_lsn > '{confirmed}' OR j.from_lsn = '{confirmed}'))",
+        Action::DropSlot.name()
+    )
 }
 
 /// Events that may be missing because a slot replaced another one.
