@@ -308,6 +308,27 @@ fn replay_what_is_missing(scene: &Scene) {
     scene.check().finish().expect_code(0);
 }
 
+/// A copy of a server has its system identifier, and databases have the same OID on both: that WAL ends before what was confirmed
+/// tells that the row about the slot comes from elsewhere.
+#[test]
+fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_from() {
+    let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
+    let mut scene = Scene::new();
+    let aggregate = scene.aggregate(1);
+    copy_database(&scene, &first, Copied::Everything);
+    scene.fail_over(&first, []);
+    first.session("postgres").run("SELECT pg_switch_wal()");
+    scene.init().finish().expect_code(0);
+    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "not delivered");
+    copy_database(&scene, &second, Copied::Everything);
+    scene.fail_over(&second, []);
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    replay_what_is_missing(&scene);
+}
+
 /// A database that is moved by dump and restore has undelivered rows and no slot.
 #[test]
 fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {

@@ -277,7 +277,7 @@ impl Catalog {
             return Ok(());
         }
         if !self.is_copied_at_first_start(&of, first_start).await? {
-            let gap = match self.gap_before(&of, created, "true").await? {
+            let gap = match self.gap_before(&of, created, States::All).await? {
                 None => self.gap_of_tables(&of).await?,
                 gap => gap,
             };
@@ -326,8 +326,7 @@ impl Catalog {
             FoundState::Unusable(_) => return Ok(None),
             FoundState::State(state) => state,
         };
-        let other = format!("version = {VERSION} AND NOT ({})", of_history(of));
-        match self.gap_before(of, found, &other).await? {
+        match self.gap_before(of, found, States::OfOtherHistory).await? {
             None if state.is_none_or(|state| !state.begun) => {
                 self.gap_of_former_slot(of, found, state, first_start).await
             }
@@ -422,35 +421,43 @@ impl Catalog {
         }))
     }
 
-    /// The events that a slot of this name may not have delivered, according to the row that fulfils `condition`, if the slot is
-    /// at `found` now.
+    /// The events that a slot of this name may not have delivered, according to its row if that is one of `states`. The slot is at
+    /// `found`, where it was just created if rows of all histories count.
     async fn gap_before(
         &self,
         of: &SlotOf,
         found: Lsn,
-        condition: &str,
+        states: States,
     ) -> Result<Option<Gap>, CatalogError> {
-        let rows = self.slot_state_rows(of, condition).await?;
+        let condition = match states {
+            States::All => "true".to_owned(),
+            States::OfOtherHistory => {
+                format!("version = {VERSION} AND NOT ({})", of_history(of))
+            }
+        };
+        let rows = self.slot_state_rows(of, &condition).await?;
         let Some(row) = rows.first() else {
             return Ok(None);
         };
         let is_same_cluster = row.try_get("system_id")? == Some(&*of.system_id);
         let is_same_database = row.try_get("is_same_database")? == Some("t");
         let former = former(row)?;
-        if !is_same_cluster || !is_same_database {
+        let before = former.confirmed;
+        // A row is written after the WAL that it describes, so a server that has the row has that WAL, on every timeline: a slot that
+        // is created before it is one of a server that was copied before the row was restored there.
+        let is_restored = states == States::All && before > found;
+        if !is_same_cluster || !is_same_database || is_restored {
             // Its LSNs say nothing about this slot.
             return Ok(Some(Gap {
                 from: None,
                 former: Some(former),
                 copied: None,
-                reason: match is_same_cluster {
+                reason: match is_same_cluster && !is_same_database {
                     true => "slot created in another database",
                     false => "slot created on another cluster",
                 },
             }));
         }
-        // A row is written after the WAL that it describes, so a server that has the row has that WAL, on every timeline.
-        let before = former.confirmed;
         if before >= found || self.is_accounted_for(of, before, found).await? {
             return Ok(None);
         }
@@ -672,6 +679,13 @@ pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
          AND (j.to_lsn > '{confirmed}' OR j.from_lsn = '{confirmed}'))",
         Action::DropSlot.name()
     )
+}
+
+/// Rows of `walpost.slot_state` about slots of one name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum States {
+    All,
+    OfOtherHistory,
 }
 
 /// Events that may be missing because a slot replaced another one.

@@ -152,12 +152,10 @@ impl Walk<'_> {
             self.stop();
             self.insert();
         }
-        let restored = self.servers.add(Server::private(MAJOR, ""));
+        let restored = self.servers.add(Server::of_another_cluster(MAJOR, ""));
         let name = self.scene.name.clone();
         let session = restored.session("postgres");
         session.run("CREATE ROLE walpost LOGIN REPLICATION");
-        // Servers of the tests are copies of one cluster, so that the database has to differ.
-        session.run("CREATE DATABASE other");
         session.run(&format!("CREATE DATABASE {name} TEMPLATE template0"));
         let copied = Command::new("sh")
             .arg("-c")
