@@ -24,7 +24,7 @@
 \else
 \set max_row_bytes 60000000
 \endif
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 
 \set examine 'owners outbox_row table_state'

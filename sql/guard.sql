@@ -29,7 +29,7 @@
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
 -- `walpost init` runs the same.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 \set table ''
@@ -249,6 +249,18 @@ BEGIN
                 UNION SELECT grantee FROM pg_attribute, aclexplode(attacl)
                     WHERE attrelid = other.oid AND privilege_type = 'REFERENCES') AS changers (changer)
             WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
+        -- The query about the rows that refer to a deleted row changes rows of the table, which fires its other triggers.
+        UNION ALL SELECT format('foreign key %I connects it to itself', conname) FROM pg_constraint
+            WHERE is_exposed AND contype = 'f' AND statement IN ('DELETE', 'ALTER')
+                AND conrelid = ANY (tables) AND confrelid = ANY (tables)
+        -- It casts the values that it compares, and a cast can be added without a lock on either table.
+        UNION ALL SELECT format('foreign key %I has column %I of type %s, to which role %I can add casts', conname, attname,
+                format_type(atttypid, NULL), pg_get_userbyid(typowner))
+            FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
+                OR attrelid = confrelid AND attnum = ANY (confkey)
+            JOIN pg_type t ON t.oid = atttypid
+            WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER')
+                AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND typowner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))

@@ -13,7 +13,7 @@
 -- tables serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and add to it, and do
 -- neither UPDATE nor DELETE, and change the states of slots and tables. They are in no publication: what they say is no event.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 \set examine 'journal slot_state table_state'

@@ -20,7 +20,7 @@
 \else
 \set max_event_bytes 990000
 \endif
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners

@@ -11,7 +11,7 @@
 \set slot walpost_outbox
 \endif
 
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 
 SET walpost.slot = :'slot';

@@ -27,7 +27,7 @@
 \else
 \set several off
 \endif
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners

@@ -32,7 +32,7 @@
 \else
 \set max_event_bytes ''
 \endif
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 -- There is no table whose owner could own them.

@@ -2,7 +2,7 @@
 \set ON_ERROR_STOP on
 -- For all of the session: a function or an operator in another schema of the path could be called in place of
 -- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
-SET search_path = pg_catalog;
+SET search_path = pg_catalog, pg_temp;
 SET row_security = off;
 -- Literals are written for this, and names that the server prints are compared with names that are quoted only if necessary.
 SET standard_conforming_strings = on;

@@ -27,7 +27,7 @@
 \set slot walpost_outbox
 \endif
 
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 
 -- The table is locked by this against what would change it between its examination and the INSERT.

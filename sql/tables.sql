@@ -27,7 +27,7 @@
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
 --   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
 \set ON_ERROR_STOP on
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
 \set table ''

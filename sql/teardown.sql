@@ -29,7 +29,7 @@
 \set role walpost
 \endif
 
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 \set examine 'slot_state table_state'
 \ir examine.sql

@@ -9,7 +9,7 @@
 \else
 \set schema public
 \endif
--- search_path is pg_catalog from here on, also for what the session does next.
+-- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 \if :{?outbox_transaction}
 \else

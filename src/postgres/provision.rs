@@ -583,7 +583,10 @@ mod tests {
             let first: Vec<_> = statements.take(2).collect();
             match name.ends_with("session.sql") {
                 true => {
-                    let wanted = ["SET search_path = pg_catalog;", "SET row_security = off;"];
+                    let wanted = [
+                        "SET search_path = pg_catalog, pg_temp;",
+                        "SET row_security = off;",
+                    ];
                     assert_eq!(first, wanted, "{name}");
                 }
                 false => assert_eq!(first.first(), Some(&"\\ir session.sql"), "{name}"),

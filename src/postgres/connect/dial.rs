@@ -58,7 +58,7 @@ mod tls;
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement Behavior".
 const SAFE_SESSION: [(&str, &str); 12] = [
-    ("search_path", "pg_catalog"),
+    ("search_path", "pg_catalog, pg_temp"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
     ("quote_all_identifiers", "off"),

@@ -237,6 +237,31 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
     }
 }
 
+/// PostgreSQL runs a query about the rows that refer to a deleted one: it casts values, and changes those rows.
+#[test]
+fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
+    for plant in [
+        "CREATE TYPE plot.kind AS ENUM ('a');
+         CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql AS
+             'BEGIN PERFORM plot.note(''cast''); RETURN pg_catalog.gen_random_uuid(); END';
+         CREATE CAST (plot.kind AS uuid) WITH FUNCTION plot.to_uuid(plot.kind) AS IMPLICIT;
+         ALTER TABLE public.outbox ADD ref plot.kind, ADD FOREIGN KEY (ref) REFERENCES public.outbox (id) NOT VALID",
+        "ALTER TABLE public.outbox ADD ref uuid REFERENCES public.outbox (id) ON DELETE SET NULL;
+         UPDATE public.outbox SET ref = id;
+         CREATE CONSTRAINT TRIGGER t AFTER UPDATE ON public.outbox DEFERRABLE INITIALLY DEFERRED
+             FOR EACH ROW EXECUTE FUNCTION plot.row()",
+    ] {
+        let shop = Shop::theirs(MAJOR);
+        shop.theirs.run(plant);
+        let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+        let refused = shop.command_as("postgres", &maintain).finish();
+        shop.expect_nothing_ran(plant);
+        refused
+            .expect_code(3)
+            .expect_says(&["code of other roles", "foreign key outbox_ref_fkey connects it to itself"]);
+    }
+}
+
 /// ON DELETE CASCADE goes from table to table, through tables of roles that are trusted too.
 fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
     let shop = Shop::new(Outbox::Table, major);

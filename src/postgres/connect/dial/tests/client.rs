@@ -29,7 +29,10 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     let heard = heard.await.unwrap();
     let startup = String::from_utf8_lossy(&heard[0][0]).into_owned();
     assert!(!startup.contains("replication"), "{startup}");
-    assert!(startup.contains("search_path\0pg_catalog\0"), "{startup}");
+    assert!(
+        startup.contains("search_path\0pg_catalog, pg_temp\0"),
+        "{startup}"
+    );
     assert_eq!(
         heard[0][1], b"SHOW greeting\0",
         "one startup message, then the query"
