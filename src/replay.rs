@@ -160,8 +160,8 @@ pub(crate) enum ReplayError {
     },
     /// Rows that may be missing are in a table that is no partition any more.
     #[error(
-        "table {partition} was a partition of {table}, and has rows that may not have been delivered. Make it one again, with its \
-         bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
+        "table {partition} was a partition of {table}, and has rows that may not have been delivered. As the owner of both, make it \
+         one again, with its bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
         table: TableName,

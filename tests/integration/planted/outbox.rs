@@ -414,3 +414,31 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
     shop.command(&["check"]).finish();
     shop.expect_nothing_ran("check");
 }
+
+/// Both numbers in the comment are public.
+#[test]
+fn comment_makes_no_partition_of_a_table_of_somebody_else() {
+    let shop = Shop::new(Outbox::Table, MAJOR);
+    let scene = &shop.scene;
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    walpost.terminate().expect_code(0);
+    scene.insert(&aggregate, "not delivered");
+    scene.drop_slot();
+    shop.init().finish().expect_code(0);
+    let numbers = scene
+        .db
+        .value(
+            "SELECT format('table %s, cluster %s', 'public.outbox'::regclass::oid, system_identifier) FROM pg_control_system()",
+        )
+        .expect("both numbers");
+    shop.theirs.run(&format!(
+        "CREATE TABLE plot.former (id int); INSERT INTO plot.former VALUES (1);
+         COMMENT ON TABLE plot.former IS 'walpost: detached at 0/0 ({numbers})'"
+    ));
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    let records = scene.records();
+    assert!(records.iter().any(|record| record.key() == "not delivered"));
+    scene.check().finish().expect_code(0);
+}
