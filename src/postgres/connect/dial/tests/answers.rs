@@ -29,7 +29,7 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
             "options",
             "-c geqo=off",
             "search_path",
-            "pg_catalog",
+            "pg_catalog, pg_temp",
             "row_security",
             "off",
             "standard_conforming_strings",
