@@ -147,9 +147,12 @@ impl Server {
         standby
     }
 
-    /// A copy of the data folder of this private server, which has to be stopped.
+    /// A copy of the data folder of this private server, which has to be stopped. It replaces an earlier copy.
     pub(crate) fn copy_data(&self) -> PathBuf {
         let copy = self.folder.join("copy");
+        if copy.exists() {
+            fs::remove_dir_all(&copy).unwrap();
+        }
         copy_owned(&self.data(), &copy);
         copy
     }
@@ -506,6 +509,8 @@ fn give(path: &Path, owner: Option<(u32, u32)>) {
 
 /// Copies a folder with owners and modes.
 pub(crate) fn copy_owned(from: &Path, to: &Path) {
+    // cp would put the copy into the existing folder.
+    assert!(!to.exists(), "{} exists", to.display());
     let status = Command::new("cp")
         .arg("-a")
         .arg(from)

@@ -111,7 +111,11 @@ impl fmt::Display for Definition {
             true => "exactly-once",
             false => "at-least-once",
         };
-        write!(f, "{delivery}, {:?}", self.tables)
+        let window = match self.window {
+            "" => "",
+            _ => ", one record at a time",
+        };
+        write!(f, "{delivery}, {:?}{window}", self.tables)
     }
 }
 

@@ -1,11 +1,15 @@
 //! Steps of an operator: Walpost is started, stopped and killed, and its commands are run.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Invocation};
 
 use super::walk::Walk;
+
+/// How many times as long as it may pause Walpost may take to deliver what is committed.
+const PAUSES: u32 = 6;
 
 impl Walk<'_> {
     pub(super) fn run(&mut self) {
@@ -74,8 +78,29 @@ impl Walk<'_> {
     }
 
     pub(super) fn has_confirmed(&mut self, within: Duration) -> bool {
-        let slot = self.slot();
         let goal = self.scene.wal_position();
+        self.has_confirmed_up_to(goal, within)
+    }
+
+    /// Gives Walpost the time to confirm what is committed by now, for as long as another event is delivered within `pause`.
+    pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
+        let goal = self.scene.wal_position();
+        let topics = self.scene.topics();
+        let mut delivered = self.scene.broker.ends(&topics);
+        for _ in 0..PAUSES {
+            if self.has_confirmed_up_to(goal, pause) {
+                return true;
+            }
+            let before = mem::replace(&mut delivered, self.scene.broker.ends(&topics));
+            if self.walpost.is_none() || delivered == before {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn has_confirmed_up_to(&mut self, goal: u64, within: Duration) -> bool {
+        let slot = self.slot();
         let sql = format!(
             "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}' AND confirmed_flush_lsn - '0/0' >= {goal})"
         );

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::events::Written;
 use super::walk::Walk;
 
-/// How long Walpost may take to deliver the rest, or to halt, after the last step.
+/// How long Walpost may take to deliver an event, to confirm the last one, or to halt, after the last step.
 const RECOVERY: Duration = Duration::from_secs(90);
 
 /// How many remedies are followed one after the other.
@@ -86,7 +86,7 @@ impl Walk<'_> {
             self.stop();
             self.init(&[]);
             self.start_run(None);
-            let is_confirmed = self.has_confirmed(RECOVERY);
+            let is_confirmed = self.catches_up(RECOVERY);
             if is_confirmed && self.definition.is_single() {
                 self.define_all_tables();
                 continue;
