@@ -208,6 +208,10 @@ impl<C: CatalogQueries> Checked<C> {
             from = %slot.confirmed,
             "the first start since walpost init has made the slot: nothing of it is in Kafka"
         );
+        // From here on there is a checkpoint, and once the slot is recorded as read, nothing tells of what another slot has left.
+        self.catalog
+            .record_gap_of_other_history(of, slot.confirmed, start.settings.first_start())
+            .await?;
         let server = ServerState {
             system_id: of.system_id.clone(),
             timeline: of.timeline,
